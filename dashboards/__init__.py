@@ -1,0 +1,1 @@
+"""The Dash application; installed as `overlapscope_dashboards`."""

@@ -1,0 +1,1 @@
+"""OverlapScope: exact communication-compute overlap of distributed training."""

@@ -1,0 +1,1 @@
+"""Figures and replays in, ranked recommendations out."""

@@ -1,0 +1,1 @@
+"""Timeline in, figures out. Pure: no files, no plotting, no printing."""

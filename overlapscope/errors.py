@@ -1,0 +1,36 @@
+"""Every error OverlapScope raises on purpose.
+
+OverlapScopeError            exit code of the command line
+├── UsageError               2   the call or the configuration is wrong
+└── InputError               3   the input cannot be used
+    ├── NotATraceError       3   no reader knows this file
+    └── NewerSchemaError     3   written by a newer OverlapScope
+
+A message says what was wrong, where, and what to do about it, on one line.
+"""
+
+
+class OverlapScopeError(Exception):
+    """Root of all deliberate errors; `exit_code` is what the command line returns for it."""
+
+    exit_code = 2
+
+
+class UsageError(OverlapScopeError):
+    """The caller asked for something that makes no sense; the message says what would."""
+
+    exit_code = 2
+
+
+class InputError(OverlapScopeError):
+    """An input file or folder cannot be used; the message names it."""
+
+    exit_code = 3
+
+
+class NotATraceError(InputError):
+    """No reader recognises the file's content."""
+
+
+class NewerSchemaError(InputError):
+    """A run directory was written by a newer version than this one."""

@@ -1,0 +1,1 @@
+"""Policy, statistics and verdict on the difference between runs."""

@@ -1,0 +1,1 @@
+"""One file a source format, each turning files into timeline columns; detection; repair."""

@@ -1,0 +1,105 @@
+"""The bytes of a file, decompressed where it is gzip, within limits that stop a decompression bomb."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlapscope.errors import InputError
+
+BLOCK_BYTES = 4 << 20
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_BYTES = 256 << 30
+"""More decompressed bytes than this from one file are refused."""
+MAX_RATIO = 300
+"""Deflate can reach 1032:1; traces reach 20 to 60. Past this ratio a file is taken for a decompression bomb."""
+RATIO_GRACE_BYTES = 64 << 20
+"""The ratio counts only after this much output: a small file of blanks is no danger."""
+
+
+@dataclass(slots=True)
+class ByteStream:
+    """Blocks of a file's decompressed bytes; after the last one, `truncated` and `warnings` tell how it ended."""
+
+    path: Path
+    max_bytes: int = MAX_BYTES
+    truncated: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content in order.
+
+        Damaged gzip data gives what precedes the damage. Raises InputError when the file cannot be read or
+        exceeds the limits.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                compressed = file.read(2) == GZIP_MAGIC
+                file.seek(0)
+                raw = iter(lambda: file.read(BLOCK_BYTES), b"")
+                for total, block in _running_total(self._inflate(raw) if compressed else raw):
+                    if total > self.max_bytes:
+                        raise InputError(
+                            f"{self.path}: holds more than {self.max_bytes >> 20} MiB; raise --max-gib if that is meant"
+                        )
+                    yield block
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+
+    def _inflate(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        """Decompress one or several gzip members behind each other."""
+        member = zlib.decompressobj(wbits=31)
+        bytes_in = bytes_out = 0
+        begun = False
+        for block in raw:
+            bytes_in += len(block)
+            data = block
+            while data:
+                before = member.copy()
+                try:
+                    out = member.decompress(data, BLOCK_BYTES)
+                except zlib.error as error:
+                    if begun or bytes_out == 0:
+                        self.truncated = True
+                        yield _up_to_damage(before, data)
+                        self.warnings.append(f"gzip data is damaged ({error}); read up to the damage")
+                    else:
+                        self.warnings.append("bytes after the gzip data were left out")
+                    return
+                begun = begun or bool(out)
+                bytes_out += len(out)
+                if bytes_out > RATIO_GRACE_BYTES and bytes_out > MAX_RATIO * bytes_in:
+                    raise InputError(
+                        f"{self.path}: expands more than {MAX_RATIO} times, like a decompression bomb; "
+                        "decompress it yourself if it is meant"
+                    )
+                if out:
+                    yield out
+                data = member.unconsumed_tail
+                if member.eof:
+                    data = member.unused_data
+                    member, begun = zlib.decompressobj(wbits=31), False
+        if begun:
+            yield member.flush()
+            if not member.eof:
+                self.truncated = True
+                self.warnings.append("gzip data ends in the middle; read up to there")
+
+
+def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
+    """Give what can still be had: an error loses the output of its own call, so the last calls are small."""
+    out = bytearray()
+    try:
+        while data and not member.eof:
+            out += member.decompress(data, 512)
+            data = member.unconsumed_tail
+    except zlib.error:
+        pass
+    return bytes(out)
+
+
+def _running_total(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    total = 0
+    for block in blocks:
+        total += len(block)
+        yield total, block

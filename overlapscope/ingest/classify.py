@@ -1,0 +1,129 @@
+"""What a kernel is by its name, and which host ranges speak of communication. The names are data, beside this file."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from overlapscope.errors import UsageError
+
+UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
+"""What the rules say of a kernel: nothing, computes, communicates, does both."""
+
+RECORD: Final = "record_param_comms"
+LIBRARY_RANGE: Final = re.compile(r"^(?:[a-z0-9]*ccl|ucc|mpi):(?P<op>\S+)")
+"""Host annotations that a process group sets around a device collective: `nccl:all_reduce`, `xccl:broadcast`, ..."""
+HOST_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc):(?P<op>\S+)")
+"""Ranges of collectives that run on host threads."""
+CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
+"""Operations through which a caller enters a collective."""
+SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What is known of a kernel by its name: what it does, and which operation if it communicates."""
+
+    role: int
+    op: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    role: int
+    op: str | None
+
+
+class Classifier:
+    """Places kernels by name; the user's own patterns come before the tables.
+
+    Raises UsageError when a user's pattern is no regular expression.
+    """
+
+    def __init__(self, comm: Sequence[str] = (), compute: Sequence[str] = ()) -> None:
+        self._own = [
+            *(_Rule(_user_pattern(text, "--comm"), COMMUNICATES, None) for text in comm),
+            *(_Rule(_user_pattern(text, "--compute"), COMPUTES, None) for text in compute),
+        ]
+        self._known: dict[str, tuple[Placement, bool]] = {}
+
+    def place(self, name: str) -> tuple[Placement, bool]:
+        """Give a kernel's placement, and whether one of the user's patterns decided it."""
+        known = self._known.get(name)
+        if known is None:
+            own = _first_match(self._own, name)
+            known = self._known[name] = (own, True) if own else (_placed_by_table(name), False)
+        return known
+
+
+def speaks_of_comm(name: str) -> bool:
+    """Whether a host range's arguments may tell of a collective."""
+    return name == RECORD or any(each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, CALL, SYMMETRIC_MEMORY))
+
+
+def surrounds_collective(name: str) -> bool:
+    """Whether a kernel launched directly inside this host range is a collective's."""
+    return name == RECORD or LIBRARY_RANGE.match(name) is not None
+
+
+def operation(spelling: object) -> str | None:
+    """Give the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if it is not known."""
+    if not isinstance(spelling, str) or not spelling:
+        return None
+    spellings = _operations()
+    plain = spelling.strip()
+    for form in (plain, plain.lower(), plain.strip("_").lower(), re.sub(r"[^a-z]", "", plain.lower())):
+        if form in spellings:
+            return spellings[form]
+    return None
+
+
+def _first_match(rules: Sequence[_Rule], name: str) -> Placement | None:
+    for rule in rules:
+        found = rule.pattern.search(name)
+        if found:
+            spelled = found.groupdict().get("op")
+            return Placement(rule.role, operation(spelled) or rule.op)
+    return None
+
+
+def _placed_by_table(name: str) -> Placement:
+    placement = _first_match(_comm_rules(), name)
+    if placement:
+        return placement
+    return Placement(COMPUTES if any(each.search(name) for each in _compute_patterns()) else UNPLACED)
+
+
+def _user_pattern(text: str, option: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"{option} {text!r} is not a regular expression: {error}") from error
+
+
+@cache
+def _table(name: str) -> dict[str, object]:
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+@cache
+def _comm_rules() -> tuple[_Rule, ...]:
+    roles = {"comm": COMMUNICATES, "fused": FUSES}
+    rules: list[dict[str, str]] = _table("comm_names.toml")["rule"]  # type: ignore[assignment]
+    return tuple(_Rule(re.compile(rule["pattern"]), roles[rule["role"]], rule.get("op")) for rule in rules)
+
+
+@cache
+def _compute_patterns() -> tuple[re.Pattern[str], ...]:
+    patterns: list[str] = _table("compute_names.toml")["patterns"]  # type: ignore[assignment]
+    return tuple(re.compile(pattern) for pattern in patterns)
+
+
+@cache
+def _operations() -> dict[str, str]:
+    table: dict[str, str] = _table("comm_names.toml")["operations"]  # type: ignore[assignment]
+    return {**{canonical: canonical for canonical in table.values()}, **table}

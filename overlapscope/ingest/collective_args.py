@@ -1,0 +1,189 @@
+"""What the profiler writes about a collective: operation, sizes, group; of all torch versions.
+
+Since torch 2.4 kernels carry `Collective name`, `In msg nelems`, ...; before, sizes stand only in the `Input Dims` of
+the host annotation, and group size and sequence number in the positional `Concrete Inputs` of `record_param_comms`
+(tensor, sequence, process group, rank, operation, splits, splits, world size: torch 2.0 to 2.3).
+"""
+
+import json
+import re
+from typing import Any, Final
+
+import msgspec
+
+ITEM_BYTES: Final = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by the dtype's name in torch."""
+_SPELLINGS: Final = {
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+    "longint": "int64",
+    "int": "int32",
+    "short": "int16",
+    "shortint": "int16",
+    "char": "int8",
+    "signedchar": "int8",
+    "byte": "uint8",
+    "unsignedchar": "uint8",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+    "complex<float>": "complex64",
+    "complex<double>": "complex128",
+}
+"""C++ and c10 spellings, lower case without blanks and namespaces."""
+VOLUMELESS: Final = frozenset({"wait", "barrier", "coalesced"})
+"""Pseudo-collectives: their recorded sizes are not moved data."""
+
+
+class CollectiveArgs(msgspec.Struct, gc=False):
+    """Arguments of a kernel, `record_param_comms` or an annotation, as they stand; None where absent."""
+
+    collective_name: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group_name: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    rank_start: Any = msgspec.field(default=None, name="Global rank start")
+    rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
+    seq: Any = msgspec.field(default=None, name="Seq")
+    input_dims: Any = msgspec.field(default=None, name="Input Dims")
+    old_input_dims: Any = msgspec.field(default=None, name="Input dims")
+    input_type: Any = msgspec.field(default=None, name="Input type")
+    concrete_inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
+
+
+def dtype_name(spelling: object) -> str | None:
+    """Give torch's name of a dtype spelled by c10, C++ or torch (`Half`, `c10::Half`, `float16`); None if unknown."""
+    if not isinstance(spelling, str):
+        return None
+    plain = spelling.lower().replace("c10::", "").replace("torch.", "").replace(" ", "")
+    name = _SPELLINGS.get(plain, plain)
+    return name if name in ITEM_BYTES else None
+
+
+def count(value: object) -> int | None:
+    """Give a non-negative whole number written as number or text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    return value if isinstance(value, int) and 0 <= value < 2**62 else None
+
+
+def elements_of(dims: object) -> int | None:
+    """Give the elements of one tensor's dims, or the sum over a list of tensors; None where no dims stand."""
+    if not isinstance(dims, list) or not dims:
+        return None
+    if all(isinstance(size, int) for size in dims):
+        product = 1
+        for size in dims:
+            product *= size
+        return product
+    parts = [elements_of(each) for each in dims]
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
+    """Give the elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
+    dims = args.input_dims if args.input_dims is not None else args.old_input_dims
+    return elements_of(dims[position]) if isinstance(dims, list) and len(dims) > position else None
+
+
+def input_dtype(args: CollectiveArgs) -> str | None:
+    """Give the dtype of the first recorded input; None for lists of tensors, whose type is not written."""
+    types = args.input_type
+    return dtype_name(types[0]) if isinstance(types, list) and types else None
+
+
+def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_size: int | None) -> int | None:
+    """Give the elements nccl-tests would call the size of the operation.
+
+    The gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
+    all-to-all and send, what it receives for recv. One of the two may be unknown. None where that is not enough.
+    """
+    if op in VOLUMELESS:
+        return None
+    shard = {"all_gather": moved_in, "gather": moved_in, "reduce_scatter": moved_out, "scatter": moved_out}.get(op)
+    whole = {"all_gather": moved_out, "gather": moved_out, "reduce_scatter": moved_in, "scatter": moved_in}.get(op)
+    if op in ("all_gather", "gather", "reduce_scatter", "scatter"):
+        if whole:
+            return whole
+        return shard * group_size if shard is not None and group_size else None
+    if op == "recv":
+        return moved_out if moved_out else moved_in
+    return moved_in if moved_in else moved_out
+
+
+_OLD_CONCRETE_INPUTS = 8
+
+
+def from_concrete_inputs(args: CollectiveArgs) -> tuple[int | None, int | None]:
+    """Give (sequence number, group size) from the positional inputs that torch 2.0 to 2.3 record."""
+    values = args.concrete_inputs
+    if not isinstance(values, list) or len(values) != _OLD_CONCRETE_INPUTS:
+        return None, None
+    return count(values[1]), count(values[7]) or None
+
+
+def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Give the group's ranks, rebuilding lists that the profiler cut after 30 entries.
+
+    Old versions write `[0, 1, ..., 29, ...]`, new ones `[0, ..., 28, ..., 63]`; what is missing comes from the
+    group's entry in the trace's own configuration, else from start, stride and size where the visible part agrees.
+    None when the list cannot be known.
+    """
+    size = count(args.group_size)
+    listed, cut = parse_ranks(args.group_ranks)
+    configured = config.get(str(args.group_name)) if args.group_name is not None else None
+    if listed is not None and not cut:
+        return listed or configured
+    if configured is not None:
+        return configured
+    start, stride = count(args.rank_start), count(args.rank_stride)
+    if start is None or not stride or not size:
+        return None
+    rebuilt = tuple(range(start, start + stride * size, stride))
+    agrees = listed is None or (set(listed) <= set(rebuilt) and rebuilt[: len(listed) - 1] == listed[:-1])
+    return rebuilt if agrees else None
+
+
+def parse_ranks(text: object) -> tuple[tuple[int, ...] | None, bool]:
+    """Read a list of ranks, written as a list or as text; the second value tells whether `...` cut it."""
+    if isinstance(text, list):
+        return (tuple(text), False) if all(isinstance(rank, int) for rank in text) else (None, False)
+    if not isinstance(text, str) or not text.strip().startswith("["):
+        return None, False
+    cut = "..." in text or "\u2026" in text
+    body = re.sub(r"\.\.\.|\u2026", "", text)
+    body = re.sub(r",\s*(?=[,\]])", "", re.sub(r"\[\s*,", "[", body))
+    try:
+        ranks = json.loads(body)
+    except ValueError:
+        return None, cut
+    return (tuple(ranks), cut) if all(isinstance(rank, int) for rank in ranks) else (None, cut)

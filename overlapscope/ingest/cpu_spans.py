@@ -1,0 +1,150 @@
+"""A CPU run, without device spans: its collectives on worker threads, its computation on all others."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.ingest.classify import CALL, HOST_COLLECTIVE, operation
+from overlapscope.ingest.collective_args import (
+    ITEM_BYTES,
+    VOLUMELESS,
+    CollectiveArgs,
+    full_elements,
+    input_dtype,
+    input_elements,
+)
+from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
+from overlapscope.timeline.intervals import difference, union
+
+_NO_ARGS = CollectiveArgs()
+_EXECUTED_AS = {"reduce_scatter": "all_reduce"}
+"""What gloo runs, and records, for an operation it does not have."""
+COMPUTATION = "host operations"
+"""Name of the computing spans: unions of host operations, which have no one name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSpans:
+    """Spans of a CPU run, in the trace's own base, and its collectives."""
+
+    lane: Ints
+    kind: Small
+    name: Ints
+    start_ns: Ints
+    end_ns: Ints
+    launch_ns: Ints
+    collective: Ints
+    collectives: Collectives
+
+
+def cpu_spans(columns: KinetoColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
+    """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
+    its `c10d::*` operations (enqueueing, waiting) computes. Annotations are neither.
+
+    `groups` maps the run's group names to sizes; with exactly one group, every collective is its own.
+    """
+    host, names = columns.host, columns.names.to_list()
+    talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
+    calls = np.array([CALL.match(name) is not None for name in names], np.bool_)[host.name]
+    works = ~host.is_annotation & ~talks
+    comm = np.flatnonzero(talks)
+    comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    lanes, starts, ends = [], [], []
+    for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[comm])).tolist():
+        here = works & (host.lane == lane)
+        waits = here & calls
+        busy = difference(
+            union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
+        )
+        lanes.append(np.full(busy.starts.size, lane, np.int64))
+        starts.append(busy.starts)
+        ends.append(busy.ends)
+    none = np.empty(0, np.int64)
+    compute_start = np.concatenate([none, *starts])
+    entered = np.flatnonzero(calls)
+    entered = entered[np.argsort(host.start_ns[entered], kind="stable")]
+    call_of = _match(columns, names, comm, entered)
+    collectives = _collectives(columns, names, comm, call_of, world_size, groups)
+    total = comm.size + compute_start.size
+    return CpuSpans(
+        lane=np.concatenate([host.lane[comm], none, *lanes]),
+        kind=np.concatenate([np.full(comm.size, COMM), np.full(compute_start.size, COMPUTE)]).astype(np.int8),
+        name=np.concatenate([host.name[comm], np.full(compute_start.size, columns.names.code(COMPUTATION))]),
+        start_ns=np.concatenate([host.start_ns[comm], compute_start]),
+        end_ns=np.concatenate([host.end_ns[comm], none, *ends]),
+        launch_ns=np.concatenate([collectives.launch_ns, np.full(compute_start.size, NONE)]),
+        collective=np.where(np.arange(total) < comm.size, np.arange(total), NONE),
+        collectives=collectives,
+    )
+
+
+def _match(columns: KinetoColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
+    """Give for each executed collective the call it came from (row of the host ranges).
+
+    A process group executes its queue in order, so the first call of the same kind and size that began before the
+    execution did is its own; executions whose call was not recorded get none.
+    """
+    waiting: dict[tuple[str | None, int | None], deque[int]] = {}
+    for row in entered.tolist():
+        found = CALL.match(names[int(columns.host.name[row])])
+        op = operation(found["op"]) if found else None
+        args = columns.host_args.get(row, _NO_ARGS)
+        # c10d's (output, input) operations have the input second; in-place ones have it first.
+        position = 1 if op in ("all_gather", "reduce_scatter") and input_elements(args, 1) is not None else 0
+        size = input_elements(args, position)
+        waiting.setdefault((_EXECUTED_AS.get(op or "", op), size), deque()).append(row)
+    out: list[int | None] = []
+    for row in comm.tolist():
+        found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
+        op = operation(found["op"]) if found else None
+        size = input_elements(columns.host_args.get(row, _NO_ARGS))
+        queue = waiting.get((op, size)) or waiting.get((op, None))
+        early = queue is not None and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row]
+        out.append(queue.popleft() if queue is not None and early else None)
+    return out
+
+
+def _collectives(
+    columns: KinetoColumns,
+    names: list[str],
+    comm: Ints,
+    call_of: list[int | None],
+    world_size: int | None,
+    groups: dict[str, int | None],
+) -> Collectives:
+    group, size = next(iter(groups.items())) if len(groups) == 1 else (None, None)
+    size = size or (world_size if group is not None else None)
+    code = columns.names.code
+    ops, executed, dtypes, elements, volumes = [], [], [], [], []
+    for row, call in zip(comm.tolist(), call_of, strict=True):
+        found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
+        ran = (operation(found["op"]) if found else None) or "unknown"
+        entered = CALL.match(names[int(columns.host.name[call])]) if call is not None else None
+        op = (operation(entered["op"]) if entered else None) or ran
+        args = columns.host_args.get(row, _NO_ARGS)
+        count = full_elements(op, input_elements(args), None, size)
+        dtype = None if op in VOLUMELESS else input_dtype(args)
+        item = ITEM_BYTES.get(dtype or "")
+        ops.append(code(op))
+        executed.append(code(ran))
+        dtypes.append(code(dtype) if dtype else -1)
+        elements.append(NONE if count is None else count)
+        volumes.append(NONE if count is None or not item else count * item)
+    launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
+    return make(
+        Collectives,
+        comm.size,
+        recording=0,
+        group=code(group) if group is not None else -1,
+        group_size=size if size is not None else NONE,
+        op=np.array(ops, np.int32),
+        executed_op=np.array(executed, np.int32),
+        dtype=np.array(dtypes, np.int32),
+        elements=np.array(elements, np.int64),
+        bytes=np.array(volumes, np.int64),
+        launch_ns=np.array(launch, np.int64),
+        start_ns=columns.host.start_ns[comm],
+        end_ns=columns.host.end_ns[comm],
+    )

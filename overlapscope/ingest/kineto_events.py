@@ -1,0 +1,385 @@
+"""Kineto events to columns: typed decoding of one piece after another, never a dictionary an event."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from overlapscope.ingest.collective_args import CollectiveArgs
+from overlapscope.ingest.kineto_dialect import DEVICE, HOST, LAUNCH, SORT_OF, UNREAD, WINDOW, WINDOW_MARKS
+from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
+from overlapscope.ingest.repair import mend
+from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.names import Codes, NameTable
+
+class _Event(msgspec.Struct, gc=False):
+    """One event; anything but `args` may be of any type, so that an odd one never fails its neighbours."""
+
+    ph: Any = ""
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Times(msgspec.Struct, gc=False):
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+
+
+class _Linked(msgspec.Struct, gc=False):
+    correlation: Any = None
+
+
+class DeviceArgs(CollectiveArgs, gc=False):
+    """Arguments of a device event: its link to the launch, and its collective if it is one."""
+
+    correlation: Any = None
+
+
+_events = msgspec.json.Decoder(list[_Event])
+_times = msgspec.json.Decoder(list[_Times])
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """Named columns that grow piece by piece."""
+
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, **columns: Any) -> None:
+        for name, values in columns.items():
+            self.parts.setdefault(name, []).append(values)
+
+    def joined(self, name: str, dtype: type = np.int64) -> Any:
+        parts = self.parts.pop(name, None)
+        return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Timed host or device ranges: thread (code of its lane), name code, start and end."""
+
+    lane: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    is_annotation: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoColumns:
+    """All that is kept of one trace. Times are nanoseconds in the trace's own base."""
+
+    lanes: list[tuple[str, str]]
+    """(process, thread) of each lane code."""
+    names: NameTable
+    device_lane: Ints
+    device_sort: Any
+    """KERNEL, MEMCPY or MEMSET."""
+    device_name: Codes
+    device_start_ns: Ints
+    device_end_ns: Ints
+    device_correlation: Ints
+    device_collectives: dict[int, DeviceArgs]
+    """Collective arguments by row of the device columns, where there are any."""
+    launch_lane: Ints
+    launch_name: Codes
+    launch_start_ns: Ints
+    launch_correlation: Ints
+    host: Ranges
+    host_args: dict[int, CollectiveArgs]
+    """Arguments of host ranges whose name speaks of communication, by row."""
+    device_notes: Ranges
+    window: tuple[int, int] | None
+    """When the profiler was on, where the trace says so."""
+    events: int
+    repaired: int
+    dropped: int
+    unknown: Counter[str]
+    """Timed events of categories that are not read."""
+
+
+class EventCollector:
+    """Takes pieces of event text, gives columns. `speaks_of_comm(name)` picks the host ranges whose arguments to keep."""
+
+    def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
+        self._speaks = speaks_of_comm
+        self._speaking: dict[int, bool] = {}
+        self._names = NameTable()
+        self._lanes: dict[tuple[Any, Any], int] = {}
+        self._lane_codes: dict[tuple[str, str], int] = {}
+        self._tables = {sort: _Growing() for sort in range(5)}
+        self._device_collectives: dict[int, DeviceArgs] = {}
+        self._host_args: dict[int, CollectiveArgs] = {}
+        self._rows = [0] * 5
+        self._windows: list[tuple[int, int]] = []
+        self._marks: list[int] = []
+        self._unknown: Counter[str] = Counter()
+        self.events = self.repaired = self.dropped = 0
+
+    def add_piece(self, text: bytes) -> None:
+        """Decode one piece of whole events, mending it where it is broken."""
+        if not _is_utf8(text):
+            events = None
+        else:
+            try:
+                events = _events.decode(b"[" + text + b"]")
+            except _BROKEN:
+                events = None
+        if events is None:
+            mended = mend(text, last=False)
+            self.repaired += mended.repaired
+            self.dropped += mended.dropped
+            text = mended.events
+            events = _events.decode(b"[" + text + b"]")
+        self._add(text, events)
+
+    def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
+        """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""
+        if _is_utf8(text) and (parts := _split_whole(text, is_array=is_array)) is not None:
+            events_text, tail = parts
+            self._add(events_text, _events.decode(events_text))
+            return tail, True
+        mended = mend(text, last=True)
+        self.repaired += mended.repaired
+        self.dropped += mended.dropped
+        events_text = b"[" + mended.events + b"]"
+        self._add(mended.events, _events.decode(events_text))
+        return mended.tail, mended.closed
+
+    def _add(self, text: bytes, events: list[_Event]) -> None:
+        self.events += len(events)
+        buckets: tuple[list[_Event], ...] = ([], [], [], [], [])
+        sorts: tuple[list[int], ...] = ([], [], [], [], [])
+        rows: tuple[list[int], ...] = ([], [], [], [], [])
+        known = SORT_OF
+        for row, event in enumerate(events):
+            if event.ph == "X":
+                try:
+                    sort = known.get(event.cat)
+                except TypeError:
+                    continue
+                if sort is not None:
+                    bucket, detail = sort
+                    buckets[bucket].append(event)
+                    sorts[bucket].append(detail)
+                    rows[bucket].append(row)
+                elif event.cat is not None and event.cat not in UNREAD:
+                    self._unknown[str(event.cat)] += 1
+            elif event.ph == "i" and isinstance(event.name, str) and event.name.startswith(WINDOW_MARKS):
+                self._add_mark(event)
+        exact: list[_Times] = []
+        for bucket in range(5):
+            if buckets[bucket]:
+                self._add_bucket(bucket, buckets[bucket], sorts[bucket], rows[bucket], text, exact)
+
+    def _add_mark(self, event: _Event) -> None:
+        try:
+            self._marks += microseconds_to_ns([event.ts]).tolist()
+        except NeedsText:
+            ns, good = text_to_ns([str(event.ts)])
+            self._marks += ns[good].tolist()
+
+    def _add_bucket(
+        self, bucket: int, events: list[_Event], sorts: list[int], rows: list[int], text: bytes, exact: list[_Times]
+    ) -> None:
+        try:
+            start = microseconds_to_ns([event.ts for event in events])
+            duration = microseconds_to_ns([event.dur for event in events])
+        except NeedsText:
+            if not exact:
+                exact += _times.decode(text if text[:1] == b"[" else b"[" + text + b"]")
+            start, start_good = text_to_ns([str(exact[row].ts, "ascii", "replace") for row in rows])
+            duration, duration_good = text_to_ns([str(exact[row].dur, "ascii", "replace") for row in rows])
+            good = start_good & duration_good
+            if not good.all():
+                self.dropped += int((~good).sum())
+                keep = np.flatnonzero(good).tolist()
+                events, sorts = [events[row] for row in keep], [sorts[row] for row in keep]
+                start, duration = start[good], duration[good]
+        if not events:
+            return
+        names = self._names.encode([event.name for event in events])
+        self._tables[bucket].add(
+            lane=self._encode_lanes(events), name=names, start=start, end=start + np.maximum(duration, 0)
+        )
+        first = self._rows[bucket]
+        self._rows[bucket] += len(events)
+        if bucket == DEVICE:
+            self._add_device_args(first, events, sorts)
+        elif bucket == LAUNCH:
+            linked = _decode_args(events, _Linked)
+            self._tables[bucket].add(correlation=_correlations(linked))
+        elif bucket == HOST:
+            self._tables[bucket].add(is_annotation=np.array(sorts, np.bool_))
+            self._add_host_args(first, events, names)
+
+    def _add_device_args(self, first: int, events: list[_Event], sorts: list[int]) -> None:
+        args = _decode_args(events, DeviceArgs)
+        self._tables[DEVICE].add(sort=np.array(sorts, np.int8), correlation=_correlations(args))
+        for row, each in enumerate(args, first):
+            if each.collective_name is not None:
+                self._device_collectives[row] = each
+
+    def _add_host_args(self, first: int, events: list[_Event], names: Codes) -> None:
+        spelled: list[str] | None = None
+        for code in np.unique(names).tolist():
+            if code not in self._speaking:
+                spelled = spelled if spelled is not None else self._names.to_list()
+                self._speaking[code] = self._speaks(spelled[code])
+        codes = [code for code, speaks in self._speaking.items() if speaks]
+        chosen = np.flatnonzero(np.isin(names, codes)).tolist() if codes else []
+        if chosen:
+            args = _decode_args([events[row] for row in chosen], CollectiveArgs)
+            self._host_args.update(zip((first + row for row in chosen), args, strict=True))
+
+    def _encode_lanes(self, events: list[_Event]) -> Ints:
+        lanes = self._lanes
+        keys = [(event.pid, event.tid) for event in events]
+        try:
+            new = set(keys) - lanes.keys()
+        except TypeError:  # a process or thread that is a list or an object
+            keys = [(str(pid), str(tid)) for pid, tid in keys]
+            new = set(keys) - lanes.keys()
+        for pid, tid in sorted(new, key=str):
+            # torch 1.8 writes a thread as "1890023232" in one event and as 1890023232 in another.
+            spelled = (str(pid), str(tid))
+            lanes[pid, tid] = self._lane_codes.setdefault(spelled, len(self._lane_codes))
+        return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
+
+    def columns(self) -> KinetoColumns:
+        """Give what was collected; the collector is used up."""
+        device, launch = self._tables[DEVICE], self._tables[LAUNCH]
+        columns = KinetoColumns(
+            lanes=list(self._lane_codes),
+            names=self._names,
+            device_lane=device.joined("lane"),
+            device_sort=device.joined("sort", np.int8),
+            device_name=device.joined("name", np.int32),
+            device_start_ns=device.joined("start"),
+            device_end_ns=device.joined("end"),
+            device_correlation=device.joined("correlation"),
+            device_collectives=self._device_collectives,
+            launch_lane=launch.joined("lane"),
+            launch_name=launch.joined("name", np.int32),
+            launch_start_ns=launch.joined("start"),
+            launch_correlation=launch.joined("correlation"),
+            host=self._ranges(HOST),
+            host_args=self._host_args,
+            device_notes=self._ranges(NOTE),
+            window=self._window(),
+            events=self.events,
+            repaired=self.repaired,
+            dropped=self.dropped,
+            unknown=self._unknown,
+        )
+        return columns
+
+    def _ranges(self, sort: int) -> Ranges:
+        table = self._tables[sort]
+        return Ranges(
+            lane=table.joined("lane"),
+            name=table.joined("name", np.int32),
+            start_ns=table.joined("start"),
+            end_ns=table.joined("end"),
+            is_annotation=table.joined("is_annotation", np.bool_),
+        )
+
+    def _window(self) -> tuple[int, int] | None:
+        """Give when the profiler was on: its own range, stretched by the marks at its two ends."""
+        ranges = self._ranges(WINDOW)
+        times = [*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks]
+        return (min(times), max(times)) if len(times) > 1 else None
+
+
+_HOUR_NS = 3600 * 1_000_000_000
+
+
+def without_impossible(columns: KinetoColumns) -> tuple[KinetoColumns, int]:
+    """Leave out device events at time 0 where all others are hours later.
+
+    Kineto clamps negative times to 0 (kineto#109): when such a kernel ran is not known. Gives how many, too.
+    """
+    start = columns.device_start_ns
+    real = start[start > 0]
+    if real.size == 0 or real.size == start.size or real.min() < _HOUR_NS:
+        return columns, 0
+    keep = start > 0
+    rows = np.flatnonzero(keep)
+    moved = {int(old): new for new, old in enumerate(rows.tolist())}
+    chosen = {
+        each.name: getattr(columns, each.name)[keep]
+        for each in fields(columns)
+        if each.name.startswith("device_") and each.name not in ("device_collectives", "device_notes")
+    }
+    collectives = {moved[row]: args for row, args in columns.device_collectives.items() if row in moved}
+    lost = int((~keep).sum())
+    return replace(columns, device_collectives=collectives, dropped=columns.dropped + lost, **chosen), lost
+
+
+class _Array(msgspec.Struct):
+    traceEvents: msgspec.Raw  # noqa: N815 - the format's own name
+
+
+def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes] | None:
+    """Split the trace's last text into its event array and what follows; None when it is not whole JSON."""
+    try:
+        if is_array:
+            _events.decode(b"[" + text)
+            return b"[" + text, b""
+        prefix = b'{"traceEvents":['
+        array = bytes(msgspec.json.decode(prefix + text, type=_Array).traceEvents)
+        _events.decode(array)
+    except _BROKEN:
+        return None
+    return array, text[len(array) - 1 :]
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _decode_args(events: Sequence[_Event], kind: type[S]) -> list[S]:
+    """Decode the arguments of many events in one call; an odd one, such as null or a list, gives an empty value."""
+    raws = [event.args for event in events]
+    try:
+        return msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[kind])  # type: ignore[valid-type]
+    except _BROKEN:
+        pass
+    out = []
+    for raw in raws:
+        try:
+            out.append(msgspec.json.decode(raw, type=kind))
+        except _BROKEN:
+            out.append(kind())
+    return out
+
+
+def _correlations(args: Sequence[DeviceArgs] | Sequence[_Linked]) -> Ints:
+    values = [each.correlation for each in args]
+    try:
+        numbers = np.array(values)
+    except (ValueError, OverflowError):
+        numbers = np.array([None])
+    if numbers.dtype.kind not in "iu" or numbers.size != len(values):
+        numbers = np.array([value if isinstance(value, int) and abs(value) < 2**62 else 0 for value in values])
+    # 0 is what the profiler writes for "none".
+    return np.where(numbers == 0, NONE, numbers.astype(np.int64))

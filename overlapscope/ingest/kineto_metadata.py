@@ -1,0 +1,108 @@
+"""What a Kineto trace says of itself, before or after its events: rank, world, groups, time base, versions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from overlapscope.ingest.collective_args import count, parse_ranks
+from overlapscope.ingest.repair import mend_object
+from overlapscope.timeline.run import Group
+
+
+class _Fields(msgspec.Struct, gc=False):
+    """The keys that are read; whatever else stands there is skipped."""
+
+    base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
+    distributed: Any = msgspec.field(default=None, name="distributedInfo")
+    devices: Any = msgspec.field(default=None, name="deviceProperties")
+    cuda_runtime: Any = msgspec.field(default=None, name="cuda_runtime_version")
+    cuda_driver: Any = msgspec.field(default=None, name="cuda_driver_version")
+    hip_runtime: Any = msgspec.field(default=None, name="hip_runtime_version")
+    torch: Any = msgspec.field(default=None, name="torch_version")
+    host: Any = msgspec.field(default=None, name="host_name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMetadata:
+    """What could be read; None where the trace does not say."""
+
+    base_ns: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    groups: tuple[Group, ...] = ()
+    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
+    """Read the text before and after the event array; each is mended, or left out with a warning, on its own."""
+    if is_array:
+        return TraceMetadata()
+    warnings: list[str] = []
+    front = _decode(head + b"]}", "before", warnings)
+    rest = tail.lstrip(b" \t\r\n,")
+    back = _decode(b"{" + rest, "after", warnings) if rest.strip(b" \t\r\n}") else _Fields()
+    merged = _Fields(*(b if b is not None else a for a, b in zip(_values(front), _values(back), strict=True)))
+    info = merged.distributed if isinstance(merged.distributed, dict) else {}
+    groups = _groups(info.get("pg_config"))
+    rank = count(info.get("rank"))
+    base_ns = count(merged.base_ns)
+    if merged.base_ns is not None and base_ns is None:
+        warnings.append(f"baseTimeNanoseconds is no number ({merged.base_ns!r}); taken as 0")
+    return TraceMetadata(
+        base_ns=base_ns or 0,
+        rank=rank,
+        world_size=count(info.get("world_size")),
+        groups=groups,
+        fingerprint=_fingerprint(merged, info),
+        warnings=tuple(warnings),
+    )
+
+
+def _values(fields: _Fields) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(fields)
+
+
+def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:
+    for attempt in (text, mend_object(text)):
+        try:
+            return msgspec.json.decode(attempt, type=_Fields)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    warnings.append(f"the metadata {where} the events could not be read")
+    return _Fields()
+
+
+def _groups(config: object) -> tuple[Group, ...]:
+    if not isinstance(config, list):
+        return ()
+    groups = []
+    for each in config:
+        if not isinstance(each, dict) or each.get("pg_name") is None:
+            continue
+        ranks, cut = parse_ranks(each.get("ranks"))
+        groups.append(
+            Group(
+                name=str(each["pg_name"]),
+                description=str(each["pg_desc"]) if each.get("pg_desc") is not None else None,
+                size=count(each.get("pg_size")),
+                ranks=ranks if ranks and not cut else None,
+            )
+        )
+    return tuple(groups)
+
+
+def _fingerprint(fields: _Fields, info: dict[str, Any]) -> dict[str, str | int | None]:
+    devices = [each.get("name") for each in fields.devices or [] if isinstance(each, dict)]
+    known = {
+        "backend": info.get("backend"),
+        "nccl_version": info.get("nccl_version"),
+        "device": next((name for name in devices if isinstance(name, str)), None),
+        "torch_version": fields.torch,
+        "cuda_runtime_version": fields.cuda_runtime,
+        "cuda_driver_version": fields.cuda_driver,
+        "hip_runtime_version": fields.hip_runtime,
+    }
+    return {key: value for key, value in known.items() if isinstance(value, (str, int)) and value != "unknown"}

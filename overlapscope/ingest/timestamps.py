@@ -1,0 +1,61 @@
+"""Trace time stamps (microseconds, as JSON numbers or text) to integer nanoseconds, without losing one.
+
+A double holds microseconds with three decimals faithfully only below 2**43 (8.8e12): there its spacing is under
+a nanosecond, and the integer part and the fraction, rounded apart, give the nanosecond that was written. Multiplied
+as a whole, a product near 4.4e15 is rounded once more and can be one off. Above 2**43 a double has lost decimals,
+and the number has to be read as text.
+"""
+
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+
+FAITHFUL_BELOW_US = float(2**43)
+"""Below this many microseconds a double keeps the third decimal (float64 has 53 bits)."""
+_LIMIT_US = (2**63 - 1) // 1000
+
+
+class NeedsText(Exception):  # noqa: N818 - a signal to the reader, not an error for anybody
+    """These numbers were decoded to doubles too coarse to hold a nanosecond: decode their text instead."""
+
+
+def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
+    """Convert decoded JSON numbers of microseconds to nanoseconds, exactly.
+
+    Integers are exact at any size, doubles below 2**43. Raises NeedsText when a double is larger, or a value is
+    not a number: `text_to_ns` takes those.
+    """
+    try:
+        numbers = np.array(values)
+    except (ValueError, OverflowError):
+        raise NeedsText from None
+    if numbers.size == 0:
+        return np.empty(0, np.int64)
+    if numbers.dtype.kind in "iu":
+        if numbers.max() > _LIMIT_US or numbers.min() < -_LIMIT_US:
+            raise NeedsText
+        return numbers.astype(np.int64) * 1000
+    if numbers.dtype.kind != "f" or not (np.abs(numbers) < FAITHFUL_BELOW_US).all():
+        raise NeedsText
+    whole = np.floor(numbers)
+    fraction = np.rint((numbers - whole) * 1000)  # numbers - whole is exact
+    return whole.astype(np.int64) * 1000 + fraction.astype(np.int64)
+
+
+def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Convert decimal texts of microseconds to nanoseconds; beyond the third decimal, to the nearest, ties to even.
+
+    Gives the nanoseconds and a mask that is False where a text is no finite number of a possible time.
+    """
+    out = np.zeros(len(tokens), np.int64)
+    good = np.ones(len(tokens), np.bool_)
+    for row, token in enumerate(tokens):
+        try:
+            ns = (Decimal(token.strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
+            good[row] = ns.is_finite() and abs(ns) < 2**63
+            out[row] = int(ns) if good[row] else 0
+        except (InvalidOperation, ValueError, OverflowError):
+            good[row] = False
+    return out, good

@@ -1,0 +1,1 @@
+"""The data every room shares: intervals, columns, runs and the run directory."""

@@ -1,0 +1,206 @@
+"""The tables of a timeline: a few flat sets of equally long numpy columns.
+
+Times are int64 nanoseconds on the rank's own clock, since the Unix epoch where the source says so. A missing
+integer is `NONE`, a missing name is code -1; neither is ever 0. Names are codes into the rank's `names`.
+Each column says how it is stored (`COLUMN_KINDS`), so that the run directory needs no second list of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.timeline.names import NameTable
+
+NONE: Final = int(np.iinfo(np.int64).min)
+"""A missing value in an int64 column."""
+
+COMPUTE, COMM, COPY = range(3)
+SPAN_KINDS: Final = ("compute", "comm", "copy")
+
+PLAIN, FUSED, UNCLASSIFIED = range(3)
+SPAN_NOTES: Final = ("plain", "fused", "unclassified")
+
+DEVICE, HOST = range(2)
+LANE_KINDS: Final = ("device", "host")
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+Small = npt.NDArray[np.int8]
+Flags = npt.NDArray[np.bool_]
+
+
+def _ints() -> Any:
+    return field(metadata={"column": "int64"})
+
+
+def _codes() -> Any:
+    return field(metadata={"column": "name"})
+
+
+def _enum(values: tuple[str, ...]) -> Any:
+    return field(metadata={"column": "enum", "values": values})
+
+
+def _flags() -> Any:
+    return field(metadata={"column": "bool"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """What ran on the lanes: device kernels and copies, or their stand-ins in a CPU run."""
+
+    recording: Ints = _ints()
+    """Row of the recording window in `Recordings`."""
+    lane: Ints = _ints()
+    """Row in `Lanes`."""
+    kind: Small = _enum(SPAN_KINDS)
+    note: Small = _enum(SPAN_NOTES)
+    """`fused`: computes and communicates; `unclassified`: no rule places it, on a lane of its own."""
+    name: Codes = _codes()
+    host_op: Codes = _codes()
+    """The innermost host operation or annotation around the launch."""
+    start_ns: Ints = _ints()
+    end_ns: Ints = _ints()
+    launch_ns: Ints = _ints()
+    """Host time at which the work was enqueued; NONE when the recording has no launch for it."""
+    correlation: Ints = _ints()
+    step: Ints = _ints()
+    """Number of the step that launched it."""
+    collective: Ints = _ints()
+    """Row in `Collectives`; NONE for all but communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """One row for each call of a collective on this rank."""
+
+    recording: Ints = _ints()
+    step: Ints = _ints()
+    group: Codes = _codes()
+    seq: Ints = _ints()
+    op: Codes = _codes()
+    executed_op: Codes = _codes()
+    """What the library ran where that differs by name, e.g. gloo's all_reduce for a reduce_scatter."""
+    dtype: Codes = _codes()
+    elements: Ints = _ints()
+    bytes: Ints = _ints()
+    group_size: Ints = _ints()
+    algorithm: Codes = _codes()
+    protocol: Codes = _codes()
+    channels: Ints = _ints()
+    launch_ns: Ints = _ints()
+    start_ns: Ints = _ints()
+    end_ns: Ints = _ints()
+    dimension: Codes = _codes()
+    phase: Codes = _codes()
+    module: Codes = _codes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Host annotations of training steps, in order of time."""
+
+    recording: Ints = _ints()
+    step: Ints = _ints()
+    start_ns: Ints = _ints()
+    end_ns: Ints = _ints()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Device streams and host threads."""
+
+    kind: Small = _enum(LANE_KINDS)
+    process: Codes = _codes()
+    """Device index of a stream, process id of a thread, as the source writes it."""
+    label: Codes = _codes()
+    """Stream or thread as the source writes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """Recording windows of the rank: when its profiler was on."""
+
+    source: Codes = _codes()
+    start_ns: Ints = _ints()
+    end_ns: Ints = _ints()
+    last_launch_ns: Ints = _ints()
+    """Latest launch that has a device span; NONE without launches."""
+    lost_launch_ns: Ints = _ints()
+    """Earliest later kernel launch whose device span is missing, the sign of a cut end; else NONE."""
+    truncated: Flags = _flags()
+    """The file ends in mid-recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations:
+    """Named host ranges set by the framework or the user (not every operation)."""
+
+    recording: Ints = _ints()
+    lane: Ints = _ints()
+    name: Codes = _codes()
+    start_ns: Ints = _ints()
+    end_ns: Ints = _ints()
+
+
+Table = Spans | Collectives | Steps | Lanes | Recordings | Annotations
+T = TypeVar("T", Spans, Collectives, Steps, Lanes, Recordings, Annotations)
+DTYPES: Final = {"int64": np.int64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
+
+
+def column_kinds(table: type[Table] | Table) -> dict[str, str]:
+    """Give each column's kind: `int64`, `name`, `enum` or `bool`."""
+    return {each.name: each.metadata["column"] for each in fields(table)}
+
+
+def enum_values(table: type[Table], column: str) -> tuple[str, ...]:
+    """Give the spelled values of an enum column, in the order of its codes."""
+    return next(each.metadata["values"] for each in fields(table) if each.name == column)
+
+
+def size(table: Table) -> int:
+    """Give the number of rows."""
+    return len(getattr(table, fields(table)[0].name))
+
+
+def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
+    """Build a table of `rows` rows; a column that is not given is missing throughout.
+
+    Columns are cast to their declared type; a scalar fills the whole column.
+    """
+    values: dict[str, Any] = {}
+    for name, kind in column_kinds(table).items():
+        default = {"int64": NONE, "name": -1, "enum": 0, "bool": False}[kind]
+        given = np.asarray(columns.pop(name, default), DTYPES[kind])
+        values[name] = np.full(rows, given, DTYPES[kind]) if given.ndim == 0 else given
+        if len(values[name]) != rows:
+            raise ValueError(f"{table.__name__}.{name} has {len(values[name])} rows instead of {rows}")
+    if columns:
+        raise ValueError(f"{table.__name__} has no column {', '.join(columns)}")
+    return table(**values)
+
+
+def take(table: T, rows: npt.NDArray[Any]) -> T:
+    """Give the rows chosen by an index or a boolean mask, in that order."""
+    return replace(table, **{name: getattr(table, name)[rows] for name in column_kinds(table)})
+
+
+def concat(tables: Sequence[T]) -> T:
+    """Stack tables of one type that share their name codes; at least one."""
+    names = column_kinds(tables[0])
+    return replace(tables[0], **{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
+
+
+def shift(column: Ints, offset: int) -> Ints:
+    """Add `offset` to a row-number column, leaving missing values missing."""
+    return np.where(column == NONE, NONE, column + offset)
+
+
+def recode(table: T, old: Sequence[str], names: NameTable) -> T:
+    """Translate the table's name codes from the list `old` to the table `names`."""
+    codes = np.append(names.encode(old), np.int32(-1))  # index -1 is the last: missing stays missing
+    changed = {name: codes[getattr(table, name)] for name, kind in column_kinds(table).items() if kind == "name"}
+    return replace(table, **changed)

@@ -1,0 +1,43 @@
+"""Names stored once: a growing table that turns strings into small integers."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Codes = npt.NDArray[np.int32]
+
+
+class NameTable:
+    """Strings in the order they were added; a name's code is its position."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._codes: dict[str, int] = {}
+        for name in names:
+            self.code(name)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def code(self, name: str) -> int:
+        """Give the code of one name, adding it if new."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    def encode(self, names: Sequence[object]) -> Codes:
+        """Give the codes of many names, adding the new ones; what is not a string is named by `str`."""
+        codes = self._codes
+        try:
+            new = set(names) - codes.keys()
+        except TypeError:  # unhashable
+            return self.encode([str(each) for each in names])
+        if not all(isinstance(name, str) for name in new):
+            return self.encode([str(each) for each in names])
+        for name in sorted(new):  # type: ignore[type-var]
+            codes[name] = len(codes)  # type: ignore[index]
+        return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
+
+    def to_list(self) -> list[str]:
+        """Give all names in the order of their codes."""
+        return list(self._codes)

@@ -1,0 +1,138 @@
+"""A run: what every rank of a job recorded, as columns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import (
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    concat,
+    recode,
+    shift,
+    size,
+)
+from overlapscope.timeline.names import NameTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group; `ranks` is None when the recording does not tell them all."""
+
+    name: str
+    description: str | None = None
+    size: int | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One input file and what reading it took."""
+
+    path: str
+    format: str
+    ranks: tuple[int, ...] = ()
+    events: int = 0
+    repaired: int = 0
+    """Events that were broken and could be mended."""
+    dropped: int = 0
+    """Events that could not."""
+    truncated: bool = False
+    unlinked: int = 0
+    """Device spans without a launch."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeline:
+    """Everything recorded on one rank. Times are on the rank's own clock."""
+
+    rank: int
+    basis: str
+    """What the tables rest on: `trace`, `events` or `log`."""
+    has_device: bool
+    """False for a CPU run, whose spans stand in for device spans."""
+    names: tuple[str, ...]
+    recordings: Recordings
+    spans: Spans
+    collectives: Collectives
+    steps: Steps
+    lanes: Lanes
+    annotations: Annotations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """All ranks of one job, with what is known of the job itself."""
+
+    world_size: int | None
+    ranks: Mapping[int, RankTimeline]
+    groups: tuple[Group, ...] = ()
+    sources: tuple[Source, ...] = ()
+    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
+    """Software, device and backend, as far as the sources tell."""
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks of the world that nothing was recorded of; empty when the world size is unknown."""
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
+
+
+def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
+    """Put several recording windows of one rank behind each other, in order of time.
+
+    Raises InputError, naming both sources, when two windows overlap: the same time recorded twice would be
+    counted twice.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    ordered = sorted(parts, key=lambda part: int(part.recordings.start_ns[0]))
+    for before, after in zip(ordered, ordered[1:], strict=False):
+        if after.recordings.start_ns[0] < before.recordings.end_ns[-1]:
+            raise InputError(
+                f"rank {before.rank} is recorded twice at the same time, in {_source(before)} and {_source(after)}: "
+                "leave one of them out, or give the right rank with --rank"
+            )
+    names = NameTable()
+    recordings, spans, collectives, steps, lanes, annotations = [], [], [], [], [], []
+    for part in ordered:
+        window = sum(size(each) for each in recordings)
+        lane = sum(size(each) for each in lanes)
+        call = sum(size(each) for each in collectives)
+        recordings.append(recode(part.recordings, part.names, names))
+        lanes.append(recode(part.lanes, part.names, names))
+        moved = recode(part.spans, part.names, names)
+        spans.append(
+            replace(
+                moved,
+                recording=moved.recording + window,
+                lane=moved.lane + lane,
+                collective=shift(moved.collective, call),
+            )
+        )
+        calls = recode(part.collectives, part.names, names)
+        collectives.append(replace(calls, recording=calls.recording + window))
+        steps.append(replace(part.steps, recording=part.steps.recording + window))
+        notes = recode(part.annotations, part.names, names)
+        annotations.append(replace(notes, recording=notes.recording + window, lane=notes.lane + lane))
+    return replace(
+        ordered[0],
+        has_device=any(part.has_device for part in ordered),
+        names=tuple(names.to_list()),
+        recordings=concat(recordings),
+        spans=concat(spans),
+        collectives=concat(collectives),
+        steps=concat(steps),
+        lanes=concat(lanes),
+        annotations=concat(annotations),
+    )
+
+
+def _source(part: RankTimeline) -> str:
+    code = int(part.recordings.source[0])
+    return Path(part.names[code]).name if code >= 0 else "an unnamed source"

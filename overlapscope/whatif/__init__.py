@@ -1,0 +1,1 @@
+"""Replays of a recorded step under other settings. Imports no torch."""
