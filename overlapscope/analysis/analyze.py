@@ -1,0 +1,202 @@
+"""A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.breakdown import Breakdown, Coverage
+from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.steps import step_windows, whole_windows
+from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED
+from overlapscope.timeline.run import Run
+
+SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
+MAX_NAMES = 100
+
+
+class SourceInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """One input file and what reading it took."""
+
+    path: str
+    format: str
+    ranks: list[int]
+    events: int
+    repaired: int
+    dropped: int
+    truncated: bool
+    warnings: list[str]
+
+
+class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """The job as a whole."""
+
+    world_size: int | None
+    ranks: list[int]
+    missing_ranks: list[int]
+    fingerprint: dict[str, str | int | None]
+
+
+class StepBreakdown(Breakdown, kw_only=True, frozen=True):
+    """The breakdown of one step."""
+
+    step: int
+    complete: bool
+
+
+class RankInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """One rank: its whole recording, and each of its steps."""
+
+    rank: int
+    whole: Breakdown
+    steps: list[StepBreakdown]
+
+
+class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
+    """What a rank waited for others, and they for it."""
+
+    rank: int
+    collective_ns: int
+    wait_ns: int
+    wait_fraction: float | None
+    blame_ns: int
+    times_last: int
+    idle_ns: int | None
+
+
+class Straggler(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank that others waited for, and what held it."""
+
+    rank: int
+    held_by: str
+    blame_ns: int
+    evidence: dict[str, Any]
+
+
+class Skew(msgspec.Struct, kw_only=True, frozen=True):
+    """Matching of collectives across ranks."""
+
+    matched: int = 0
+    unmatched: int = 0
+    reasons: list[str] = []
+    clock_offset_ns: dict[str, int] = {}
+    residual_ns: int | None = None
+    ranks: list[SkewRank] = []
+    stragglers: list[Straggler] = []
+
+
+class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
+    """A change worth trying, with what it would gain."""
+
+    id: str
+    title: str
+    verdict: str
+    predicted_gain_ns: int | None
+    gain_low_ns: int | None
+    gain_high_ns: int | None
+    confidence: Literal["measured", "mixed", "assumed"]
+    memory_bytes: int | None
+    changes_numerics: bool
+    apply: dict[str, str]
+    verify: str
+
+
+class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.analysis/1`. Times are integer nanoseconds, ratios 0..1, missing is null."""
+
+    schema_: Literal["overlapscope.analysis/1"] = SCHEMA
+    sources: list[SourceInfo]
+    run: RunInfo
+    ranks: list[RankInfo]
+    unclassified: Listed
+    fused: Listed
+    collectives: list[CollectiveRow]
+    skew: Skew
+    findings: list[Finding]
+    recommendations: list[Recommendation]
+
+
+def analyze(run: Run) -> Analysis:
+    """Give all figures of a run."""
+    windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
+    ranks = []
+    compute_ns = 0
+    for rank, timeline in run.ranks.items():
+        coverage = Coverage.of(timeline.spans)
+        steps = []
+        for each in windows[rank]:
+            figures = coverage.breakdown(each.window) if each.window else Breakdown()
+            steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
+        whole = coverage.breakdown(*whole_windows(timeline))
+        compute_ns += whole.compute_ns or 0
+        ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
+    unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
+    findings = [finding for info in ranks for finding in odd_steps(info.rank, _complete(info))]
+    findings += unplaced(unclassified, fused, compute_ns)
+    findings += recording_gaps(run.sources, _linkage(run))
+    return Analysis(
+        sources=[
+            SourceInfo(
+                path=source.path,
+                format=source.format,
+                ranks=list(source.ranks),
+                events=source.events,
+                repaired=source.repaired,
+                dropped=source.dropped,
+                truncated=source.truncated,
+                warnings=list(source.warnings),
+            )
+            for source in run.sources
+        ],
+        run=RunInfo(
+            world_size=run.world_size,
+            ranks=list(run.ranks),
+            missing_ranks=list(run.missing_ranks),
+            fingerprint=dict(run.fingerprint),
+        ),
+        ranks=ranks,
+        unclassified=unclassified,
+        fused=fused,
+        collectives=collective_rows(run.ranks, windows),
+        skew=Skew(),
+        findings=findings,
+        recommendations=[],
+    )
+
+
+def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
+    return [(step.step, step.window_ns, step.comm_ns) for step in info.steps if step.complete]
+
+
+def _linkage(run: Run) -> dict[int, tuple[int, int]]:
+    """Give (device spans, of these without a launch) by rank; CPU runs have neither."""
+    return {
+        rank: (timeline.spans.launch_ns.size, int((timeline.spans.launch_ns == NONE).sum()))
+        for rank, timeline in run.ranks.items()
+        if timeline.has_device
+    }
+
+
+def _listed(run: Run, note: int) -> Listed:
+    """Sum up the spans with a note over all ranks; names by time, the longest first, at most MAX_NAMES."""
+    spans = duration = 0
+    by_name: dict[str, int] = {}
+    for name, count, total in _noted(run, note):
+        spans += count
+        duration += total
+        by_name[name] = by_name.get(name, 0) + total
+    names = sorted(by_name, key=lambda name: (-by_name[name], name))
+    return Listed(spans=spans, duration_ns=duration, names=names[:MAX_NAMES])
+
+
+def _noted(run: Run, note: int) -> Iterator[tuple[str, int, int]]:
+    for timeline in run.ranks.values():
+        rows = timeline.spans.note == note
+        codes, place = np.unique(timeline.spans.name[rows], return_inverse=True)
+        counts = np.bincount(place, minlength=codes.size)
+        totals = np.zeros(codes.size, np.int64)
+        np.add.at(totals, place, (timeline.spans.end_ns - timeline.spans.start_ns)[rows])
+        for code, count, total in zip(codes.tolist(), counts.tolist(), totals.tolist(), strict=True):
+            yield timeline.names[code], count, total

@@ -1,0 +1,94 @@
+"""Where the time of a window went: the exact partition of DESIGN section 2, for any window, in O(log n)."""
+
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
+from overlapscope.timeline.intervals import BusyTime, Intervals, union
+
+
+class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
+    """One window's time in nanoseconds, and its ratios; all None where there is no window.
+
+    ``overlapped + exposed_comm + compute_only + copy_only + idle == window`` holds exactly. A ratio is None where its
+    denominator is 0: no communication is "n/a", not 0 %.
+    """
+
+    window_ns: int | None = None
+    comm_ns: int | None = None
+    compute_ns: int | None = None
+    copy_ns: int | None = None
+    overlapped_ns: int | None = None
+    exposed_comm_ns: int | None = None
+    compute_only_ns: int | None = None
+    copy_only_ns: int | None = None
+    idle_ns: int | None = None
+    overlap_efficiency: float | None = None
+    """overlapped / comm"""
+    exposed_fraction: float | None = None
+    """exposed_comm / window"""
+    comm_comp_ratio: float | None = None
+    """comm / compute"""
+    overlap_potential: float | None = None
+    """min(comm, compute) / (comm + compute): what perfect overlap would save of a serial step"""
+    hidden_transfer_ns: int | None = None
+    hidden_wait_ns: int | None = None
+    comm_overhead_ns: int | None = None
+    interference_ns: int | None = None
+    causes: dict[str, int] = {}
+
+
+class Coverage:
+    """What covers the time of one rank: the unions of its kinds of span, ready for any window."""
+
+    __slots__ = ("_any", "_comm", "_comm_or_compute", "_compute", "_copy", "comm", "compute", "copy")
+
+    def __init__(self, comm: Intervals, compute: Intervals, copy: Intervals) -> None:
+        self.comm, self.compute, self.copy = comm, compute, copy
+        both = union(comm, compute)
+        self._comm, self._compute, self._copy = BusyTime(comm), BusyTime(compute), BusyTime(copy)
+        self._comm_or_compute, self._any = BusyTime(both), BusyTime(union(both, copy))
+
+    @classmethod
+    def of(cls, spans: Spans) -> Self:
+        """Build from a rank's spans."""
+
+        def cover(kind: int) -> Intervals:
+            chosen = spans.kind == kind
+            return union((spans.start_ns[chosen], spans.end_ns[chosen]))
+
+        return cls(cover(COMM), cover(COMPUTE), cover(COPY))
+
+    def breakdown(self, *windows: tuple[int, int]) -> Breakdown:
+        """Break down a window [start, end), or several disjoint ones taken together."""
+        starts = np.array([start for start, _ in windows], np.int64)
+        ends = np.array([end for _, end in windows], np.int64)
+
+        def within(busy: BusyTime) -> int:
+            return int(busy.within(starts, ends).sum())
+
+        comm, compute, copy = within(self._comm), within(self._compute), within(self._copy)
+        both, everything = within(self._comm_or_compute), within(self._any)
+        window = int((ends - starts).sum())
+        overlapped = comm + compute - both
+        return Breakdown(
+            window_ns=window,
+            comm_ns=comm,
+            compute_ns=compute,
+            copy_ns=copy,
+            overlapped_ns=overlapped,
+            exposed_comm_ns=comm - overlapped,
+            compute_only_ns=compute - overlapped,
+            copy_only_ns=everything - both,
+            idle_ns=window - everything,
+            overlap_efficiency=_ratio(overlapped, comm),
+            exposed_fraction=_ratio(comm - overlapped, window),
+            comm_comp_ratio=_ratio(comm, compute),
+            overlap_potential=_ratio(min(comm, compute), comm + compute),
+        )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

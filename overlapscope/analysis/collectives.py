@@ -1,0 +1,148 @@
+"""The collectives of a run, one row for each kind of call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.run import RankTimeline
+
+
+class CollectiveRow(msgspec.Struct, kw_only=True, frozen=True):
+    """All calls of one operation, group, type and size.
+
+    With estimate `upper_bound`, transfer is the whole duration, waiting included, and the bandwidths are lower bounds.
+    """
+
+    op: str
+    group: str | None
+    group_size: int | None
+    dtype: str | None
+    bytes: int | None
+    dimension: str | None
+    phase: str | None
+    module: str | None
+    algorithm: str | None
+    protocol: str | None
+    count: int
+    """Calls, not ranks."""
+    estimate: Literal["matched", "upper_bound"]
+    transfer_ns_median: float | None
+    baseline_ns: float | None
+    wait_fraction: float | None
+    exposed_ns: int | None
+    algbw_gbs: float | None
+    busbw_gbs: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    op: str
+    group: str | None
+    group_size: int | None
+    dtype: str | None
+    bytes: int | None
+    dimension: str | None
+    phase: str | None
+    module: str | None
+    algorithm: str | None
+    protocol: str | None
+
+
+_NAMES = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
+_NUMBERS = ("group_size", "bytes")
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Give busbw / algbw as nccl-tests defines it (PERFORMANCE.md of nccl-tests)."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def collective_rows(
+    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]]
+) -> list[CollectiveRow]:
+    """Give one row a kind of call, the largest total time first.
+
+    Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
+    made counts once: the count is the largest of any rank.
+    """
+    counts: dict[_Key, dict[int, int]] = {}
+    durations: dict[_Key, list[int]] = {}
+    for rank, timeline in ranks.items():
+        for key, row in _keyed(timeline, _chosen(timeline, windows[rank])):
+            counts.setdefault(key, {}).setdefault(rank, 0)
+            counts[key][rank] += 1
+            durations.setdefault(key, []).append(
+                int(timeline.collectives.end_ns[row] - timeline.collectives.start_ns[row])
+            )
+    order = sorted(counts, key=lambda key: (-sum(durations[key]), key.op, key.group or "", key.bytes or 0))
+    return [_row(key, max(counts[key].values()), durations[key]) for key in order]
+
+
+def _chosen(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
+    """Give the rows of the calls that belong to complete steps; all rows where no step is complete.
+
+    A call belongs to the step that launched it; one without a launch, to the step in whose window it began.
+    """
+    calls = timeline.collectives
+    complete = [each for each in windows if each.complete]
+    if not complete:
+        return np.arange(size(calls))
+    inside = np.zeros(size(calls), np.bool_)
+    for each in complete:
+        inside |= (calls.step == each.step) & (calls.recording == each.recording)
+        if each.window:
+            begun = (calls.start_ns >= each.window[0]) & (calls.start_ns < each.window[1])
+            inside |= begun & (calls.launch_ns == NONE)
+    return np.flatnonzero(inside)
+
+
+def _keyed(timeline: RankTimeline, rows: Ints) -> list[tuple[_Key, int]]:
+    calls, names = timeline.collectives, timeline.names
+    keyed = []
+    known: dict[tuple[int, ...], _Key] = {}
+    columns = [getattr(calls, name)[rows].tolist() for name in (*_NAMES, *_NUMBERS)]
+    for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
+        key = known.get(values)
+        if key is None:
+            spelled = {n: names[code] if code >= 0 else None for n, code in zip(_NAMES, values, strict=False)}
+            numbers = values[len(_NAMES) :]
+            counted = {n: None if number == NONE else number for n, number in zip(_NUMBERS, numbers, strict=True)}
+            key = known[values] = _Key(**{**spelled, "op": spelled["op"] or "unknown"}, **counted)  # type: ignore[arg-type]
+        keyed.append((key, row))
+    return keyed
+
+
+def _row(key: _Key, count: int, durations: list[int]) -> CollectiveRow:
+    transfer = float(median(durations))
+    algbw = key.bytes / transfer if key.bytes and transfer > 0 else None
+    busbw = algbw * bus_factor(key.op, key.group_size) if algbw is not None and key.group_size else None
+    return CollectiveRow(
+        op=key.op,
+        group=key.group,
+        group_size=key.group_size,
+        dtype=key.dtype,
+        bytes=key.bytes,
+        dimension=key.dimension,
+        phase=key.phase,
+        module=key.module,
+        algorithm=key.algorithm,
+        protocol=key.protocol,
+        count=count,
+        estimate="upper_bound",
+        transfer_ns_median=transfer,
+        baseline_ns=None,
+        wait_fraction=None,
+        exposed_ns=None,
+        algbw_gbs=algbw,
+        busbw_gbs=busbw,
+    )

@@ -1,0 +1,134 @@
+"""What a reader should not overlook: odd steps, kernels that no rule places, gaps in the recording."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from overlapscope.timeline.run import Source
+
+MILLISECOND_NS = 1_000_000
+ODD_FACTOR = 1.5
+"""A step stands out when a figure is at least this many times the median of its neighbours ..."""
+ODD_AT_LEAST_NS = MILLISECOND_NS
+"""... and the difference is worth a look."""
+FEW_LINKED = 0.95
+MANY_UNCLASSIFIED = 0.02
+"""Share of the compute time from which unplaced kernels could change the picture."""
+
+
+class Finding(msgspec.Struct, kw_only=True, frozen=True):
+    """One observation, with the figures that carry it."""
+
+    id: str
+    severity: Literal["info", "warning"]
+    title: str
+    evidence: dict[str, Any]
+    known_from: str
+
+
+class Listed(msgspec.Struct, kw_only=True, frozen=True):
+    """Kernels counted as compute that deserve a look: how many, how long in sum, and their names."""
+
+    spans: int = 0
+    duration_ns: int = 0
+    names: list[str] = []
+
+
+def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) -> list[Finding]:
+    """Find steps with far more communication, or far longer, than the other complete ones.
+
+    `steps` holds (number, window_ns, comm_ns) of the complete steps of one rank; at least three are needed.
+    """
+    findings = []
+    for at, (step, *figures) in enumerate(steps):
+        for name, said, place in (("comm_ns", "communicates for", 1), ("window_ns", "lasts", 0)):
+            value = figures[place]
+            others = [each[place + 1] for i, each in enumerate(steps) if i != at and each[place + 1] is not None]
+            if value is None or len(others) < 2:
+                continue
+            usual = median(other for other in others if other is not None)
+            if value >= ODD_FACTOR * usual and value - usual >= ODD_AT_LEAST_NS:
+                times = f", {value / usual:.1f} times" if usual else ", against"
+                findings.append(
+                    Finding(
+                        id=f"odd_step:{name}:rank{rank}:step{step}",
+                        severity="warning",
+                        title=f"step {step} of rank {rank} {said} {_ms(value)}{times} its neighbours' {_ms(usual)}",
+                        evidence={"rank": rank, "step": step, name: value, "median_of_others_ns": usual},
+                        known_from="trace",
+                    )
+                )
+    return findings
+
+
+def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Finding]:
+    """Report kernels that count as compute although they may communicate."""
+    findings = []
+    if unclassified.spans:
+        share = unclassified.duration_ns / compute_ns if compute_ns else 0.0
+        findings.append(
+            Finding(
+                id="unclassified_kernels",
+                severity="warning" if share >= MANY_UNCLASSIFIED else "info",
+                title=f"{unclassified.spans} kernels ({_ms(unclassified.duration_ns)}) on streams of their own fit no "
+                "rule and count as compute; if they communicate, name them with --comm",
+                evidence={"share_of_compute": share, "names": unclassified.names[:20]},
+                known_from="trace",
+            )
+        )
+    if fused.spans:
+        findings.append(
+            Finding(
+                id="fused_kernels",
+                severity="info",
+                title=f"{fused.spans} kernels ({_ms(fused.duration_ns)}) compute and communicate at once and count as "
+                "compute",
+                evidence={"names": fused.names[:20]},
+                known_from="trace",
+            )
+        )
+    return findings
+
+
+def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int]]) -> list[Finding]:
+    """Report what the recordings lack. `spans` holds (device spans, of these without a launch) by rank."""
+    findings = []
+    for rank, (total, unlinked) in spans.items():
+        if total and (total - unlinked) / total < FEW_LINKED:
+            findings.append(
+                Finding(
+                    id=f"unlinked_spans:rank{rank}",
+                    severity="info",
+                    title=f"{unlinked} of {total} device spans of rank {rank} have no recorded launch: they count in "
+                    "every window by their time, but belong to no step",
+                    evidence={"rank": rank, "spans": total, "unlinked": unlinked},
+                    known_from="trace",
+                )
+            )
+    for source in sources:
+        if source.truncated or source.repaired or source.dropped:
+            what = ", ".join(
+                text
+                for text, there in (
+                    ("ends early", source.truncated),
+                    (f"{source.repaired} events repaired", source.repaired),
+                    (f"{source.dropped} events lost", source.dropped),
+                )
+                if there
+            )
+            findings.append(
+                Finding(
+                    id=f"damaged_source:{source.path}",
+                    severity="warning",
+                    title=f"{source.path}: {what}",
+                    evidence={"truncated": source.truncated, "repaired": source.repaired, "dropped": source.dropped},
+                    known_from="trace",
+                )
+            )
+    return findings
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / MILLISECOND_NS:.3f} ms"

@@ -1,0 +1,113 @@
+"""Step windows on the device, cut by what each step launched (DESIGN section 2).
+
+Device work lags the host, by up to more than a step: a window cut at host times would mix steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
+from overlapscope.timeline.run import RankTimeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindow:
+    """One step of one rank; `window` is None for a step that launched no computation."""
+
+    step: int
+    recording: int
+    window: tuple[int, int] | None
+    complete: bool
+    """False when the recording began after the step did, or ended before the last span that the step launched."""
+
+
+def step_windows(timeline: RankTimeline) -> list[StepWindow]:
+    """Give every annotated step, in order of time; none is left out."""
+    windows: list[StepWindow] = []
+    for recording in range(size(timeline.recordings)):
+        build = _device_windows if timeline.has_device else _host_windows
+        windows += build(timeline, recording)
+    return windows
+
+
+def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
+    """Give, for each recording, the time from its first span's start to its last span's end."""
+    spans = timeline.spans
+    windows = []
+    for recording in range(size(timeline.recordings)):
+        chosen = spans.recording == recording
+        if chosen.any():
+            windows.append((int(spans.start_ns[chosen].min()), int(spans.end_ns[chosen].max())))
+    return windows
+
+
+def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:
+    """Without device spans the annotation itself is the window."""
+    for row in np.flatnonzero(timeline.steps.recording == recording).tolist():
+        start, end = int(timeline.steps.start_ns[row]), int(timeline.steps.end_ns[row])
+        launched = timeline.spans.step == timeline.steps.step[row]
+        launched &= timeline.spans.recording == recording
+        last = int(timeline.spans.end_ns[launched].max()) if launched.any() else end
+        yield StepWindow(
+            step=int(timeline.steps.step[row]),
+            recording=recording,
+            window=(start, end),
+            complete=_is_complete(timeline.recordings, recording, start, end, max(last, end)),
+        )
+
+
+def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:
+    steps, spans = timeline.steps, timeline.spans
+    rows = np.flatnonzero(steps.recording == recording)
+    number = steps.step[rows]
+    here = spans.recording == recording
+    main = _main_lane(timeline, recording)
+    position = {step: at for at, step in enumerate(number.tolist())}
+    launched = np.flatnonzero(here & np.isin(spans.step, number))
+    of_step = np.array([position[step] for step in spans.step[launched].tolist()], np.int64)
+    first = np.full(rows.size, np.iinfo(np.int64).max, np.int64)
+    computes = (spans.kind[launched] == COMPUTE) & (spans.lane[launched] == main)
+    np.minimum.at(first, of_step[computes], spans.start_ns[launched[computes]])
+    last = np.full(rows.size, NONE, np.int64)
+    np.maximum.at(last, of_step, spans.end_ns[launched])
+    has_window = first < np.iinfo(np.int64).max
+    for at, row in enumerate(rows.tolist()):
+        window = None
+        if has_window[at]:
+            follows = at + 1 < rows.size and number[at + 1] == number[at] + 1 and has_window[at + 1]
+            end = int(first[at + 1]) if follows else int(last[at])
+            window = (int(first[at]), max(end, int(first[at])))
+        yield StepWindow(
+            step=int(number[at]),
+            recording=recording,
+            window=window,
+            complete=_is_complete(
+                timeline.recordings, recording, int(steps.start_ns[row]), int(steps.end_ns[row]), int(last[at])
+            ),
+        )
+
+
+def _main_lane(timeline: RankTimeline, recording: int) -> int:
+    """Give the lane with the most compute time; the first of equals."""
+    spans = timeline.spans
+    computes = (spans.kind == COMPUTE) & (spans.recording == recording)
+    busy: Ints = np.zeros(size(timeline.lanes) + 1, np.int64)
+    np.add.at(busy, spans.lane[computes], spans.end_ns[computes] - spans.start_ns[computes])
+    return int(busy.argmax())
+
+
+def _is_complete(recordings: Recordings, recording: int, start: int, end: int, last_span_end: int) -> bool:
+    """Whether the recording holds all of a step that its host ran from `start` to `end`.
+
+    A launch whose device span is missing, later than every launch that has one, shows that the recording ended
+    before the device did. A cut file may have lost events of any step.
+    """
+    lost = int(recordings.lost_launch_ns[recording])
+    return bool(
+        not recordings.truncated[recording]
+        and recordings.start_ns[recording] <= start
+        and last_span_end <= recordings.end_ns[recording]
+        and (lost == NONE or lost >= end)
+    )

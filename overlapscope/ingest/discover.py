@@ -1,0 +1,95 @@
+"""Inputs to files: walk folders, look into files, find the rank in a name."""
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import GZIP_MAGIC
+from overlapscope.timeline.store import is_run_directory
+
+_HEAD_BYTES = 64 << 10
+_RANK = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What the given paths hold."""
+
+    runs: tuple[Path, ...]
+    """Run directories."""
+    files: tuple[Path, ...]
+    """Files that were named, or that stand in a named folder and look like JSON."""
+    passed_over: tuple[Path, ...]
+    """Files of a named folder that cannot be a trace."""
+
+
+def discover(paths: list[Path]) -> Inputs:
+    """Find the run directories and candidate trace files below `paths`, sorted by name.
+
+    Files that are named are always candidates; in folders, hidden files and what does not begin like JSON are not.
+    Raises InputError for a path that does not exist and for a folder that holds no file.
+    """
+    runs: list[Path] = []
+    files: list[Path] = []
+    passed_over: list[Path] = []
+    for path in paths:
+        try:
+            if not path.exists():
+                raise InputError(f"{path}: no such file or folder")
+            if not path.is_dir():
+                files.append(path)
+            elif is_run_directory(path):
+                runs.append(path)
+            else:
+                found_runs, inside = _walk(path)
+                if not found_runs and not inside:
+                    raise InputError(f"{path}: the folder holds no file")
+                runs += found_runs
+                for file in inside:
+                    (files if _begins_like_json(file) else passed_over).append(file)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over))
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
+    runs: list[Path] = []
+    files: list[Path] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            if is_run_directory(entry):
+                runs.append(entry)
+            elif not entry.is_symlink():
+                more_runs, more_files = _walk(entry)
+                runs += more_runs
+                files += more_files
+        elif entry.is_file():
+            files.append(entry)
+    return runs, files
+
+
+def _begins_like_json(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return True  # reading it will tell what is wrong
+    if head[:2] == GZIP_MAGIC:
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+        except zlib.error:
+            return True
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n\x00")[:1] in (b"{", b"[", b"")
+
+
+def rank_from_path(path: Path) -> int | None:
+    """Give the rank that a file's name, else its folder's name, speaks of (`rank3`, `rank_03`, `rank-3of8`)."""
+    for part in (path.name, path.parent.name):
+        found = _RANK.findall(part)
+        if found:
+            return int(found[-1])
+    return None

@@ -1,0 +1,153 @@
+"""Any inputs to one run: read every file, give each its rank, put them together."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from overlapscope.errors import InputError, OverlapScopeError, UsageError
+from overlapscope.ingest.bytestream import MAX_BYTES
+from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.discover import discover, rank_from_path
+from overlapscope.ingest.kineto import ReadTrace, read_kineto
+from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
+from overlapscope.timeline.store import load_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read."""
+
+    comm: tuple[str, ...] = ()
+    """Patterns of kernel names that communicate, besides the known ones."""
+    compute: tuple[str, ...] = ()
+    """Patterns of kernel names that compute."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Rank by file name; the name "" stands for a single file."""
+    max_bytes: int = MAX_BYTES
+
+
+def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
+    """Read `3` or `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
+    ranks: dict[str, int] = {}
+    for value in values:
+        found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>\d+)", value)
+        if not found:
+            raise UsageError(f"--rank {value}: give a number, or FILE=NUMBER")
+        ranks[Path(found["name"]).name if found["name"] else ""] = int(found["rank"])
+    return ranks
+
+
+def read_inputs(
+    paths: Sequence[Path], options: ReadOptions | None = None, *, progress: Callable[[Path, int], None] | None = None
+) -> Run:
+    """Read trace files, folders of them, or one run directory.
+
+    A file that cannot be used costs only itself: it stands in the run's sources with the reason. Raises InputError
+    when nothing is usable, UsageError when runs and traces are mixed.
+    """
+    options = options or ReadOptions()
+    inputs = discover(list(paths))
+    if inputs.runs:
+        if len(inputs.runs) > 1 or inputs.files:
+            listed = ", ".join(str(path) for path in [*inputs.runs, *inputs.files][:4])
+            raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
+        return load_run(inputs.runs[0])
+    if not inputs.files:
+        raise InputError(f"{', '.join(map(str, paths))}: none of the {len(inputs.passed_over)} files is a trace")
+    classifier = Classifier(options.comm, options.compute)
+    traces: list[tuple[Path, ReadTrace]] = []
+    failed: list[Source] = []
+    for path in inputs.files:
+        report = (lambda done, path=path: progress(path, done)) if progress else None
+        try:
+            traces.append((path, read_kineto(path, classifier, max_bytes=options.max_bytes, progress=report)))
+        except InputError as error:
+            failed.append(Source(path=str(path), format="unknown", warnings=(_without_path(error, path),)))
+        except MemoryError:
+            failed.append(Source(path=str(path), format="unknown", warnings=("not enough memory to read it",)))
+    if not traces:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""
+        raise InputError(f"{first.path}: {first.warnings[0]}{more}")
+    return _assemble(_with_ranks(traces, options.ranks), failed, len(inputs.passed_over))
+
+
+def _without_path(error: OverlapScopeError, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) -> list[tuple[int, ReadTrace]]:
+    """Give each trace its rank: as the user says, else as the trace says, else as its name says.
+
+    One trace alone that says nothing is rank 0; one among many is left out, with the reason.
+    """
+    unused = set(given) - {path.name for path, _ in traces} - {""}
+    if unused or ("" in given and len(traces) > 1):
+        wrong = next(iter(unused), "")
+        raise UsageError(
+            f"--rank {wrong}={given[wrong]}: no input has that name"
+            if wrong
+            else f"--rank {given['']}: there are {len(traces)} inputs; say whose rank it is with FILE={given['']}"
+        )
+    ranked: list[tuple[int, ReadTrace]] = []
+    for path, trace in traces:
+        rank = given.get(path.name, given.get(""))
+        rank = trace.rank if rank is None else rank
+        rank = rank_from_path(path) if rank is None else rank
+        if rank is None and len(traces) == 1:
+            trace = _with_warning(trace, "no rank stands in the trace or its name; taken as rank 0")
+            rank = 0
+        if rank is None:
+            trace = _with_warning(trace, f"left out: no rank stands in the trace or its name; use --rank {path.name}=N")
+        ranked.append((-1 if rank is None else rank, trace))
+    if all(rank < 0 for rank, _ in ranked):
+        names = [path.name for path, _ in traces]
+        raise InputError(
+            f"none of the {len(traces)} traces says which rank it is; use --rank {names[0]}=0 --rank {names[1]}=1 ..."
+        )
+    return ranked
+
+
+def _with_warning(trace: ReadTrace, warning: str) -> ReadTrace:
+    return replace(trace, source=replace(trace.source, warnings=(*trace.source.warnings, warning)))
+
+
+def _assemble(ranked: list[tuple[int, ReadTrace]], failed: list[Source], passed_over: int) -> Run:
+    parts: dict[int, list[RankTimeline]] = {}
+    groups: dict[str, Group] = {}
+    fingerprint: dict[str, str | int | None] = {}
+    sizes = set()
+    sources = []
+    for rank, trace in ranked:
+        sources.append(replace(trace.source, ranks=() if rank < 0 else (rank,)))
+        if rank < 0:
+            continue
+        parts.setdefault(rank, []).append(replace(trace.timeline, rank=rank))
+        sizes.add(trace.world_size)
+        for group in trace.groups:
+            known = groups.get(group.name)
+            if known is None or (known.ranks is None and group.ranks is not None):
+                groups[group.name] = group
+        for key, value in trace.fingerprint.items():
+            fingerprint.setdefault(key, value)
+            if fingerprint[key] != value:
+                fingerprint[key] = "mixed"
+    ranks = {rank: join_recordings(parts[rank]) for rank in sorted(parts)}
+    known_sizes = [size for size in sizes if size]
+    world_size = max([*known_sizes, max(ranks) + 1]) if known_sizes else None
+    sources += failed
+    if len(set(known_sizes)) > 1:
+        listed = ", ".join(map(str, sorted(known_sizes)))
+        note = f"the traces name different world sizes ({listed}): are they of one job?"
+        sources[0] = replace(sources[0], warnings=(*sources[0].warnings, note))
+    if passed_over:
+        note = f"{passed_over} files of the folder do not look like traces and were passed over"
+        sources[0] = replace(sources[0], warnings=(*sources[0].warnings, note))
+    return Run(
+        world_size=world_size,
+        ranks=ranks,
+        groups=tuple(groups[name] for name in sorted(groups)),
+        sources=tuple(sources),
+        fingerprint=dict(sorted(fingerprint.items())),
+    )

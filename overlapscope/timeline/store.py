@@ -1,0 +1,271 @@
+"""The run directory: `run.json` and one folder of Parquet tables a rank, readable by any dataframe tool.
+
+    RUN/run.json                    schema, world size, ranks, groups, sources, fingerprint, how each rank was recorded
+    RUN/rank_00000/spans.parquet    zstd; one file a table of `columns`; missing is null, names are dictionaries
+
+It is written under a temporary name beside its place and renamed at the end, so that a run directory is whole or
+not there.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from overlapscope.errors import InputError, NewerSchemaError, UsageError
+from overlapscope.timeline.columns import (
+    DTYPES,
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    T,
+    Table,
+    column_kinds,
+    enum_values,
+    size,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run, Source
+
+SCHEMA: Final = "overlapscope.run/1"
+MANIFEST: Final = "run.json"
+TABLES: Final[dict[str, type[Table]]] = {
+    "recordings": Recordings,
+    "spans": Spans,
+    "collectives": Collectives,
+    "steps": Steps,
+    "lanes": Lanes,
+    "annotations": Annotations,
+}
+
+
+class RankEntry(msgspec.Struct, kw_only=True):
+    """What `run.json` says of one rank, enough to list a run without opening its tables."""
+
+    rank: int
+    folder: str
+    basis: str
+    has_device: bool
+    spans: int
+    collectives: int
+    steps: list[int]
+    start_ns: int
+    end_ns: int
+
+
+class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
+    """The content of `run.json`."""
+
+    schema_: str
+    version: str
+    world_size: int | None
+    missing_ranks: list[int]
+    ranks: list[RankEntry]
+    groups: list[Group]
+    sources: list[Source]
+    fingerprint: dict[str, str | int | None]
+
+
+class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
+    schema_: str = ""
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None:
+    """Write the run to the folder `path`, which must not exist unless `force` is given.
+
+    Raises UsageError when it exists, or when `force` would replace a folder that is no run; InputError when it
+    cannot be written.
+    """
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already; choose another place, or replace it with -f")
+    if path.exists() and not is_run_directory(path):
+        raise UsageError(f"{path} exists and is no run directory: it is not replaced")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(path) as temporary:
+            entries = [_save_rank(timeline, temporary) for _, timeline in sorted(run.ranks.items())]
+            manifest = Manifest(
+                schema_=SCHEMA,
+                version=version,
+                world_size=run.world_size,
+                missing_ranks=list(run.missing_ranks),
+                ranks=entries,
+                groups=list(run.groups),
+                sources=list(run.sources),
+                fingerprint=dict(run.fingerprint),
+            )
+            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+            (temporary / MANIFEST).write_bytes(encoded + b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
+    folder = f"rank_{timeline.rank:05d}"
+    (run / folder).mkdir()
+    for name in TABLES:
+        pq.write_table(
+            to_arrow(getattr(timeline, name), timeline.names, timeline.rank),
+            run / folder / f"{name}.parquet",
+            compression="zstd",
+        )
+    return RankEntry(
+        rank=timeline.rank,
+        folder=folder,
+        basis=timeline.basis,
+        has_device=timeline.has_device,
+        spans=size(timeline.spans),
+        collectives=size(timeline.collectives),
+        steps=timeline.steps.step.tolist(),
+        start_ns=int(timeline.recordings.start_ns[0]),
+        end_ns=int(timeline.recordings.end_ns[-1]),
+    )
+
+
+def to_arrow(table: Table, names: tuple[str, ...], rank: int) -> pa.Table:
+    """Give a table as Arrow columns: missing becomes null, codes become the names they stand for."""
+    columns: dict[str, Any] = {"rank": pa.array(np.full(size(table), rank, np.int32))}
+    for column, kind in column_kinds(table).items():
+        values = getattr(table, column)
+        if kind == "name":
+            columns[column] = _dictionary(values, names)
+        elif kind == "enum":
+            spelled = pa.array(enum_values(type(table), column))
+            columns[column] = pa.DictionaryArray.from_arrays(pa.array(values), spelled)
+        elif kind == "int64":
+            columns[column] = pa.array(values, mask=values == NONE)
+        else:
+            columns[column] = pa.array(values)
+    return pa.table(columns)
+
+
+def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
+    """Give a dictionary column that holds only the names in use."""
+    used = np.unique(codes[codes >= 0])
+    place = np.zeros(len(names) + 1, np.int32)
+    place[used] = np.arange(used.size, dtype=np.int32)
+    indices = pa.array(place[codes], mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([names[code] for code in used.tolist()], pa.string()))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read `run.json` of the folder `path`.
+
+    Raises InputError when it is damaged, NewerSchemaError when a newer version wrote it.
+    """
+    try:
+        content = (path / MANIFEST).read_bytes()
+        schema = msgspec.json.decode(content, type=_Schema).schema_
+        if schema != SCHEMA:
+            family, _, number = schema.rpartition("/")
+            if family == SCHEMA.rpartition("/")[0] and number.isdigit():
+                raise NewerSchemaError(f"{path}: written by a newer OverlapScope ({schema}); this one reads {SCHEMA}")
+            raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema!r})")
+        return msgspec.json.decode(content, type=Manifest)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path / MANIFEST}: damaged: {error}") from error
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory. A rank whose tables are damaged costs that rank, with a warning in the sources.
+
+    Raises InputError when no rank can be read.
+    """
+    manifest = read_manifest(path)
+    ranks: dict[int, RankTimeline] = {}
+    sources = list(manifest.sources)
+    problems = []
+    for entry in manifest.ranks:
+        folder = path / Path(entry.folder).name
+        try:
+            ranks[entry.rank] = _load_rank(entry, folder)
+        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            message = f"rank {entry.rank} left out: its tables cannot be read ({_one_line(error)})"
+            problems.append(message)
+            sources.append(Source(path=str(folder), format="overlapscope", warnings=(message,)))
+    if not ranks:
+        raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
+    return Run(
+        world_size=manifest.world_size,
+        ranks=ranks,
+        groups=tuple(manifest.groups),
+        sources=tuple(sources),
+        fingerprint=manifest.fingerprint,
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
+    names = NameTable()
+    tables: Mapping[str, Any] = {
+        name: _from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
+    }
+    empty = RankTimeline(rank=entry.rank, basis=entry.basis, has_device=entry.has_device, names=(), **tables)
+    return replace(empty, names=tuple(names.to_list()))
+
+
+def _from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
+    columns: dict[str, Any] = {}
+    for column, stored in column_kinds(kind).items():
+        array = table.column(column).combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+        if stored in ("name", "enum"):
+            if not pa.types.is_dictionary(array.type):
+                array = array.dictionary_encode()
+            spelled = array.dictionary.to_pylist()
+            if stored == "name":
+                codes = names.encode(spelled)
+            else:
+                codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
+            indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
+        elif stored == "int64":
+            columns[column] = array.fill_null(NONE).to_numpy(zero_copy_only=False)
+        else:
+            columns[column] = array.to_numpy(zero_copy_only=False)
+    return kind(**columns)
