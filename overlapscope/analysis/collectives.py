@@ -67,9 +67,7 @@ def bus_factor(op: str, ranks: int) -> float:
     return 1.0
 
 
-def collective_rows(
-    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]]
-) -> list[CollectiveRow]:
+def collective_rows(ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]]) -> list[CollectiveRow]:
     """Give one row a kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group

@@ -58,9 +58,7 @@ def link_and_classify(columns: KinetoColumns, classifier: Classifier) -> DeviceS
     launch_lane = np.append(columns.launch_lane, NONE)[launch]
     host_row = np.full(row.size, NOWHERE, np.int64)
     host = columns.host
-    host_row[linked] = innermost(
-        host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked]
-    )
+    host_row[linked] = innermost(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
     device_note = _device_notes(columns, names, row, ~linked)
     kind, note = _kinds(columns, names, classifier, row, host_row, device_note)
     last, lost = _launch_bounds(columns, names, launch[linked])

@@ -72,7 +72,9 @@ def read_kineto(
     metadata = read_metadata(chunks.head, tail, is_array=chunks.is_array)
     columns, impossible = without_impossible(collector.columns())
     if columns.device_name.size == 0 and columns.host.name.size == 0:
-        raise InputError(f"{path}: holds no device or host work ({columns.events} events); is it a torch profiler trace?")
+        raise InputError(
+            f"{path}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
+        )
     truncated = stream.truncated or not closed
     warnings = [*stream.warnings, *metadata.warnings]
     if impossible:

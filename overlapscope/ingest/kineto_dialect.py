@@ -36,9 +36,7 @@ UNREAD: Final = frozenset({"python_function", "overhead", "cuda_sync", "cuda_eve
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)
 """Synchronisation records that some writers file under kernels; nothing computes there."""
-LAUNCHES_KERNEL: Final = re.compile(
-    r"Launch(?:Kernel|CooperativeKernel|Graph)|GraphLaunch|AppendLaunch", re.IGNORECASE
-)
+LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|GraphLaunch|AppendLaunch", re.IGNORECASE)
 """API calls that enqueue a kernel; cudaLaunchHostFunc does not."""
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
 """Copies that can carry a collective done by copy engines."""

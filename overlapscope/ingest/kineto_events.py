@@ -16,6 +16,7 @@ from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_t
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
 
+
 class _Event(msgspec.Struct, gc=False):
     """One event; anything but `args` may be of any type, so that an odd one never fails its neighbours."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
-_BAREWORD = re.compile(rb'(?<=[:\[,\s])(?:[-+]?(?:Infinity|inf|nan)|N/A|undefined|None)(?=\s*[,\]}])', re.IGNORECASE)
+_BAREWORD = re.compile(rb"(?<=[:\[,\s])(?:[-+]?(?:Infinity|inf|nan)|N/A|undefined|None)(?=\s*[,\]}])", re.IGNORECASE)
 _NO_CONTROL = bytes(byte if byte >= 0x20 else 0x20 for byte in range(256))
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\\\)\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})", re.IGNORECASE

@@ -1,0 +1,45 @@
+"""Show where the time went, exposed communication first.
+
+examples:
+  overlapscope analyze rank0.pt.trace.json.gz
+  overlapscope analyze traces/ --json -o analysis.json
+  overlapscope analyze traces/ --comm 'my_allreduce_.*'
+"""
+
+import argparse
+import shlex
+import sys
+
+from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `analyze`."""
+    add_inputs(parser)
+    add_output(parser)
+    parser.add_argument("--all", action="store_true", help="show every rank, step, collective and finding")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the inputs, print the table or the JSON."""
+    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.report import json, text  # noqa: PLC0415
+    from overlapscope.timeline.store import is_run_directory  # noqa: PLC0415
+
+    with Progress("reading") as progress:
+        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    analysis = analyze(loaded)
+    for source in analysis.sources:
+        for warning in source.warnings:
+            print(f"overlapscope analyze: warning: {source.path}: {warning}", file=sys.stderr)
+    if args.json:
+        emit(json.render(analysis), args)
+        return 0
+    table = text.render(analysis, all_rows=args.all)
+    if not is_run_directory(args.inputs[0]):
+        given = " ".join(shlex.quote(str(path)) for path in args.inputs)
+        table += f"\nnext: overlapscope ingest {given} -o RUN   keeps this as a run that opens fast\n"
+    emit(table, args)
+    return 0

@@ -1,0 +1,67 @@
+"""Arguments that several verbs share, and what they mean."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.read import ReadOptions
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add the input paths and how to read them."""
+    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="trace file, folder of them, or run")
+    parser.add_argument(
+        "--rank",
+        action="append",
+        default=[],
+        metavar="[FILE=]N",
+        help="rank of the only input, or of the input with that file name",
+    )
+    parser.add_argument(
+        "--comm", action="append", default=[], metavar="PATTERN", help="kernels whose name matches communicate"
+    )
+    parser.add_argument(
+        "--compute", action="append", default=[], metavar="PATTERN", help="kernels whose name matches compute"
+    )
+    parser.add_argument(
+        "--max-gib", type=float, default=256, metavar="N", help="refuse a file that decompresses to more (default 256)"
+    )
+
+
+def read_options(args: argparse.Namespace) -> "ReadOptions":
+    """Give the reading options; raises UsageError for a bad one."""
+    from overlapscope.ingest.read import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
+
+    if not args.max_gib > 0:
+        raise UsageError("--max-gib must be more than 0")
+    return ReadOptions(
+        comm=tuple(args.comm),
+        compute=tuple(args.compute),
+        ranks=parse_ranks_option(args.rank),
+        max_bytes=int(args.max_gib * 2**30),
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, `-o` and `-f`."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
+    parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
+
+
+def emit(text: str, args: argparse.Namespace) -> None:
+    """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`."""
+    if args.output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with open(args.output, "w" if args.force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f") from error
+    except OSError as error:
+        raise InputError(f"{args.output}: cannot be written: {error.strerror or error}") from error

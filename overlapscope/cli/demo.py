@@ -1,0 +1,57 @@
+"""Train a small real model on 2 processes over gloo, record it, show its overlap.
+
+Needs torch and no GPU; takes about 20 seconds.
+
+example:
+  overlapscope demo
+"""
+
+import argparse
+import shlex
+from pathlib import Path
+
+from overlapscope.cli.arguments import emit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `demo`."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("overlapscope-demo"),
+        metavar="RUN",
+        help="run directory to write (default overlapscope-demo)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, ingest, print the table and the next command."""
+    import sys  # noqa: PLC0415 - keeps --help light
+    import tempfile  # noqa: PLC0415
+
+    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.capture.demo import train_and_record  # noqa: PLC0415
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.report import json, text  # noqa: PLC0415
+    from overlapscope.timeline.store import save_run  # noqa: PLC0415
+    from overlapscope.version import __version__  # noqa: PLC0415
+
+    if args.output.exists() and not args.force:
+        raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")
+    print("training a small model on 2 processes over gloo ...", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="overlapscope-demo-") as folder:
+        train_and_record(Path(folder))
+        recorded = read_inputs([Path(folder)])
+        save_run(recorded, args.output, version=__version__, force=args.force)
+    analysis = analyze(recorded)
+    args.output, where = None, args.output
+    if args.json:
+        emit(json.render(analysis), args)
+        return 0
+    emit(text.render(analysis), args)
+    print(f"\nnext: overlapscope analyze {shlex.quote(str(where))} --all   (the run is kept there)")
+    return 0

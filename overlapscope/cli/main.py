@@ -1,0 +1,68 @@
+"""`overlapscope VERB ...`: parse, call the verb, turn errors into exit codes.
+
+Exit codes: 0 fine, 1 regression, 2 usage or configuration, 3 nothing usable in the input, 4 inconclusive.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.version import __version__
+
+VERBS = {
+    "demo": "train a small model on 2 processes, record it, show its overlap",
+    "analyze": "show where the time of traces or of a run went",
+    "ingest": "turn traces into a run directory that opens fast",
+    "doctor": "say what this machine can record, and what is missing",
+}
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; the message of an error is one line on stderr."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.verb is None:
+        parser.print_help()
+        return 2
+    try:
+        code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
+        sys.stdout.flush()
+    except OverlapScopeError as error:
+        print(f"overlapscope {args.verb}: {_one_line(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"overlapscope {args.verb}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overlapscope",
+        description="Exact communication-compute overlap of distributed training.",
+        epilog="Start with: overlapscope analyze TRACE.json.gz, or overlapscope demo",
+    )
+    parser.add_argument("--version", action="version", version=f"overlapscope {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for verb, purpose in VERBS.items():
+        module = import_module(f"overlapscope.cli.{verb}")
+        sub = verbs.add_parser(verb, help=purpose, description=module.__doc__)
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(sub)
+    return parser
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

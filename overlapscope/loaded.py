@@ -1,0 +1,93 @@
+"""The public face of a run that was read: pandas frames and the whole analysis."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+
+from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.timeline.run import Run, Source
+from overlapscope.timeline.store import TABLES, save_run, to_arrow
+from overlapscope.version import __version__
+
+
+class LoadedRun:
+    """A run in memory. Times in all frames are integer nanoseconds; missing values are <NA>."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._analysis: Analysis | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that were recorded."""
+        return list(self.run.ranks)
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job, None where no source says."""
+        return self.run.world_size
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files read, with what reading each took."""
+        return self.run.sources
+
+    def analysis(self) -> Analysis:
+        """Give every figure: the value that `overlapscope analyze --json` prints."""
+        if self._analysis is None:
+            self._analysis = analyze(self.run)
+        return self._analysis
+
+    def breakdown(self) -> pd.DataFrame:
+        """Give one row for each rank's whole recording (`step` is <NA>) and each of its steps.
+
+        Columns: rank, step, complete, then the fields of the breakdown; `complete` is <NA> for a whole recording.
+        """
+        rows: list[dict[str, Any]] = []
+        for info in self.analysis().ranks:
+            rows.append({"rank": info.rank, "step": None, "complete": None, **_figures(info.whole)})
+            rows += [{"rank": info.rank, "step": s.step, "complete": s.complete, **_figures(s)} for s in info.steps]
+        frame = pd.DataFrame(rows)
+        integers = [name for name in frame.columns if name.endswith("_ns") or name in ("rank", "step")]
+        types = dict.fromkeys(integers, "Int64") | {"complete": "boolean"}
+        ratios = [name for name in frame.columns if name not in types]
+        return frame.astype(types | dict.fromkeys(ratios, "Float64"))
+
+    def table(self, name: str, rank: int) -> pd.DataFrame:
+        """Give one of a rank's tables: recordings, spans, collectives, steps, lanes or annotations."""
+        timeline = self.run.ranks[rank]
+        arrow = to_arrow(getattr(timeline, name if name in TABLES else _unknown(name)), timeline.names, rank)
+        frame: pd.DataFrame = arrow.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+        return frame
+
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
+        """Write a run directory; `force` replaces one that stands there."""
+        save_run(self.run, Path(path), version=__version__, force=force)
+
+
+def read(
+    paths: Sequence[str | PathLike[str]],
+    *,
+    ranks: Mapping[str, int] | int | None,
+    comm: tuple[str, ...],
+    compute: tuple[str, ...],
+) -> LoadedRun:
+    """Do the work of `overlapscope.load`."""
+    given = {"": ranks} if isinstance(ranks, int) else dict(ranks or {})
+    options = ReadOptions(comm=comm, compute=compute, ranks=given)
+    return LoadedRun(read_inputs([Path(path) for path in paths], options))
+
+
+def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:
+    values = msgspec.structs.asdict(breakdown)
+    return {name: value for name, value in values.items() if name not in ("causes", "step", "complete")}
+
+
+def _unknown(name: str) -> str:
+    raise KeyError(f"there is no table {name!r}; there are {', '.join(TABLES)}")

@@ -1,0 +1,22 @@
+"""An analysis as JSON, and the JSON Schema of it, both from the same types."""
+
+from typing import Any
+
+import msgspec
+
+from overlapscope.analysis.analyze import Analysis
+
+
+def render(analysis: Analysis) -> str:
+    """Give `overlapscope.analysis/1`, indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(analysis), indent=2).decode() + "\n"
+
+
+def analysis_schema() -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.analysis/1`. Readers must ignore fields they do not know."""
+    schema = msgspec.json.schema(Analysis)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "overlapscope.analysis/1",
+        **schema,
+    }
