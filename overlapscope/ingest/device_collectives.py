@@ -1,5 +1,6 @@
 """Communication spans to collectives: which call each belongs to, and what it moved."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +25,13 @@ from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
+_RANGES = {
+    "record": re.compile(rf"^{RECORD}$"),
+    "library": LIBRARY_RANGE,
+    "call": CALL,
+    "symmetric": SYMMETRIC_MEMORY,
+}
+"""Host ranges that tell of the collective launched inside them."""
 
 
 class GroupBook:
@@ -70,13 +78,8 @@ def assemble(
     comm = np.flatnonzero(spans.kind == COMM)
     names = columns.names.to_list()
     ranges = {
-        kind: _around(columns, spans, comm, [matches(name) for name in names])
-        for kind, matches in {
-            "record": lambda name: name == RECORD,
-            "library": lambda name: LIBRARY_RANGE.match(name) is not None,
-            "call": lambda name: CALL.match(name) is not None,
-            "symmetric": lambda name: SYMMETRIC_MEMORY.match(name) is not None,
-        }.items()
+        kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names])
+        for kind, pattern in _RANGES.items()
     }
     call_of_span = np.full(spans.row.size, NONE, np.int64)
     rows: list[dict[str, int | str | None]] = []

@@ -86,7 +86,7 @@ class EventChunks:
         while True:
             if searched == 0 and self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
-            start = self._buffer.lstrip(_BLANKS)[:1]
+            start = bytes(self._buffer.lstrip(_BLANKS)[:1])
             if start == b"[":
                 skip = self._buffer.index(b"[") + 1
                 self.head = b"["

@@ -46,9 +46,9 @@ def _last_reaching(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
         if not missed.any():
             return position
         position[missed] -= 1
-    missed = np.flatnonzero((position >= 0) & (ends[np.maximum(position, 0)] <= beyond))
-    if missed.size:
-        position[missed] = _search_tree(ends, position[missed], beyond[missed])
+    rest = np.flatnonzero((position >= 0) & (ends[np.maximum(position, 0)] <= beyond))
+    if rest.size:
+        position[rest] = _search_tree(ends, position[rest], beyond[rest])
     return position
 
 

@@ -110,7 +110,10 @@ class KinetoColumns:
 
 
 class EventCollector:
-    """Takes pieces of event text, gives columns. `speaks_of_comm(name)` picks the host ranges whose arguments to keep."""
+    """Takes pieces of event text, gives columns.
+
+    `speaks_of_comm(name)` picks the host ranges whose arguments to keep.
+    """
 
     def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
         self._speaks = speaks_of_comm
@@ -260,7 +263,7 @@ class EventCollector:
     def columns(self) -> KinetoColumns:
         """Give what was collected; the collector is used up."""
         device, launch = self._tables[DEVICE], self._tables[LAUNCH]
-        columns = KinetoColumns(
+        return KinetoColumns(
             lanes=list(self._lane_codes),
             names=self._names,
             device_lane=device.joined("lane"),
@@ -283,7 +286,6 @@ class EventCollector:
             dropped=self.dropped,
             unknown=self._unknown,
         )
-        return columns
 
     def _ranges(self, sort: int) -> Ranges:
         table = self._tables[sort]
@@ -312,7 +314,7 @@ def without_impossible(columns: KinetoColumns) -> tuple[KinetoColumns, int]:
     """
     start = columns.device_start_ns
     real = start[start > 0]
-    if real.size == 0 or real.size == start.size or real.min() < _HOUR_NS:
+    if real.size in (0, start.size) or real.min() < _HOUR_NS:
         return columns, 0
     keep = start > 0
     rows = np.flatnonzero(keep)

@@ -91,7 +91,8 @@ def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) 
             else f"--rank {given['']}: there are {len(traces)} inputs; say whose rank it is with FILE={given['']}"
         )
     ranked: list[tuple[int, ReadTrace]] = []
-    for path, trace in traces:
+    for path, read in traces:
+        trace = read
         rank = given.get(path.name, given.get(""))
         rank = trace.rank if rank is None else rank
         rank = rank_from_path(path) if rank is None else rank

@@ -7,6 +7,7 @@ kept untouched, an event that can be mended is, any other is dropped; nothing ha
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -89,7 +90,7 @@ def mend_object(text: bytes) -> bytes:
     return _BAREWORD.sub(b"null", text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
 
 
-def _decodes(decoder: "msgspec.json.Decoder[object]", text: bytes) -> bool:
+def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
     try:
         decoder.decode(text)
     except _BROKEN:
@@ -211,7 +212,7 @@ def _array_end(piece: bytes) -> tuple[bytes, bytes] | None:
                 return piece[: found.start()], piece[found.end() :]
             depth -= 1
     # Quotes out of balance hide the bracket: take the last one that ends the text or precedes a key.
-    ends = [f for f in re.finditer(rb'\}\s*\](?=\s*(?:,\s*"\w+"\s*:|\}?\s*$))', piece)]
+    ends = list(re.finditer(rb'\}\s*\](?=\s*(?:,\s*"\w+"\s*:|\}?\s*$))', piece))
     if ends:
         return piece[: ends[-1].end() - 1], piece[ends[-1].end() :]
     return None

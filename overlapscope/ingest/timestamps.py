@@ -8,6 +8,7 @@ and the number has to be read as text.
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     not a number: `text_to_ns` takes those.
     """
     try:
-        numbers = np.array(values)
+        numbers: npt.NDArray[Any] = np.array(values)
     except (ValueError, OverflowError):
         raise NeedsText from None
     if numbers.size == 0:
@@ -36,12 +37,14 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     if numbers.dtype.kind in "iu":
         if numbers.max() > _LIMIT_US or numbers.min() < -_LIMIT_US:
             raise NeedsText
-        return numbers.astype(np.int64) * 1000
+        ns: npt.NDArray[np.int64] = numbers.astype(np.int64) * 1000
+        return ns
     if numbers.dtype.kind != "f" or not (np.abs(numbers) < FAITHFUL_BELOW_US).all():
         raise NeedsText
     whole = np.floor(numbers)
     fraction = np.rint((numbers - whole) * 1000)  # numbers - whole is exact
-    return whole.astype(np.int64) * 1000 + fraction.astype(np.int64)
+    ns = whole.astype(np.int64) * 1000 + fraction.astype(np.int64)
+    return ns
 
 
 def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

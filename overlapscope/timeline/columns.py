@@ -2,12 +2,12 @@
 
 Times are int64 nanoseconds on the rank's own clock, since the Unix epoch where the source says so. A missing
 integer is `NONE`, a missing name is code -1; neither is ever 0. Names are codes into the rank's `names`.
-Each column says how it is stored (`COLUMN_KINDS`), so that the run directory needs no second list of them.
+A column's annotation says how it is stored, so that the run directory needs no second list of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,44 +32,28 @@ Small = npt.NDArray[np.int8]
 Flags = npt.NDArray[np.bool_]
 
 
-def _ints() -> Any:
-    return field(metadata={"column": "int64"})
-
-
-def _codes() -> Any:
-    return field(metadata={"column": "name"})
-
-
-def _enum(values: tuple[str, ...]) -> Any:
-    return field(metadata={"column": "enum", "values": values})
-
-
-def _flags() -> Any:
-    return field(metadata={"column": "bool"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """What ran on the lanes: device kernels and copies, or their stand-ins in a CPU run."""
 
-    recording: Ints = _ints()
+    recording: Ints
     """Row of the recording window in `Recordings`."""
-    lane: Ints = _ints()
+    lane: Ints
     """Row in `Lanes`."""
-    kind: Small = _enum(SPAN_KINDS)
-    note: Small = _enum(SPAN_NOTES)
+    kind: Annotated[Small, SPAN_KINDS]
+    note: Annotated[Small, SPAN_NOTES]
     """`fused`: computes and communicates; `unclassified`: no rule places it, on a lane of its own."""
-    name: Codes = _codes()
-    host_op: Codes = _codes()
+    name: Codes
+    host_op: Codes
     """The innermost host operation or annotation around the launch."""
-    start_ns: Ints = _ints()
-    end_ns: Ints = _ints()
-    launch_ns: Ints = _ints()
+    start_ns: Ints
+    end_ns: Ints
+    launch_ns: Ints
     """Host time at which the work was enqueued; NONE when the recording has no launch for it."""
-    correlation: Ints = _ints()
-    step: Ints = _ints()
+    correlation: Ints
+    step: Ints
     """Number of the step that launched it."""
-    collective: Ints = _ints()
+    collective: Ints
     """Row in `Collectives`; NONE for all but communication."""
 
 
@@ -77,46 +61,46 @@ class Spans:
 class Collectives:
     """One row for each call of a collective on this rank."""
 
-    recording: Ints = _ints()
-    step: Ints = _ints()
-    group: Codes = _codes()
-    seq: Ints = _ints()
-    op: Codes = _codes()
-    executed_op: Codes = _codes()
+    recording: Ints
+    step: Ints
+    group: Codes
+    seq: Ints
+    op: Codes
+    executed_op: Codes
     """What the library ran where that differs by name, e.g. gloo's all_reduce for a reduce_scatter."""
-    dtype: Codes = _codes()
-    elements: Ints = _ints()
-    bytes: Ints = _ints()
-    group_size: Ints = _ints()
-    algorithm: Codes = _codes()
-    protocol: Codes = _codes()
-    channels: Ints = _ints()
-    launch_ns: Ints = _ints()
-    start_ns: Ints = _ints()
-    end_ns: Ints = _ints()
-    dimension: Codes = _codes()
-    phase: Codes = _codes()
-    module: Codes = _codes()
+    dtype: Codes
+    elements: Ints
+    bytes: Ints
+    group_size: Ints
+    algorithm: Codes
+    protocol: Codes
+    channels: Ints
+    launch_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+    dimension: Codes
+    phase: Codes
+    module: Codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """Host annotations of training steps, in order of time."""
 
-    recording: Ints = _ints()
-    step: Ints = _ints()
-    start_ns: Ints = _ints()
-    end_ns: Ints = _ints()
+    recording: Ints
+    step: Ints
+    start_ns: Ints
+    end_ns: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
     """Device streams and host threads."""
 
-    kind: Small = _enum(LANE_KINDS)
-    process: Codes = _codes()
+    kind: Annotated[Small, LANE_KINDS]
+    process: Codes
     """Device index of a stream, process id of a thread, as the source writes it."""
-    label: Codes = _codes()
+    label: Codes
     """Stream or thread as the source writes it."""
 
 
@@ -124,14 +108,14 @@ class Lanes:
 class Recordings:
     """Recording windows of the rank: when its profiler was on."""
 
-    source: Codes = _codes()
-    start_ns: Ints = _ints()
-    end_ns: Ints = _ints()
-    last_launch_ns: Ints = _ints()
+    source: Codes
+    start_ns: Ints
+    end_ns: Ints
+    last_launch_ns: Ints
     """Latest launch that has a device span; NONE without launches."""
-    lost_launch_ns: Ints = _ints()
+    lost_launch_ns: Ints
     """Earliest later kernel launch whose device span is missing, the sign of a cut end; else NONE."""
-    truncated: Flags = _flags()
+    truncated: Flags
     """The file ends in mid-recording."""
 
 
@@ -139,11 +123,11 @@ class Recordings:
 class Annotations:
     """Named host ranges set by the framework or the user (not every operation)."""
 
-    recording: Ints = _ints()
-    lane: Ints = _ints()
-    name: Codes = _codes()
-    start_ns: Ints = _ints()
-    end_ns: Ints = _ints()
+    recording: Ints
+    lane: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
 
 
 Table = Spans | Collectives | Steps | Lanes | Recordings | Annotations
@@ -151,14 +135,17 @@ T = TypeVar("T", Spans, Collectives, Steps, Lanes, Recordings, Annotations)
 DTYPES: Final = {"int64": np.int64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
 
 
+_KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Codes: "name", Flags: "bool"}
+
+
 def column_kinds(table: type[Table] | Table) -> dict[str, str]:
     """Give each column's kind: `int64`, `name`, `enum` or `bool`."""
-    return {each.name: each.metadata["column"] for each in fields(table)}
+    return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
 
 
 def enum_values(table: type[Table], column: str) -> tuple[str, ...]:
     """Give the spelled values of an enum column, in the order of its codes."""
-    return next(each.metadata["values"] for each in fields(table) if each.name == column)
+    return next(tuple(get_args(each.type)[1]) for each in fields(table) if each.name == column)
 
 
 def size(table: Table) -> int:
@@ -174,7 +161,7 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
     values: dict[str, Any] = {}
     for name, kind in column_kinds(table).items():
         default = {"int64": NONE, "name": -1, "enum": 0, "bool": False}[kind]
-        given = np.asarray(columns.pop(name, default), DTYPES[kind])
+        given: npt.NDArray[Any] = np.asarray(columns.pop(name, default), DTYPES[kind])
         values[name] = np.full(rows, given, DTYPES[kind]) if given.ndim == 0 else given
         if len(values[name]) != rows:
             raise ValueError(f"{table.__name__}.{name} has {len(values[name])} rows instead of {rows}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from overlapscope.errors import InputError
@@ -92,14 +93,19 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
     if len(parts) == 1:
         return parts[0]
     ordered = sorted(parts, key=lambda part: int(part.recordings.start_ns[0]))
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.recordings.start_ns[0] < before.recordings.end_ns[-1]:
             raise InputError(
                 f"rank {before.rank} is recorded twice at the same time, in {_source(before)} and {_source(after)}: "
                 "leave one of them out, or give the right rank with --rank"
             )
     names = NameTable()
-    recordings, spans, collectives, steps, lanes, annotations = [], [], [], [], [], []
+    recordings: list[Recordings] = []
+    spans: list[Spans] = []
+    collectives: list[Collectives] = []
+    steps: list[Steps] = []
+    lanes: list[Lanes] = []
+    annotations: list[Annotations] = []
     for part in ordered:
         window = sum(size(each) for each in recordings)
         lane = sum(size(each) for each in lanes)

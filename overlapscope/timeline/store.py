@@ -31,7 +31,6 @@ from overlapscope.timeline.columns import (
     Recordings,
     Spans,
     Steps,
-    T,
     Table,
     column_kinds,
     enum_values,
@@ -248,7 +247,7 @@ def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
     return replace(empty, names=tuple(names.to_list()))
 
 
-def _from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
+def _from_arrow(table: pa.Table, kind: type[Table], names: NameTable) -> Table:
     columns: dict[str, Any] = {}
     for column, stored in column_kinds(kind).items():
         array = table.column(column).combine_chunks()
