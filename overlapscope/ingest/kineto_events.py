@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.kineto_dialect import DEVICE, HOST, LAUNCH, SORT_OF, UNREAD, WINDOW, WINDOW_MARKS
@@ -30,7 +31,9 @@ class _Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _Times(msgspec.Struct, gc=False):
+class _ExactEvent(msgspec.Struct, gc=False):
+    ph: Any = ""
+    cat: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
 
@@ -46,7 +49,7 @@ class DeviceArgs(CollectiveArgs, gc=False):
 
 
 _events = msgspec.json.Decoder(list[_Event])
-_times = msgspec.json.Decoder(list[_Times])
+_exact = msgspec.json.Decoder(list[_ExactEvent])
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -163,28 +166,22 @@ class EventCollector:
     def _add(self, text: bytes, events: list[_Event]) -> None:
         self.events += len(events)
         buckets: tuple[list[_Event], ...] = ([], [], [], [], [])
-        sorts: tuple[list[int], ...] = ([], [], [], [], [])
-        rows: tuple[list[int], ...] = ([], [], [], [], [])
-        known = SORT_OF
-        for row, event in enumerate(events):
+        bucket_of = {category: buckets[sort] for category, (sort, _) in SORT_OF.items()}.get
+        for event in events:
             if event.ph == "X":
                 try:
-                    sort = known.get(event.cat)
-                except TypeError:
-                    continue
-                if sort is not None:
-                    bucket, detail = sort
-                    buckets[bucket].append(event)
-                    sorts[bucket].append(detail)
-                    rows[bucket].append(row)
-                elif event.cat is not None and event.cat not in UNREAD:
+                    bucket = bucket_of(event.cat)
+                except TypeError:  # a category that is a list or an object
+                    bucket = None
+                if bucket is not None:
+                    bucket.append(event)
+                elif event.cat is not None and str(event.cat) not in UNREAD:
                     self._unknown[str(event.cat)] += 1
             elif event.ph == "i" and isinstance(event.name, str) and event.name.startswith(WINDOW_MARKS):
                 self._add_mark(event)
-        exact: list[_Times] = []
-        for bucket in range(5):
-            if buckets[bucket]:
-                self._add_bucket(bucket, buckets[bucket], sorts[bucket], rows[bucket], text, exact)
+        for sort, chosen in enumerate(buckets):
+            if chosen:
+                self._add_bucket(sort, chosen, text)
 
     def _add_mark(self, event: _Event) -> None:
         try:
@@ -193,43 +190,37 @@ class EventCollector:
             ns, good = text_to_ns([str(event.ts)])
             self._marks += ns[good].tolist()
 
-    def _add_bucket(
-        self, bucket: int, events: list[_Event], sorts: list[int], rows: list[int], text: bytes, exact: list[_Times]
-    ) -> None:
+    def _add_bucket(self, sort: int, events: list[_Event], text: bytes) -> None:
         try:
             start = microseconds_to_ns([event.ts for event in events])
             duration = microseconds_to_ns([event.dur for event in events])
         except NeedsText:
-            if not exact:
-                exact += _times.decode(text if text[:1] == b"[" else b"[" + text + b"]")
-            start, start_good = text_to_ns([str(exact[row].ts, "ascii", "replace") for row in rows])
-            duration, duration_good = text_to_ns([str(exact[row].dur, "ascii", "replace") for row in rows])
-            good = start_good & duration_good
+            start, duration, good = _exact_times(text, sort)
             if not good.all():
                 self.dropped += int((~good).sum())
-                keep = np.flatnonzero(good).tolist()
-                events, sorts = [events[row] for row in keep], [sorts[row] for row in keep]
+                events = [events[row] for row in np.flatnonzero(good).tolist()]
                 start, duration = start[good], duration[good]
         if not events:
             return
         names = self._names.encode([event.name for event in events])
-        self._tables[bucket].add(
+        self._tables[sort].add(
             lane=self._encode_lanes(events), name=names, start=start, end=start + np.maximum(duration, 0)
         )
-        first = self._rows[bucket]
-        self._rows[bucket] += len(events)
-        if bucket == DEVICE:
-            self._add_device_args(first, events, sorts)
-        elif bucket == LAUNCH:
+        first = self._rows[sort]
+        self._rows[sort] += len(events)
+        if sort == DEVICE:
+            self._add_device_args(first, events)
+        elif sort == LAUNCH:
             linked = _decode_args(events, _Linked)
-            self._tables[bucket].add(correlation=_correlations(linked))
-        elif bucket == HOST:
-            self._tables[bucket].add(is_annotation=np.array(sorts, np.bool_))
+            self._tables[sort].add(correlation=_correlations(linked))
+        elif sort == HOST:
+            self._tables[sort].add(is_annotation=np.array([SORT_OF[event.cat][1] for event in events], np.bool_))
             self._add_host_args(first, events, names)
 
-    def _add_device_args(self, first: int, events: list[_Event], sorts: list[int]) -> None:
+    def _add_device_args(self, first: int, events: list[_Event]) -> None:
         args = _decode_args(events, DeviceArgs)
-        self._tables[DEVICE].add(sort=np.array(sorts, np.int8), correlation=_correlations(args))
+        sorts = np.array([SORT_OF[event.cat][1] for event in events], np.int8)
+        self._tables[DEVICE].add(sort=sorts, correlation=_correlations(args))
         for row, each in enumerate(args, first):
             if each.collective_name is not None:
                 self._device_collectives[row] = each
@@ -345,6 +336,16 @@ def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes] | None:
     except _BROKEN:
         return None
     return array, text[len(array) - 1 :]
+
+
+def _exact_times(text: bytes, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Read starts and durations of one sort of event from their text; the mask is False where one is no time."""
+    categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
+    decoded = _exact.decode(text if text[:1] == b"[" else b"[" + text + b"]")
+    events = [event for event in decoded if event.ph == "X" and isinstance(event.cat, str) and event.cat in categories]
+    start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
+    duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
+    return start, duration, start_good & duration_good
 
 
 def _is_utf8(text: bytes) -> bool:

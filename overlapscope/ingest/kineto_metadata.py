@@ -49,6 +49,8 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
     groups = _groups(info.get("pg_config"))
     rank = count(info.get("rank"))
     base_ns = count(merged.base_ns)
+    if base_ns is not None and base_ns >= 2**61:
+        base_ns = None
     if merged.base_ns is not None and base_ns is None:
         warnings.append(f"baseTimeNanoseconds is no number ({merged.base_ns!r}); taken as 0")
     return TraceMetadata(

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 FAITHFUL_BELOW_US = float(2**43)
 """Below this many microseconds a double keeps the third decimal (float64 has 53 bits)."""
-_LIMIT_US = (2**63 - 1) // 1000
+_LIMIT_NS = 2**61
+"""Times past this (73 years) are none: the sum of a base, a start and a duration stays within int64."""
 
 
 class NeedsText(Exception):  # noqa: N818 - a signal to the reader, not an error for anybody
@@ -35,7 +36,7 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     if numbers.size == 0:
         return np.empty(0, np.int64)
     if numbers.dtype.kind in "iu":
-        if numbers.max() > _LIMIT_US or numbers.min() < -_LIMIT_US:
+        if numbers.max() >= _LIMIT_NS // 1000 or numbers.min() <= -_LIMIT_NS // 1000:
             raise NeedsText
         ns: npt.NDArray[np.int64] = numbers.astype(np.int64) * 1000
         return ns
@@ -43,8 +44,7 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
         raise NeedsText
     whole = np.floor(numbers)
     fraction = np.rint((numbers - whole) * 1000)  # numbers - whole is exact
-    ns = whole.astype(np.int64) * 1000 + fraction.astype(np.int64)
-    return ns
+    return np.asarray(whole.astype(np.int64) * 1000 + fraction.astype(np.int64), np.int64)
 
 
 def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -57,7 +57,7 @@ def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArra
     for row, token in enumerate(tokens):
         try:
             ns = (Decimal(token.strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
-            good[row] = ns.is_finite() and abs(ns) < 2**63
+            good[row] = ns.is_finite() and abs(ns) < _LIMIT_NS
             out[row] = int(ns) if good[row] else 0
         except (InvalidOperation, ValueError, OverflowError):
             good[row] = False

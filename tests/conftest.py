@@ -1,0 +1,31 @@
+"""Where data lies, how Hypothesis runs, and a closing word on what was skipped and why."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def shared_file(relative: str) -> Path:
+    """Give a real public input, or skip the test, naming what is missing."""
+    path = Path(os.environ.get("OVERLAPSCOPE_DATA", ROOT.parent / "shared" / "data")) / relative
+    if not path.exists():
+        pytest.skip(f"public input {relative} is not here (see OVERLAPSCOPE_DATA)")
+    return path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skipped tests by reason."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    terminalreporter.write_line(f"{sum(reasons.values())} tests skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"  {count} x {reason}")
