@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
-    from overlapscope.timeline.store import is_run_directory  # noqa: PLC0415
+    from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)

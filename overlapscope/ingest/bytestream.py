@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_BYTES = 256 << 30
 """More decompressed bytes than this from one file are refused."""

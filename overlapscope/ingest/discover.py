@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
-from overlapscope.timeline.store import is_run_directory
+from overlapscope.timeline.run import is_run_directory
 
 _HEAD_BYTES = 64 << 10
 _RANK = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)

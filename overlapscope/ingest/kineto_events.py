@@ -12,7 +12,7 @@ import numpy.typing as npt
 from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.kineto_dialect import DEVICE, HOST, LAUNCH, SORT_OF, UNREAD, WINDOW, WINDOW_MARKS
 from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
-from overlapscope.ingest.repair import mend
+from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
@@ -135,35 +135,31 @@ class EventCollector:
 
     def add_piece(self, text: bytes) -> None:
         """Decode one piece of whole events, mending it where it is broken."""
-        if not _is_utf8(text):
-            events = None
-        else:
-            try:
-                events = _events.decode(b"[" + text + b"]")
-            except _BROKEN:
-                events = None
+        array = b"[" + text + b"]"
+        events = _decode_events(array)
         if events is None:
-            mended = mend(text, last=False)
-            self.repaired += mended.repaired
-            self.dropped += mended.dropped
-            text = mended.events
-            events = _events.decode(b"[" + text + b"]")
-        self._add(text, events)
+            array, _ = self._mended(text, last=False)
+            events = _events.decode(array)
+        self._add(array, events)
 
     def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
         """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""
-        if _is_utf8(text) and (parts := _split_whole(text, is_array=is_array)) is not None:
-            events_text, tail = parts
-            self._add(events_text, _events.decode(events_text))
+        array, tail = _split_whole(text, is_array=is_array)
+        events = _decode_events(array) if array else None
+        if events is not None:
+            self._add(array, events)
             return tail, True
-        mended = mend(text, last=True)
-        self.repaired += mended.repaired
-        self.dropped += mended.dropped
-        events_text = b"[" + mended.events + b"]"
-        self._add(mended.events, _events.decode(events_text))
+        array, mended = self._mended(text, last=True)
+        self._add(array, _events.decode(array))
         return mended.tail, mended.closed
 
-    def _add(self, text: bytes, events: list[_Event]) -> None:
+    def _mended(self, text: bytes, *, last: bool) -> tuple[bytes, Mended]:
+        mended = mend(text, last=last)
+        self.repaired += mended.repaired
+        self.dropped += mended.dropped
+        return b"[" + mended.events + b"]", mended
+
+    def _add(self, array: bytes, events: list[_Event]) -> None:
         self.events += len(events)
         buckets: tuple[list[_Event], ...] = ([], [], [], [], [])
         bucket_of = {category: buckets[sort] for category, (sort, _) in SORT_OF.items()}.get
@@ -181,7 +177,7 @@ class EventCollector:
                 self._add_mark(event)
         for sort, chosen in enumerate(buckets):
             if chosen:
-                self._add_bucket(sort, chosen, text)
+                self._add_bucket(sort, chosen, array)
 
     def _add_mark(self, event: _Event) -> None:
         try:
@@ -190,12 +186,12 @@ class EventCollector:
             ns, good = text_to_ns([str(event.ts)])
             self._marks += ns[good].tolist()
 
-    def _add_bucket(self, sort: int, events: list[_Event], text: bytes) -> None:
+    def _add_bucket(self, sort: int, events: list[_Event], array: bytes) -> None:
         try:
             start = microseconds_to_ns([event.ts for event in events])
             duration = microseconds_to_ns([event.dur for event in events])
         except NeedsText:
-            start, duration, good = _exact_times(text, sort)
+            start, duration, good = _exact_times(array, sort)
             if not good.all():
                 self.dropped += int((~good).sum())
                 events = [events[row] for row in np.flatnonzero(good).tolist()]
@@ -324,24 +320,31 @@ class _Array(msgspec.Struct):
     traceEvents: msgspec.Raw  # noqa: N815 - the format's own name
 
 
-def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes] | None:
-    """Split the trace's last text into its event array and what follows; None when it is not whole JSON."""
+def _decode_events(array: bytes) -> list[_Event] | None:
+    """Decode an array of events; None when it is broken in any way."""
+    if not _is_utf8(array):
+        return None
     try:
-        if is_array:
-            _events.decode(b"[" + text)
-            return b"[" + text, b""
-        prefix = b'{"traceEvents":['
-        array = bytes(msgspec.json.decode(prefix + text, type=_Array).traceEvents)
-        _events.decode(array)
+        return _events.decode(array)
     except _BROKEN:
         return None
+
+
+def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
+    """Split the trace's last text into its event array and what follows; nothing when it is not whole JSON."""
+    if is_array:
+        return b"[" + text, b""
+    try:
+        array = bytes(msgspec.json.decode(b'{"traceEvents":[' + text, type=_Array).traceEvents)
+    except _BROKEN:
+        return b"", b""
     return array, text[len(array) - 1 :]
 
 
-def _exact_times(text: bytes, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+def _exact_times(array: bytes, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
     """Read starts and durations of one sort of event from their text; the mask is False where one is no time."""
     categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
-    decoded = _exact.decode(text if text[:1] == b"[" else b"[" + text + b"]")
+    decoded = _exact.decode(array)
     events = [event for event in decoded if event.ph == "X" and isinstance(event.cat, str) and event.cat in categories]
     start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
     duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])

@@ -11,7 +11,6 @@ from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.discover import discover, rank_from_path
 from overlapscope.ingest.kineto import ReadTrace, read_kineto
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
-from overlapscope.timeline.store import load_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +51,8 @@ def read_inputs(
         if len(inputs.runs) > 1 or inputs.files:
             listed = ", ".join(str(path) for path in [*inputs.runs, *inputs.files][:4])
             raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
+        from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
+
         return load_run(inputs.runs[0])
     if not inputs.files:
         raise InputError(f"{', '.join(map(str, paths))}: none of the {len(inputs.passed_over)} files is a trace")

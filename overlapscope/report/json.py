@@ -20,3 +20,9 @@ def analysis_schema() -> dict[str, Any]:
         "title": "overlapscope.analysis/1",
         **schema,
     }
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(analysis_schema()), indent=2).decode() + "\n")

@@ -84,6 +84,15 @@ class Run:
         return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
 
 
+MANIFEST = "run.json"
+"""The file that makes a folder a run directory."""
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
     """Put several recording windows of one rank behind each other, in order of time.
 

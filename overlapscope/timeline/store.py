@@ -37,10 +37,9 @@ from overlapscope.timeline.columns import (
     size,
 )
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import Group, RankTimeline, Run, Source
+from overlapscope.timeline.run import MANIFEST, Group, RankTimeline, Run, Source, is_run_directory
 
 SCHEMA: Final = "overlapscope.run/1"
-MANIFEST: Final = "run.json"
 TABLES: Final[dict[str, type[Table]]] = {
     "recordings": Recordings,
     "spans": Spans,
@@ -80,11 +79,6 @@ class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
 
 class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
     schema_: str = ""
-
-
-def is_run_directory(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest."""
-    return (path / MANIFEST).is_file()
 
 
 def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None:

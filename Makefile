@@ -1,0 +1,55 @@
+# Two commands on a fresh clone with Python >= 3.11 and make: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: demo test lint bench test-long test-py313 check-wheel schema clean
+
+demo: $(READY)
+	$(BIN)/overlapscope demo -f
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(MAKE) --no-print-directory check-wheel
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
+bench: $(READY)
+	$(BIN)/python -m benchmarks.run
+
+# What takes more than minutes; its last dated result is kept in tests/LONG.md.
+test-long: $(READY)
+	$(BIN)/python tests/run_long.py
+
+# A wheel, installed in an empty environment without torch, analyzes a trace.
+check-wheel: $(READY)
+	$(BIN)/python tests/check_wheel.py
+
+# The suite on Python 3.13, without torch, where there is such a Python.
+test-py313:
+	@if command -v python3.13 >/dev/null && python3.13 --version >/dev/null 2>&1; then \
+	  test -e .venv313/.ready || { python3.13 -m venv .venv313 && \
+	    .venv313/bin/pip install -q -c constraints.txt -e . \
+	      pytest pytest-xdist hypothesis jsonschema && touch .venv313/.ready; }; \
+	  .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"; \
+	else echo "test-py313: there is no python3.13 here; not run"; fi
+
+# The published JSON Schema, from the code.
+schema: $(READY)
+	$(BIN)/python -m overlapscope.report.json > docs/overlapscope.analysis-1.schema.json
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .venv313 build dist *.egg-info overlapscope-demo benchmarks/.cache

@@ -1,0 +1,60 @@
+"""Files to measure on."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHARED = Path(os.environ.get("OVERLAPSCOPE_DATA", HERE.parent.parent / "shared" / "data"))
+CACHE = HERE / ".cache"
+REPEATS = 10
+STEPS = 6
+
+
+def million_events() -> Path:
+    """Give the six-step trace ten times: times shifted, steps and correlations renumbered; 1,091,230 events.
+
+    It is made in a process of its own: the peak memory that a benchmark reads begins with its parent's.
+    """
+    path = CACHE / "six_steps_ten_times.json"
+    if not path.exists():
+        subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True, cwd=HERE.parent)
+    return path
+
+
+def _make(path: Path) -> None:
+    if not path.exists():
+        CACHE.mkdir(exist_ok=True)
+        source = SHARED / "kineto" / "a100_rank3of8_six_steps.json.gz"
+        trace = json.loads(gzip.decompress(source.read_bytes()), strict=False)
+        times = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "X" and isinstance(event["pid"], int)]
+        span = max(times) - min(times) + 2_000_000
+        trace["traceEvents"] = [
+            _shifted(event, repeat, span) for repeat in range(REPEATS) for event in trace["traceEvents"]
+        ]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(trace, indent=1), encoding="utf-8")
+        temporary.rename(path)
+
+
+def _shifted(event: dict[str, object], repeat: int, span: int) -> dict[str, object]:
+    moved = dict(event)
+    if isinstance(moved.get("ts"), int):
+        moved["ts"] += repeat * span  # type: ignore[operator]
+    if isinstance(moved.get("id"), int):
+        moved["id"] += repeat * 10_000_000  # type: ignore[operator]
+    args = moved.get("args")
+    if isinstance(args, dict) and "correlation" in args:
+        moved["args"] = {**args, "correlation": args["correlation"] + repeat * 10_000_000}
+    found = re.fullmatch(r"ProfilerStep#(\d+)", str(moved["name"]))
+    if found:
+        moved["name"] = f"ProfilerStep#{int(found[1]) + STEPS * repeat}"
+    return moved
+
+
+if __name__ == "__main__":
+    _make(CACHE / "six_steps_ten_times.json")

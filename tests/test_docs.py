@@ -1,0 +1,70 @@
+"""Every command and every piece of Python in the documentation runs, in the order it stands there."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlapscope.report.json import analysis_schema
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BY_CI = ("make demo", "make test", "make lint")
+"""Commands that .ci/run itself calls."""
+BY_CHECK_WHEEL = "pip install '.[torch]'"
+"""Setting up an environment is what tests/check_wheel.py and the Makefile do."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "traces", tmp_path / "traces")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for language, text in blocks(page):
+        if language == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (text, done.stderr)
+            continue
+        for command in text.strip().splitlines():
+            if command in BY_CI or command == BY_CHECK_WHEEL:
+                continue
+            done = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (command, done.stderr)
+
+
+def test_ci_calls_the_commands_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert all(command in script for command in BY_CI)
+
+
+def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
+    shown = re.search(r"```text\n(2 ranks.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown
+    printed = subprocess.run(
+        [sys.executable, "-m", "overlapscope.cli.main", "analyze", str(ROOT / "traces" / "gloo_ddp")],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert printed.startswith(shown[1])
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_published_schema_is_the_codes_own() -> None:
+    published = json.loads((ROOT / "docs" / "overlapscope.analysis-1.schema.json").read_text(encoding="utf-8"))
+    assert published == analysis_schema()
