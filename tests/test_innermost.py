@@ -78,6 +78,8 @@ def test_long_lists_of_nested_and_crossing_ranges_agree_with_a_full_search(seed,
         zip(random.integers(0, 2, number).tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
     )
     asked = list(zip(random.integers(0, 2, 40).tolist(), random.integers(-5, 6000, 40).tolist(), strict=True))
+    long_ends = [(lane, end) for lane, start, end in ranges if end - start >= 4]
+    asked += [(lane, end + late) for lane, end in long_ends for late in (-1, 0)]
     assert_found(ranges, asked)
 
 

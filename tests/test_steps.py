@@ -195,6 +195,18 @@ def test_a_step_without_device_spans_is_complete_when_the_recording_holds_it(rec
     assert complete_of(found) == complete
 
 
+def test_without_device_spans_a_later_recordings_spans_do_not_cut_an_equal_step_short():
+    found = step_windows(
+        timeline(
+            spans=(Span(start=50, end=60, step=7), Span(start=550, end=575, step=7, recording=1)),
+            steps=(Step(step=7, start=40, end=70), Step(step=7, start=540, end=570, recording=1)),
+            recordings=(Recording(start=0, end=100), Recording(start=500, end=600)),
+            has_device=False,
+        )
+    )
+    assert [(each.window, each.complete) for each in found] == [((40, 70), True), ((540, 570), True)]
+
+
 def test_a_whole_window_runs_from_the_first_start_to_the_last_end_of_a_recording():
     assert whole_windows(timeline(spans=LAUNCHED_BY_BOTH)) == [(150, 360)]
 

@@ -101,7 +101,7 @@ def _placed_by_table(name: str) -> Placement:
 def _user_pattern(text: str, option: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"{option} {text!r} is not a regular expression: {error}") from error
 
 

@@ -6,6 +6,7 @@ the host annotation, and group size and sequence number in the positional `Concr
 """
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -53,6 +54,10 @@ _SPELLINGS: Final = {
     "complex<double>": "complex128",
 }
 """C++ and c10 spellings, lower case without blanks and namespaces."""
+_DIGITS: Final = re.compile(r"[0-9]{1,19}")
+MAX_COUNT: Final = 2**62
+"""A larger count of anything is damage."""
+MAX_GROUP_SIZE: Final = 1 << 22
 VOLUMELESS: Final = frozenset({"wait", "barrier", "coalesced"})
 """Pseudo-collectives: their recorded sizes are not moved data."""
 
@@ -90,9 +95,9 @@ def count(value: object) -> int | None:
     """Give a non-negative whole number written as number or text; None for anything else."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         value = int(value)
-    return value if isinstance(value, int) and 0 <= value < 2**62 else None
+    return value if isinstance(value, int) and 0 <= value < MAX_COUNT else None
 
 
 def elements_of(dims: object) -> int | None:
@@ -100,13 +105,10 @@ def elements_of(dims: object) -> int | None:
     if not isinstance(dims, list) or not dims:
         return None
     if all(isinstance(size, int) for size in dims):
-        product = 1
-        for size in dims:
-            product *= size
-        return product
+        return count(math.prod(dims)) if min(dims) >= 0 else None
     parts = [elements_of(each) for each in dims]
     known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
+    return count(sum(known)) if len(known) == len(parts) else None
 
 
 def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
@@ -166,11 +168,18 @@ def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tup
     if configured is not None:
         return configured
     start, stride = count(args.rank_start), count(args.rank_stride)
-    if start is None or not stride or not size:
+    if start is None or not stride or not size or size > MAX_GROUP_SIZE:
         return None
     rebuilt = tuple(range(start, start + stride * size, stride))
-    agrees = listed is None or (set(listed) <= set(rebuilt) and rebuilt[: len(listed) - 1] == listed[:-1])
-    return rebuilt if agrees else None
+    return rebuilt if listed is None or _shows(rebuilt, listed) else None
+
+
+def _shows(ranks: tuple[int, ...], listed: tuple[int, ...]) -> bool:
+    """Whether a cut list shows these ranks: their beginning, then one that is the 30th (old form) or the last (new)."""
+    if not listed or len(listed) > len(ranks):
+        return False
+    ends = (ranks[len(listed) - 1], ranks[-1])
+    return ranks[: len(listed) - 1] == listed[:-1] and listed[-1] in ends
 
 
 def parse_ranks(text: object) -> tuple[tuple[int, ...] | None, bool]:
@@ -184,6 +193,6 @@ def parse_ranks(text: object) -> tuple[tuple[int, ...] | None, bool]:
     body = re.sub(r",\s*(?=[,\]])", "", re.sub(r"\[\s*,", "[", body))
     try:
         ranks = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, cut
     return (tuple(ranks), cut) if all(isinstance(rank, int) for rank in ranks) else (None, cut)

@@ -7,7 +7,7 @@ and the number has to be read as text.
 """
 
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
         raise NeedsText from None
     if numbers.size == 0:
         return np.empty(0, np.int64)
+    if numbers.ndim != 1:
+        raise NeedsText
+    if numbers.dtype.kind in "iuf" and numbers.min() <= 1 and bool in set(map(type, values)):
+        raise NeedsText  # true and false are no times, but numpy takes them for 1 and 0
     if numbers.dtype.kind in "iu":
         if numbers.max() >= _LIMIT_NS // 1000 or numbers.min() <= -_LIMIT_NS // 1000:
             raise NeedsText
@@ -59,6 +63,6 @@ def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArra
             ns = (Decimal(token.strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
             good[row] = ns.is_finite() and abs(ns) < _LIMIT_NS
             out[row] = int(ns) if good[row] else 0
-        except (InvalidOperation, ValueError, OverflowError):
+        except (ArithmeticError, ValueError):
             good[row] = False
     return out, good

@@ -86,7 +86,9 @@ def difference(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """Give the part of `a` inside [start, end)."""
+    """Give the part of `a` inside [start, end); nothing where that is empty."""
+    if end <= start:
+        return EMPTY
     first = np.searchsorted(a.ends, start, side="right")
     last = np.searchsorted(a.starts, end, side="left")
     if last <= first:

@@ -150,4 +150,4 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
 
 def _source(part: RankTimeline) -> str:
     code = int(part.recordings.source[0])
-    return Path(part.names[code]).name if code >= 0 else "an unnamed source"
+    return part.names[code] if code >= 0 else "an unnamed source"

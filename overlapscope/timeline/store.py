@@ -8,6 +8,7 @@ not there.
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MANIFEST, Group, RankTimeline, Run, Source, is_run_directory
 
 SCHEMA: Final = "overlapscope.run/1"
+_FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 TABLES: Final[dict[str, type[Table]]] = {
     "recordings": Recordings,
     "spans": Spans,
@@ -190,7 +192,7 @@ def read_manifest(path: Path) -> Manifest:
         schema = msgspec.json.decode(content, type=_Schema).schema_
         if schema != SCHEMA:
             family, _, number = schema.rpartition("/")
-            if family == SCHEMA.rpartition("/")[0] and number.isdigit():
+            if family == _FAMILY and number.isdecimal() and int(number[:9]) > int(_NUMBER):
                 raise NewerSchemaError(f"{path}: written by a newer OverlapScope ({schema}); this one reads {SCHEMA}")
             raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema!r})")
         return msgspec.json.decode(content, type=Manifest)
@@ -234,11 +236,33 @@ def _one_line(error: Exception) -> str:
 
 def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
     names = NameTable()
+    if not re.fullmatch(r"rank_\d+", folder.name):
+        raise ValueError(f"{entry.folder!r} is no folder of a rank")
     tables: Mapping[str, Any] = {
         name: _from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
     }
-    empty = RankTimeline(rank=entry.rank, basis=entry.basis, has_device=entry.has_device, names=(), **tables)
-    return replace(empty, names=tuple(names.to_list()))
+    bare = RankTimeline(rank=entry.rank, basis=entry.basis, has_device=entry.has_device, names=(), **tables)
+    _check_references(bare)
+    return replace(bare, names=tuple(names.to_list()))
+
+
+def _check_references(timeline: RankTimeline) -> None:
+    """Raise ValueError where a row number points outside its table."""
+    windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
+    if windows == 0:
+        raise ValueError("no recording window")
+    spans = timeline.spans
+    for name, column, rows in (
+        ("spans.recording", spans.recording, windows),
+        ("spans.lane", spans.lane, lanes),
+        ("spans.collective", spans.collective[spans.collective != NONE], calls),
+        ("collectives.recording", timeline.collectives.recording, windows),
+        ("steps.recording", timeline.steps.recording, windows),
+        ("annotations.recording", timeline.annotations.recording, windows),
+        ("annotations.lane", timeline.annotations.lane, lanes),
+    ):
+        if column.size and not (column.min() >= 0 and column.max() < rows):
+            raise ValueError(f"{name} points outside its table of {rows} rows")
 
 
 def _from_arrow(table: pa.Table, kind: type[Table], names: NameTable) -> Table:
