@@ -136,13 +136,19 @@ def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_si
     if op in ("all_gather", "gather", "reduce_scatter", "scatter"):
         if whole:
             return whole
-        return shard * group_size if shard is not None and group_size else None
+        return count(shard * group_size) if shard is not None and group_size else None
     if op == "recv":
         return moved_out if moved_out else moved_in
     return moved_in if moved_in else moved_out
 
 
 _OLD_CONCRETE_INPUTS = 8
+
+
+def volume_bytes(elements: int | None, dtype: str | None) -> int | None:
+    """Give the bytes of so many elements; None where either is unknown or the product is impossible."""
+    item = ITEM_BYTES.get(dtype or "")
+    return count(elements * item) if elements is not None and item else None
 
 
 def from_concrete_inputs(args: CollectiveArgs) -> tuple[int | None, int | None]:

@@ -7,12 +7,12 @@ import numpy as np
 
 from overlapscope.ingest.classify import CALL, HOST_COLLECTIVE, operation
 from overlapscope.ingest.collective_args import (
-    ITEM_BYTES,
     VOLUMELESS,
     CollectiveArgs,
     full_elements,
     input_dtype,
     input_elements,
+    volume_bytes,
 )
 from overlapscope.ingest.kineto_events import KinetoColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
@@ -126,12 +126,12 @@ def _collectives(
         args = columns.host_args.get(row, _NO_ARGS)
         count = full_elements(op, input_elements(args), None, size)
         dtype = None if op in VOLUMELESS else input_dtype(args)
-        item = ITEM_BYTES.get(dtype or "")
+        volume = volume_bytes(count, dtype)
         ops.append(code(op))
         executed.append(code(ran))
         dtypes.append(code(dtype) if dtype else -1)
         elements.append(NONE if count is None else count)
-        volumes.append(NONE if count is None or not item else count * item)
+        volumes.append(NONE if volume is None else volume)
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
     return make(
         Collectives,

@@ -7,7 +7,6 @@ import numpy as np
 
 from overlapscope.ingest.classify import CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.collective_args import (
-    ITEM_BYTES,
     VOLUMELESS,
     CollectiveArgs,
     count,
@@ -17,6 +16,7 @@ from overlapscope.ingest.collective_args import (
     group_ranks,
     input_dtype,
     input_elements,
+    volume_bytes,
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
@@ -154,7 +154,6 @@ def _describe(
                 moved_in = None
         dtype = dtype or input_dtype(source) or input_dtype(call)
     elements = full_elements(op, moved_in, moved_out, size)
-    item = ITEM_BYTES.get(dtype or "")
     return {
         "op": op,
         "group": name,
@@ -162,7 +161,7 @@ def _describe(
         "seq": count(kernel.seq) if kernel.seq is not None else count(record.seq) if record.seq is not None else seq,
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
-        "bytes": elements * item if elements is not None and item else None,
+        "bytes": volume_bytes(elements, dtype),
     }
 
 

@@ -26,7 +26,12 @@ class _AnyEvent(msgspec.Struct):
     """The least an event must be: an object whose every part is valid JSON."""
 
     ph: str = ""
+    cat: object = None
     name: object = None
+    pid: object = None
+    tid: object = None
+    ts: object = None
+    dur: object = None
     args: object = None
 
 

@@ -121,8 +121,13 @@ def _beside(path: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+            # Aside first: at no moment is the place taken by half a run.
+            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            os.replace(path, aside / path.name)
+            os.replace(temporary, path)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.replace(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
