@@ -6,18 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.ingest.collective_args import (
-    ITEM_BYTES,
     CollectiveArgs,
     count,
     dtype_name,
     elements_of,
     from_concrete_inputs,
-    full_elements,
     group_ranks,
     input_dtype,
     input_elements,
     parse_ranks,
 )
+from overlapscope.timeline.volume import ITEM_BYTES, full_elements
 
 SHOWN = 30
 """Ranks that the profiler writes before it cuts a list."""

@@ -7,16 +7,14 @@ import numpy as np
 
 from overlapscope.ingest.classify import CALL, HOST_COLLECTIVE, operation
 from overlapscope.ingest.collective_args import (
-    VOLUMELESS,
     CollectiveArgs,
-    full_elements,
     input_dtype,
     input_elements,
-    volume_bytes,
 )
 from overlapscope.ingest.kineto_events import KinetoColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
 from overlapscope.timeline.intervals import difference, union
+from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
 _EXECUTED_AS = {"reduce_scatter": "all_reduce"}

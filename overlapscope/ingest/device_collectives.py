@@ -7,22 +7,20 @@ import numpy as np
 
 from overlapscope.ingest.classify import CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.collective_args import (
-    VOLUMELESS,
     CollectiveArgs,
     count,
     dtype_name,
     from_concrete_inputs,
-    full_elements,
     group_ranks,
     input_dtype,
     input_elements,
-    volume_bytes,
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_events import KinetoColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
+from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
 _RANGES = {

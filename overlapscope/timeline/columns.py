@@ -30,6 +30,7 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Small = npt.NDArray[np.int8]
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +131,37 @@ class Annotations:
     end_ns: Ints
 
 
-Table = Spans | Collectives | Steps | Lanes | Recordings | Annotations
-T = TypeVar("T", Spans, Collectives, Steps, Lanes, Recordings, Annotations)
-DTYPES: Final = {"int64": np.int64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """When each parameter's gradient was accumulated in a step, in that order."""
+
+    step: Ints
+    order: Ints
+    name: Codes
+    elements: Ints
+    dtype: Codes
+    ready_ns: Ints
 
 
-_KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Codes: "name", Flags: "bool"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Readings of the machine while it trained, one a row; names carry their unit (`gpu0.power_w`, `gc_pause_ns`)."""
+
+    time_ns: Ints
+    step: Ints
+    name: Codes
+    value: Floats
+
+
+Table = Spans | Collectives | Steps | Lanes | Recordings | Annotations | Gradients | Telemetry
+T = TypeVar("T", Spans, Collectives, Steps, Lanes, Recordings, Annotations, Gradients, Telemetry)
+DTYPES: Final = {"int64": np.int64, "float64": np.float64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
+MISSING: Final = {"int64": NONE, "float64": np.nan, "name": -1, "enum": 0, "bool": False}
+_KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Floats: "float64", Codes: "name", Flags: "bool"}
 
 
 def column_kinds(table: type[Table] | Table) -> dict[str, str]:
-    """Give each column's kind: `int64`, `name`, `enum` or `bool`."""
+    """Give each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
     return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
 
 
@@ -160,8 +182,7 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
     """
     values: dict[str, Any] = {}
     for name, kind in column_kinds(table).items():
-        default = {"int64": NONE, "name": -1, "enum": 0, "bool": False}[kind]
-        given: npt.NDArray[Any] = np.asarray(columns.pop(name, default), DTYPES[kind])
+        given: npt.NDArray[Any] = np.asarray(columns.pop(name, MISSING[kind]), DTYPES[kind])
         values[name] = np.full(rows, given, DTYPES[kind]) if given.ndim == 0 else given
         if len(values[name]) != rows:
             raise ValueError(f"{table.__name__}.{name} has {len(values[name])} rows instead of {rows}")

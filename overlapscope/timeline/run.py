@@ -4,16 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import (
     Annotations,
     Collectives,
+    Gradients,
     Lanes,
     Recordings,
     Spans,
     Steps,
+    Telemetry,
     concat,
+    make,
     recode,
     shift,
     size,
@@ -65,6 +69,10 @@ class RankTimeline:
     steps: Steps
     lanes: Lanes
     annotations: Annotations
+    gradients: Gradients = field(default_factory=lambda: make(Gradients, 0))
+    telemetry: Telemetry = field(default_factory=lambda: make(Telemetry, 0))
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """How our own capture recorded it, and what it saw of the machine; empty for other sources. Plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,8 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
     steps: list[Steps] = []
     lanes: list[Lanes] = []
     annotations: list[Annotations] = []
+    gradients: list[Gradients] = []
+    telemetry: list[Telemetry] = []
     for part in ordered:
         window = sum(size(each) for each in recordings)
         lane = sum(size(each) for each in lanes)
@@ -134,6 +144,8 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
         collectives.append(replace(calls, recording=calls.recording + window))
         steps.append(replace(part.steps, recording=part.steps.recording + window))
         notes = recode(part.annotations, part.names, names)
+        gradients.append(recode(part.gradients, part.names, names))
+        telemetry.append(recode(part.telemetry, part.names, names))
         annotations.append(replace(notes, recording=notes.recording + window, lane=notes.lane + lane))
     return replace(
         ordered[0],
@@ -145,6 +157,8 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
         steps=concat(steps),
         lanes=concat(lanes),
         annotations=concat(annotations),
+        gradients=concat(gradients),
+        telemetry=concat(telemetry),
     )
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,13 @@ from overlapscope.timeline.columns import (
     NONE,
     Annotations,
     Collectives,
+    Gradients,
     Lanes,
     Recordings,
     Spans,
     Steps,
     Table,
+    Telemetry,
     column_kinds,
     enum_values,
     size,
@@ -41,6 +43,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MANIFEST, Group, RankTimeline, Run, Source, is_run_directory
 
 SCHEMA: Final = "overlapscope.run/1"
+RANK_ENTRY: Final = "rank.json"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 TABLES: Final[dict[str, type[Table]]] = {
     "recordings": Recordings,
@@ -49,11 +52,13 @@ TABLES: Final[dict[str, type[Table]]] = {
     "steps": Steps,
     "lanes": Lanes,
     "annotations": Annotations,
+    "gradients": Gradients,
+    "telemetry": Telemetry,
 }
 
 
 class RankEntry(msgspec.Struct, kw_only=True):
-    """What `run.json` says of one rank, enough to list a run without opening its tables."""
+    """What `run.json` and the rank's own `rank.json` say of it, enough to list a run without opening its tables."""
 
     rank: int
     folder: str
@@ -64,6 +69,7 @@ class RankEntry(msgspec.Struct, kw_only=True):
     steps: list[int]
     start_ns: int
     end_ns: int
+    recorded: dict[str, Any] = {}
 
 
 class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
@@ -139,18 +145,71 @@ def _umask() -> int:
     return mask
 
 
+def rank_folder(rank: int) -> str:
+    """Give the name of a rank's folder in a run directory."""
+    return f"rank_{rank:05d}"
+
+
+def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) -> None:
+    """Add or replace one rank of the run directory `run`, whole or not at all; files of `beside` are moved into it.
+
+    A run whose `run.json` was written before, or by another process, is read with this rank: each folder tells of
+    itself in its `rank.json`. Raises OSError when it cannot be written.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with _beside(run / rank_folder(timeline.rank)) as temporary:
+        _write_rank(timeline, temporary)
+        for file in beside:
+            shutil.move(file, temporary / file.name)
+
+
+def save_job(
+    path: Path,
+    *,
+    version: str,
+    world_size: int | None,
+    groups: Sequence[Group],
+    fingerprint: Mapping[str, str | int | None],
+) -> None:
+    """Write the `run.json` of a run whose ranks write themselves with `save_rank`. Raises OSError."""
+    manifest = Manifest(
+        schema_=SCHEMA,
+        version=version,
+        world_size=world_size,
+        missing_ranks=[],
+        ranks=[],
+        groups=list(groups),
+        sources=[],
+        fingerprint=dict(fingerprint),
+    )
+    path.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path / MANIFEST)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
-    folder = f"rank_{timeline.rank:05d}"
-    (run / folder).mkdir()
+    folder = run / rank_folder(timeline.rank)
+    folder.mkdir()
+    return _write_rank(timeline, folder)
+
+
+def _write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     for name in TABLES:
         pq.write_table(
             to_arrow(getattr(timeline, name), timeline.names, timeline.rank),
-            run / folder / f"{name}.parquet",
+            folder / f"{name}.parquet",
             compression="zstd",
         )
-    return RankEntry(
+    entry = RankEntry(
         rank=timeline.rank,
-        folder=folder,
+        folder=rank_folder(timeline.rank),
         basis=timeline.basis,
         has_device=timeline.has_device,
         spans=size(timeline.spans),
@@ -158,7 +217,10 @@ def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
         steps=timeline.steps.step.tolist(),
         start_ns=int(timeline.recordings.start_ns[0]),
         end_ns=int(timeline.recordings.end_ns[-1]),
+        recorded=dict(timeline.recorded),
     )
+    (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
+    return entry
 
 
 def to_arrow(table: Table, names: tuple[str, ...], rank: int) -> pa.Table:
@@ -173,6 +235,8 @@ def to_arrow(table: Table, names: tuple[str, ...], rank: int) -> pa.Table:
             columns[column] = pa.DictionaryArray.from_arrays(pa.array(values), spelled)
         elif kind == "int64":
             columns[column] = pa.array(values, mask=values == NONE)
+        elif kind == "float64":
+            columns[column] = pa.array(values, mask=np.isnan(values))
         else:
             columns[column] = pa.array(values)
     return pa.table(columns)
@@ -216,7 +280,8 @@ def load_run(path: Path) -> Run:
     ranks: dict[int, RankTimeline] = {}
     sources = list(manifest.sources)
     problems = []
-    for entry in manifest.ranks:
+    listed = {entry.rank for entry in manifest.ranks}
+    for entry in [*manifest.ranks, *(each for each in _entries(path) if each.rank not in listed)]:
         folder = path / Path(entry.folder).name
         try:
             ranks[entry.rank] = _load_rank(entry, folder)
@@ -235,6 +300,17 @@ def load_run(path: Path) -> Run:
     )
 
 
+def _entries(path: Path) -> list[RankEntry]:
+    """Give what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
+    entries = []
+    for file in sorted(path.glob(f"rank_*/{RANK_ENTRY}")):
+        try:
+            entries.append(msgspec.json.decode(file.read_bytes(), type=RankEntry))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return entries
+
+
 def _one_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200]
 
@@ -246,7 +322,14 @@ def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
     tables: Mapping[str, Any] = {
         name: _from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
     }
-    bare = RankTimeline(rank=entry.rank, basis=entry.basis, has_device=entry.has_device, names=(), **tables)
+    bare = RankTimeline(
+        rank=entry.rank,
+        basis=entry.basis,
+        has_device=entry.has_device,
+        names=(),
+        recorded=entry.recorded,
+        **tables,
+    )
     _check_references(bare)
     return replace(bare, names=tuple(names.to_list()))
 
@@ -288,6 +371,8 @@ def _from_arrow(table: pa.Table, kind: type[Table], names: NameTable) -> Table:
             columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
         elif stored == "int64":
             columns[column] = array.fill_null(NONE).to_numpy(zero_copy_only=False)
+        elif stored == "float64":
+            columns[column] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
         else:
             columns[column] = array.to_numpy(zero_copy_only=False)
     return kind(**columns)
