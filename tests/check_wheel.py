@@ -19,7 +19,7 @@ def main() -> None:
         python = str(place / "empty" / "bin" / "python")
         run(python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel))
         command = str(place / "empty" / "bin" / "overlapscope")
-        analysis = json.loads(run(command, "analyze", str(ROOT / "traces" / "gloo_ddp"), "--json", cwd=place))
+        analysis = json.loads(run(command, "analyze", str(ROOT / "traces" / "baseline"), "--json", cwd=place))
         assert analysis["run"]["ranks"] == [0, 1], analysis["run"]
         torch = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
         assert "ModuleNotFoundError" in torch.stderr, torch.stderr

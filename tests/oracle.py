@@ -101,16 +101,20 @@ def answer(path: Path, communicates: Callable[[str], bool]) -> Answer:
             start = base + nanoseconds(event["ts"])
             end = start + nanoseconds(event.get("dur", 0))
             events.append((start, end, event.get("cat") or "", event))
-    marks = sorted(
-        (start, end, int(found[1]))
-        for start, end, category, event in events
-        if category in ("user_annotation", "cpu_op", "Operator")
-        and (found := re.fullmatch(r"ProfilerStep#(\d+)", str(event.get("name"))))
-    )
+    marks = _marks(events, "overlapscope.step") or _marks(events, "ProfilerStep")
     device = ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset")
     if any(category in device for _, _, category, _ in events):
         return _device_answer(events, marks, communicates)
     return _host_answer(events, marks)
+
+
+def _marks(events: list[Any], by: str) -> list[tuple[int, int, int]]:
+    return sorted(
+        (start, end, int(found[1]))
+        for start, end, category, event in events
+        if category in ("user_annotation", "cpu_op", "Operator")
+        and (found := re.fullmatch(re.escape(by) + r"#(\d+)", str(event.get("name"))))
+    )
 
 
 def _device_answer(events: list[Any], marks: list[Any], communicates: Callable[[str], bool]) -> Answer:

@@ -53,8 +53,8 @@ def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
     shown = re.search(r"```text\n(2 ranks.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown
     printed = subprocess.run(
-        [sys.executable, "-m", "overlapscope.cli.main", "analyze", str(ROOT / "traces" / "gloo_ddp")],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "overlapscope.cli.main", "analyze", "traces/baseline"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert printed.startswith(shown[1])
 

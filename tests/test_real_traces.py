@@ -1,7 +1,9 @@
 """Exactness on real traces: published figures, an independent oracle, other tools' answers."""
 
+import hashlib
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -104,12 +106,30 @@ def agree_with_oracle(path: Path) -> None:
     assert found == truth.steps
 
 
-def test_the_project_ships_recordings_of_two_ranks() -> None:
-    assert len(OWN) >= 2
+def test_the_project_ships_two_small_runs_of_its_own() -> None:
+    assert len(OWN) == 4
     manifest = json.loads((ROOT / "traces" / "manifest.json").read_text(encoding="utf-8"))
-    listed = {ROOT / "traces" / name: each["bytes"] for name, each in manifest["files"].items()}
-    assert {path: path.stat().st_size for path in OWN} == listed
-    assert sum(listed.values()) < 3_000_000
+    listed = {ROOT / "traces" / name: each["sha256"] for name, each in manifest["files"].items()}
+    there = [path for run in manifest["runs"] for path in (ROOT / "traces" / run).rglob("*") if path.is_file()]
+    assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in there} == listed
+    assert sum(path.stat().st_size for path in there) < 3_000_000
+
+
+def test_the_regressed_run_exposes_more_than_the_baseline() -> None:
+    exposed = {}
+    for name in ("baseline", "regressed"):
+        run = overlapscope.load(ROOT / "traces" / name)
+        assert run.ranks == [0, 1]
+        exposed[name] = median(s.exposed_comm_ns for rank in run.analysis().ranks for s in rank.steps if s.complete)
+    assert exposed["regressed"] > 1.5 * exposed["baseline"]
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_columns_and_the_trace_kept_beside_them_give_the_same_figures(name: str) -> None:
+    folder = ROOT / "traces" / name
+    columns = overlapscope.load(folder).breakdown()
+    traces = overlapscope.load(*sorted(folder.rglob("*.json.gz"))).breakdown()
+    assert columns.equals(traces)
 
 
 def test_linked_kernels_reproduce_the_figures_that_tracelens_published() -> None:

@@ -11,6 +11,8 @@ from overlapscope.timeline.run import Source
 MILLISECOND_NS = 1_000_000
 ODD_FACTOR = 1.5
 """A step stands out when a figure is at least this many times the median of its neighbours ..."""
+ODD_PAST_LARGEST = 1.25
+"""... and past the largest of them by this: where several steps stand out, the figure simply varies ..."""
 ODD_AT_LEAST_NS = MILLISECOND_NS
 """... and the difference is worth a look."""
 FEW_LINKED = 0.95
@@ -48,8 +50,10 @@ def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) ->
             others = [each[place + 1] for i, each in enumerate(steps) if i != at and each[place + 1] is not None]
             if value is None or len(others) < 2:
                 continue
-            usual = median(other for other in others if other is not None)
-            if value >= ODD_FACTOR * usual and value - usual >= ODD_AT_LEAST_NS:
+            known = [other for other in others if other is not None]
+            usual = median(known)
+            stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * max(known)
+            if stands_out and value - usual >= ODD_AT_LEAST_NS:
                 times = f", {value / usual:.1f} times" if usual else ", against"
                 findings.append(
                     Finding(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,19 +13,26 @@ WORLD_SIZE = 2
 TIMEOUT_SECONDS = 300
 
 
-def train_and_record(folder: Path) -> None:
-    """Train with DDP over gloo and leave one torch profiler trace a rank in `folder`.
+def train_and_record(run: Path, *arguments: str) -> None:
+    """Train with DDP over gloo, recorded into the run directory `run`; `arguments` as in `demo_training`.
 
     Raises UsageError when torch is missing, OverlapScopeError when a process fails or does not end in time.
     """
     if find_spec("torch") is None:
         raise UsageError("the demo trains with torch, which is not installed: pip install 'overlapscope[torch]'")
-    store = folder / "store"
-    command = [sys.executable, "-m", "overlapscope.capture.demo_training", str(folder), str(store), str(WORLD_SIZE)]
+    with tempfile.TemporaryDirectory(prefix="overlapscope-demo-") as folder:
+        _run(["overlapscope.capture.demo_training", str(run), str(Path(folder) / "store"), str(WORLD_SIZE)], arguments)
+
+
+def _run(command: list[str], arguments: tuple[str, ...]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
-            [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [sys.executable, "-m", *command, str(rank), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
         for rank in range(WORLD_SIZE)
     ]
@@ -42,6 +50,5 @@ def train_and_record(folder: Path) -> None:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
-    store.unlink(missing_ok=True)
     if failure:
         raise OverlapScopeError(failure)

@@ -1,6 +1,6 @@
-"""One rank of the demo: a small MLP under DistributedDataParallel over gloo, recorded by torch.profiler.
+"""One rank of the demo: a small MLP under DistributedDataParallel over gloo, recorded by our own context manager.
 
-python -m overlapscope.capture.demo_training FOLDER STORE WORLD_SIZE RANK
+python -m overlapscope.capture.demo_training RUN STORE WORLD_SIZE RANK [BUCKET_MIB] [STEPS]
 """
 
 import sys
@@ -9,17 +9,17 @@ from pathlib import Path
 WIDTH = 768
 LAYERS = 8
 BATCH = 256
-BUCKET_MIB = 4
-STEPS = 4
+BUCKET_MIB = 4.0
+STEPS = 6
 WARMUP_STEPS = 3
-"""DDP rebuilds its buckets after the first step; the profiler's own start disturbs the next."""
 
 
-def train(folder: Path, store: Path, world_size: int, rank: int) -> None:
-    """Train a few steps, record the last ones, write `FOLDER/rankN.pt.trace.json.gz`."""
+def train(run: Path, store: Path, world_size: int, rank: int, bucket_mib: float, steps: int) -> None:
+    """Train a few steps and record the last ones into the run directory `run`."""
     import torch
     from torch import distributed, nn
-    from torch.profiler import ProfilerActivity, profile, schedule
+
+    import overlapscope
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -27,25 +27,27 @@ def train(folder: Path, store: Path, world_size: int, rank: int) -> None:
         "gloo", store=distributed.FileStore(str(store), world_size), rank=rank, world_size=world_size
     )
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MIB)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_mib)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trace = folder / f"rank{rank}.pt.trace.json.gz"
-    with profile(
-        activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=1, warmup=WARMUP_STEPS - 1, active=STEPS),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-        record_shapes=True,
-    ) as profiler:
-        for step in range(WARMUP_STEPS + STEPS):
-            generator = torch.Generator().manual_seed(step * world_size + rank)
-            batch = torch.randn(BATCH, WIDTH, generator=generator)
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            profiler.step()
+    with overlapscope.profile(run, model=model, warmup=WARMUP_STEPS, steps=steps) as scope:
+        for step in range(WARMUP_STEPS + steps):
+            with scope.step():
+                with scope.region("data"):
+                    generator = torch.Generator().manual_seed(step * world_size + rank)
+                    batch = torch.randn(BATCH, WIDTH, generator=generator)
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    given = sys.argv[5:]
+    train(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        int(sys.argv[3]),
+        int(sys.argv[4]),
+        float(given[0]) if given else BUCKET_MIB,
+        int(given[1]) if len(given) > 1 else STEPS,
+    )

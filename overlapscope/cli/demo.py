@@ -30,23 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, ingest, print the table and the next command."""
     import sys  # noqa: PLC0415 - keeps --help light
-    import tempfile  # noqa: PLC0415
 
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.capture.demo import train_and_record  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
-    from overlapscope.timeline.store import save_run  # noqa: PLC0415
-    from overlapscope.version import __version__  # noqa: PLC0415
+    from overlapscope.timeline.store import load_run, replace_run  # noqa: PLC0415
 
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")
     print("training a small model on 2 processes over gloo ...", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="overlapscope-demo-") as folder:
-        train_and_record(Path(folder))
-        recorded = read_inputs([Path(folder)])
-        save_run(recorded, args.output, version=__version__, force=args.force)
+    with replace_run(args.output) as place:
+        train_and_record(place)
+    recorded = load_run(args.output)
     analysis = analyze(recorded)
     args.output, where = None, args.output
     if args.json:

@@ -97,24 +97,37 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists already; choose another place, or replace it with -f")
+    with replace_run(path) as temporary:
+        entries = [_save_rank(timeline, temporary) for _, timeline in sorted(run.ranks.items())]
+        manifest = Manifest(
+            schema_=SCHEMA,
+            version=version,
+            world_size=run.world_size,
+            missing_ranks=list(run.missing_ranks),
+            ranks=entries,
+            groups=list(run.groups),
+            sources=list(run.sources),
+            fingerprint=dict(run.fingerprint),
+        )
+        (temporary / MANIFEST).write_bytes(_encoded(manifest))
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+@contextmanager
+def replace_run(path: Path) -> Iterator[Path]:
+    """Give a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
+
+    Raises UsageError when something that is no run stands there, InputError when it cannot be written.
+    """
     if path.exists() and not is_run_directory(path):
         raise UsageError(f"{path} exists and is no run directory: it is not replaced")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(path) as temporary:
-            entries = [_save_rank(timeline, temporary) for _, timeline in sorted(run.ranks.items())]
-            manifest = Manifest(
-                schema_=SCHEMA,
-                version=version,
-                world_size=run.world_size,
-                missing_ranks=list(run.missing_ranks),
-                ranks=entries,
-                groups=list(run.groups),
-                sources=list(run.sources),
-                fingerprint=dict(run.fingerprint),
-            )
-            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-            (temporary / MANIFEST).write_bytes(encoded + b"\n")
+            yield temporary
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -186,7 +199,7 @@ def save_job(
     handle, temporary = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=path)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+            file.write(_encoded(manifest))
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path / MANIFEST)
     except BaseException:
@@ -289,6 +302,9 @@ def load_run(path: Path) -> Run:
             message = f"rank {entry.rank} left out: its tables cannot be read ({_one_line(error)})"
             problems.append(message)
             sources.append(Source(path=str(folder), format="overlapscope", warnings=(message,)))
+        else:
+            if not manifest.sources:
+                sources.append(_source_of(entry, folder))
     if not ranks:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
     return Run(
@@ -297,6 +313,18 @@ def load_run(path: Path) -> Run:
         groups=tuple(manifest.groups),
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,
+    )
+
+
+def _source_of(entry: RankEntry, folder: Path) -> Source:
+    """Give the source that a rank of our own capture is; what it could not record is a warning."""
+    failures = entry.recorded.get("failures", [])
+    return Source(
+        path=str(folder),
+        format="overlapscope",
+        ranks=(entry.rank,),
+        events=entry.spans,
+        warnings=tuple(str(failure) for failure in failures) if isinstance(failures, list) else (),
     )
 
 

@@ -1,0 +1,250 @@
+"""Records of `events` mode to columns: collectives from ready to done, phases less the time they were blocked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from overlapscope.capture.points import Points
+from overlapscope.capture.records import Call, StepRecord
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    DEVICE,
+    HOST,
+    NONE,
+    Annotations,
+    Collectives,
+    Ints,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    Telemetry,
+    make,
+)
+from overlapscope.timeline.intervals import Intervals, difference, intersection, union
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.volume import volume_bytes
+
+TRAINING = "training"
+"""The lane of the phases: the device's compute stream, or the training thread."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of spans, collectives and annotations while they grow."""
+
+    spans: dict[str, list[int]]
+    calls: dict[str, list[int]]
+    notes: dict[str, list[int]]
+    unfinished: int = 0
+
+
+def timeline_of(
+    rank: int,
+    records: Sequence[StepRecord],
+    points: Points,
+    readings: Sequence[tuple[str, int, float]],
+    recorded: Mapping[str, Any],
+) -> RankTimeline:
+    """Give the timeline of the observed steps; readings are in monotonic time.
+
+    Steps without a gap between their numbers are one recording window: what lies between windows was not recorded.
+    """
+    names = NameTable()
+    observed = [record for record in records if record.observed and record.end_ns]
+    groups = sorted({call.group for record in observed for call in record.calls} | {""})
+    lane_of = {group: 1 + at for at, group in enumerate(groups)}
+    rows = _Rows(spans=_columns(Spans), calls=_columns(Collectives), notes=_columns(Annotations))
+    last_done: dict[str, int] = {}
+    windows = _windows(observed)
+    for record, window in zip(observed, windows, strict=True):
+        _add_step(record, window, points, names, lane_of, rows, last_done)
+    first = [windows.index(window) for window in sorted(set(windows))]
+    last = [len(windows) - 1 - windows[::-1].index(window) for window in sorted(set(windows))]
+    labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
+    return RankTimeline(
+        rank=rank,
+        basis="events",
+        has_device=points.on_device,
+        recordings=make(
+            Recordings,
+            len(first),
+            start_ns=[points.epoch_ns(observed[row].begin_ns) for row in first],
+            end_ns=[_end_ns(observed[row], points) for row in last],
+        ),
+        spans=make(Spans, len(rows.spans["start_ns"]), **rows.spans),
+        collectives=make(Collectives, len(rows.calls["start_ns"]), **rows.calls),
+        steps=make(
+            Steps,
+            len(observed),
+            recording=windows,
+            step=[record.number for record in observed],
+            start_ns=[points.epoch_ns(record.begin_ns) for record in observed],
+            end_ns=[points.epoch_ns(record.end_ns) for record in observed],
+        ),
+        lanes=make(
+            Lanes,
+            len(labels),
+            kind=DEVICE if points.on_device else HOST,
+            label=names.encode(labels),
+        ),
+        annotations=make(Annotations, len(rows.notes["start_ns"]), **rows.notes),
+        telemetry=telemetry_of(observed, readings, points, names),
+        names=tuple(names.to_list()),
+        recorded={**recorded, "unfinished_collectives": rows.unfinished},
+    )
+
+
+def telemetry_of(
+    records: Sequence[StepRecord], readings: Sequence[tuple[str, int, float]], points: Points, names: NameTable
+) -> Telemetry:
+    """Give the readings of the steps and of the sampler as one table, in order of time."""
+    rows = [(time_ns, record.number, name, value) for record in records for name, time_ns, value in record.readings]
+    rows += [(time_ns, NONE, name, value) for name, time_ns, value in readings]
+    rows.sort(key=lambda row: row[0])
+    return make(
+        Telemetry,
+        len(rows),
+        time_ns=[points.epoch_ns(row[0]) for row in rows],
+        step=[row[1] for row in rows],
+        name=names.encode([row[2] for row in rows]),
+        value=[row[3] for row in rows],
+    )
+
+
+def _windows(records: Sequence[StepRecord]) -> list[int]:
+    """Number the runs of consecutive steps."""
+    windows: list[int] = []
+    for at, record in enumerate(records):
+        follows = at > 0 and record.number == records[at - 1].number + 1
+        windows.append((windows[-1] if windows else 0) + (at > 0 and not follows))
+    return windows
+
+
+def _end_ns(record: StepRecord, points: Points) -> int:
+    """Give when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
+    done = [time for time in points.times([call.done for call in record.calls]) if time is not None]
+    return max([points.epoch_ns(record.end_ns), *done])
+
+
+def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict[str, list[int]]:
+    chosen = {
+        Spans: ("recording", "lane", "kind", "name", "start_ns", "end_ns", "launch_ns", "step", "collective"),
+        Collectives: (
+            "recording", "step", "group", "op", "dtype", "elements", "bytes", "group_size", "launch_ns", "start_ns",
+            "end_ns", "phase", "module",
+        ),
+        Annotations: ("recording", "lane", "name", "start_ns", "end_ns"),
+    }  # fmt: skip
+    return {name: [] for name in chosen[table]}
+
+
+def _add_step(
+    record: StepRecord,
+    window: int,
+    points: Points,
+    names: NameTable,
+    lane_of: Mapping[str, int],
+    rows: _Rows,
+    last_done: dict[str, int],
+) -> None:
+    def pairs(stretches: Sequence[Any]) -> list[tuple[str, int, int, int]]:
+        begins = points.times([each.begin for each in stretches])
+        ends = points.times([each.end for each in stretches])
+        return [
+            (each.name, begin, end, points.epoch_ns(each.begin_ns))
+            for each, begin, end in zip(stretches, begins, ends, strict=True)
+            if begin is not None and end is not None and end > begin
+        ]
+
+    phases, waits, regions = pairs(record.phases), pairs(record.waits), pairs(record.regions)
+    calls = _calls(record.calls, points, rows, last_done, serial=points.on_device)
+    in_flight = union(_arrays([(start, end) for _, start, end in calls]))
+    blocked = union(
+        _arrays([(begin, end) for _, begin, end, _ in waits]),
+        _arrays([(begin, end) for name, begin, end, _ in regions if name.startswith("comm:")]),
+        *(intersection(in_flight, tail) for tail in _tails(phases, calls)),
+    )
+    for name, begin, end, launched in phases:
+        free = difference(union(_arrays([(begin, end)])), blocked)
+        for start, stop in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
+            _append(rows.spans, window, 0, COMPUTE, names.code(name), start, stop, launched, record.number, NONE)
+    for call, start, end in calls:
+        phase = next((name for name, begin, stop, _ in phases if begin <= start < stop), None)
+        _append(
+            rows.calls,
+            window,
+            record.number,
+            names.code(call.group),
+            names.code(call.op),
+            names.code(call.dtype) if call.dtype else -1,
+            NONE if call.elements is None else call.elements,
+            _or_none(volume_bytes(call.elements, call.dtype)),
+            call.group_size,
+            points.epoch_ns(call.entered_ns),
+            start,
+            end,
+            names.code(phase) if phase else -1,
+            names.code(call.module) if call.module else -1,
+        )
+        row = len(rows.calls["start_ns"]) - 1
+        launched = points.epoch_ns(call.entered_ns)
+        _append(
+            rows.spans, window, lane_of[call.group], COMM, names.code(call.op), start, end, launched, record.number, row
+        )
+    for name, begin, end, launched in regions:
+        _append(rows.notes, window, 0, names.code(name), begin, end)
+        if name.startswith("comm:"):
+            code = names.code(name.removeprefix("comm:"))
+            _append(rows.spans, window, lane_of[""], COMM, code, begin, end, launched, record.number, NONE)
+
+
+def _calls(
+    calls: Sequence[Call], points: Points, rows: _Rows, last_done: dict[str, int], *, serial: bool
+) -> list[tuple[Call, int, int]]:
+    """Give the calls with their times. On a device one group's calls run one after the other (`serial`)."""
+    ready = points.times([call.ready for call in calls])
+    done = points.times([call.done for call in calls])
+    out = []
+    for call, start, end in zip(calls, ready, done, strict=True):
+        if start is None or end is None:
+            rows.unfinished += 1
+            continue
+        begun = max(start, last_done.get(call.group, start)) if serial else start
+        last_done[call.group] = end
+        out.append((call, min(begun, end), end))
+    return out
+
+
+def _tails(phases: Sequence[tuple[str, int, int, int]], calls: Sequence[tuple[Call, int, int]]) -> list[Intervals]:
+    """Give, for each backward, the time after its last collective was entered.
+
+    DistributedDataParallel enters its last bucket with the last gradient; what remains of backward is waiting for the
+    buckets, and copying out of those that have come.
+    """
+    tails = []
+    for name, begin, end, _ in phases:
+        entered = [start for _, start, _ in calls if begin <= start < end]
+        if name == "backward" and entered:
+            tails.append(union(_arrays([(max(entered), end)])))
+    return tails
+
+
+def _arrays(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+    return (
+        np.array([start for start, _ in pairs], np.int64),
+        np.array([end for _, end in pairs], np.int64),
+    )
+
+
+def _append(columns: dict[str, list[int]], *values: int) -> None:
+    for column, value in zip(columns.values(), values, strict=True):
+        column.append(value)
+
+
+def _or_none(value: int | None) -> int:
+    return NONE if value is None else value

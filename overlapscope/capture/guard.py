@@ -1,0 +1,37 @@
+"""The boundary between our code and the user's training: what fails in ours is a warning, no exception of theirs."""
+
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CaptureWarning(UserWarning):
+    """Something could not be recorded; training goes on."""
+
+
+class Guard:
+    """Runs our own code inside training; keeps what failed, and warns once for each place."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def __call__(self, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Call `function`; give None when it fails."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # the one broad except:
+            self.note(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    def note(self, failure: str) -> None:
+        """Keep a failure and warn of it, unless it was there before."""
+        one_line = " ".join(failure.split())[:500]
+        if one_line not in self.failures:
+            self.failures.append(one_line)
+            # A warning turned into an error must not reach the training loop either.
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", CaptureWarning)
+                warnings.warn(f"overlapscope: {one_line}; training goes on", CaptureWarning, stacklevel=3)

@@ -1,0 +1,86 @@
+"""Why a rank may be late, noted as it happens: garbage collection, throttling, load, allocator retries."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overlapscope.capture.records import StepRecord
+
+CGROUP_CPU = Path("/sys/fs/cgroup/cpu.stat")
+
+
+class LatenessWatch:
+    """While open, adds readings to the record that `current()` gives.
+
+    `gc_pause_ns` for each garbage collection; at each step's end `between_steps_ns` (before the step: data loading and
+    whatever else stands outside it), `loadavg_1m`, and what rose during the step of `cpu_throttled_us` (this process's
+    control group) and `allocator_retries` (CUDA).
+    """
+
+    def __init__(self, current: Callable[[], StepRecord | None]) -> None:
+        self._current = current
+        self._gc_began = 0
+        self._last_end_ns: int | None = None
+        self._counters: dict[str, float] = {}
+
+    def open(self) -> None:
+        """Listen to the garbage collector."""
+        gc.callbacks.append(self._collected)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start":
+            self._gc_began = time.monotonic_ns()
+        elif self._gc_began:
+            record = self._current()
+            now = time.monotonic_ns()
+            if record is not None:
+                record.readings.append(("gc_pause_ns", now, float(now - self._gc_began)))
+            self._gc_began = 0
+
+    def step_begins(self, record: StepRecord) -> None:
+        """Note the time since the last step, and where the counters stand."""
+        if self._last_end_ns is not None:
+            pause = float(record.begin_ns - self._last_end_ns)
+            record.readings.append(("between_steps_ns", record.begin_ns, pause))
+        self._counters = _counters()
+
+    def step_ends(self, record: StepRecord) -> None:
+        """Note what rose, and the load."""
+        self._last_end_ns = record.end_ns
+        for name, value in _counters().items():
+            rise = value - self._counters.get(name, value)
+            record.readings.append((name, record.end_ns, rise))
+        record.readings.append(("loadavg_1m", record.end_ns, os.getloadavg()[0]))
+
+
+def _counters() -> dict[str, float]:
+    found: dict[str, float] = {}
+    try:
+        for line in CGROUP_CPU.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "throttled_usec":
+                found["cpu_throttled_us"] = float(value)
+    except (OSError, ValueError):
+        pass  # no control group, or one without a CPU limit: the reading is missing
+    retries = _allocator_retries()
+    if retries is not None:
+        found["allocator_retries"] = retries
+    return found
+
+
+def _allocator_retries() -> float | None:
+    import torch  # noqa: PLC0415 - capture is the one room that uses torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    statistics: dict[str, Any] = torch.cuda.memory_stats()
+    return float(statistics.get("num_alloc_retries", 0))

@@ -1,0 +1,88 @@
+"""Where a step's forward, backward and optimizer begin and end, without touching the model's computation."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from overlapscope.capture.guard import Guard
+from overlapscope.capture.points import Points
+from overlapscope.capture.records import StepRecord, Stretch
+
+
+class PhaseWatch:
+    """While open, notes the phases of the record that `current()` gives.
+
+    Forward runs from the model's call (without a model: from the step's begin) to the beginning of backward, so that
+    it holds the loss. Backward is `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every
+    `Optimizer.step`.
+    """
+
+    def __init__(self, points: Points, guard: Guard, current: Callable[[], StepRecord | None], model: Any) -> None:
+        self._points, self._guard, self._current, self._model = points, guard, current, model
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+
+    def open(self) -> None:
+        """Hook the model's call, backward and every optimizer."""
+        import torch  # noqa: PLC0415 - capture is the one room that uses torch
+        from torch.optim import optimizer  # noqa: PLC0415
+
+        if self._model is not None:
+            self._undo.append(self._model.register_forward_pre_hook(self._forward_begins).remove)
+        before = optimizer.register_optimizer_step_pre_hook(lambda *_: self._begin("optimizer"))
+        after = optimizer.register_optimizer_step_post_hook(lambda *_: self._end("optimizer"))
+        self._undo += [before.remove, after.remove]
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if self._current() is None:
+                return original(*args, **kwargs)
+            self._end("forward")
+            self._begin("backward")
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end("backward")
+
+        torch.autograd.backward = backward
+        self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def step_begins(self) -> None:
+        """Without a model, forward begins with the step."""
+        if self._model is None:
+            self._begin("forward")
+
+    def step_ends(self) -> None:
+        """Close a phase that the step's end finds open, as in evaluation."""
+        self._end("forward")
+
+    def _forward_begins(self, *_: Any) -> None:
+        record = self._current()
+        if record is not None and not any(each.name == "forward" and each.end is None for each in record.phases):
+            self._begin("forward")
+
+    def _begin(self, name: str) -> None:
+        self._guard("noting a phase", self._note_begin, name)
+
+    def _note_begin(self, name: str) -> None:
+        record = self._current()
+        if record is not None:
+            record.phases.append(Stretch(name, self._points.mark(), time.monotonic_ns()))
+
+    def _end(self, name: str) -> None:
+        self._guard("noting a phase", self._note_end, name)
+
+    def _note_end(self, name: str) -> None:
+        record = self._current()
+        if record is None:
+            return
+        for stretch in reversed(record.phases):
+            if stretch.name == name and stretch.end is None:
+                stretch.end = self._points.mark()
+                return

@@ -1,0 +1,55 @@
+"""What is noted while a step runs: small mutable records, turned into columns later."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective, from its data being ready to its being done."""
+
+    op: str
+    group: str
+    group_size: int
+    dtype: str | None
+    elements: int | None
+    entered_ns: int
+    """Host time of the call, monotonic."""
+    ready: Any
+    """Mark before the call."""
+    done: Any = None
+    """Mark at its completion."""
+    module: str | None = None
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A named stretch between two marks: a phase, a wait, a region."""
+
+    name: str
+    begin: Any
+    begin_ns: int
+    """Host time, monotonic."""
+    end: Any = None
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step."""
+
+    number: int
+    begin_ns: int
+    """Host time, monotonic."""
+    begin: Any
+    observed: bool
+    """False for a step that was left alone to measure our own cost."""
+    end_ns: int = 0
+    end: Any = None
+    phases: list[Stretch] = field(default_factory=list)
+    waits: list[Stretch] = field(default_factory=list)
+    regions: list[Stretch] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    gradients: list[tuple[int, int]] = field(default_factory=list)
+    """(parameter, monotonic time of its gradient)."""
+    readings: list[tuple[str, int, float]] = field(default_factory=list)
+    """(name, monotonic time, value)."""

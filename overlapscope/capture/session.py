@@ -1,0 +1,313 @@
+"""One recording of a training loop: what `overlapscope.profile` gives."""
+
+import atexit
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+from overlapscope.capture import environment
+from overlapscope.capture.collectives import CollectiveWatch
+from overlapscope.capture.events import timeline_of
+from overlapscope.capture.guard import Guard
+from overlapscope.capture.lateness import LatenessWatch
+from overlapscope.capture.overhead import overhead
+from overlapscope.capture.phases import PhaseWatch
+from overlapscope.capture.points import DevicePoints, HostPoints, Points
+from overlapscope.capture.profiler import TraceRecorder
+from overlapscope.capture.records import StepRecord, Stretch
+from overlapscope.capture.telemetry import Sampler
+from overlapscope.errors import UsageError
+from overlapscope.timeline.run import RankTimeline
+
+P = ParamSpec("P")
+R = TypeVar("R")
+STEP_MARK = "overlapscope.step"
+LEFT_ALONE_EVERY = 4
+LEFT_ALONE_WITHIN = 64
+"""In this many steps after warm-up every fourth is left alone, to measure what capture costs."""
+MAX_STEPS = 20_000
+"""Steps kept; later ones are not recorded, and the run says so."""
+_session_numbers = iter(range(1_000_000))
+_open_sessions: list["Session"] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to record."""
+
+    mode: Literal["trace", "events"] = "trace"
+    warmup: int = 3
+    """Steps before recording: DDP rebuilds its buckets after the first."""
+    steps: int = 4
+    """`trace`: steps of one recording."""
+    repeat: int | None = None
+    """`trace`: record again every so many steps."""
+    measure_overhead: bool = True
+    wait_seconds: float = 30.0
+    """How long rank 0 waits for the others at the end."""
+
+
+Finish = Callable[["Session"], None]
+
+
+class Session:
+    """Records steps; a context manager, and a decorator for a function that does one step.
+
+    Everything of ours runs behind a guard: what fails is a warning, and the run says that it is incomplete. Only a
+    misuse raises, at once: UsageError.
+    """
+
+    def __init__(self, path: Path, model: Any, settings: Settings, finish: Finish) -> None:
+        if settings.mode not in ("trace", "events"):
+            raise UsageError(f"profile(mode={settings.mode!r}): there is 'trace' and 'events'")
+        if settings.warmup < 0 or settings.steps < 1 or (settings.repeat or settings.steps + 2) <= settings.steps + 1:
+            raise UsageError("profile(): warmup >= 0, steps >= 1 and repeat > steps + 1, for a step of warm-up between")
+        self.path, self.model, self.settings, self._finish = path, model, settings, finish
+        self.guard = Guard()
+        self.number = next(_session_numbers)
+        self.rank, self.world_size = 0, 1
+        self.records: list[StepRecord] = []
+        self.points: Points = HostPoints()
+        self.traces: TraceRecorder | None = None
+        self.sampler = Sampler(None)
+        self.begin_ns = self.end_ns = 0
+        self._state = "new"
+        self._count = 0
+        self._lost = 0
+        self._record: StepRecord | None = None
+        self._in_step = False
+        self._watches: list[Any] = []
+        self._phases: PhaseWatch | None = None
+        self._collectives: CollectiveWatch | None = None
+        self._lateness = LatenessWatch(self._current)
+        self._with: list[int] = []
+        self._without: list[int] = []
+        self._previous_handler: Any = None
+
+    # -- entering and leaving --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise UsageError(
+                "this profile was entered before; make a new one with overlapscope.profile(...)"
+                if self._state == "closed"
+                else "this profile is open already; did you mean `with scope.step():`?"
+            )
+        if _open_sessions:
+            raise UsageError("another overlapscope.profile is open in this process; leave it first")
+        self._state = "open"
+        _open_sessions.append(self)
+        self.guard("opening", self._open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.guard.failures.append(f"training ended with {type(error).__name__}")
+        self.close()
+
+    def _open(self) -> None:
+        self.rank, self.world_size = environment.rank_and_world()
+        self.points = _points()
+        self.begin_ns = time.monotonic_ns()
+        if self.settings.mode == "trace":
+            self.traces = TraceRecorder(self.path, self.rank, self.settings, self.points.on_device, self.guard)
+            self.traces.open(self.model, self._current)
+        else:
+            self._collectives = CollectiveWatch(self.points, self.guard, self._current)
+            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
+        self.sampler = Sampler(_device_index())
+        for watch in (self._collectives, self._phases, self._lateness, self.sampler):
+            if watch is not None and self.guard("opening", watch.open) is None:
+                self._watches.append(watch)
+        atexit.register(self.close)
+        self._listen_for_termination()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
+        if self._state != "open":
+            return
+        self._state = "closed"
+        self.end_ns = time.monotonic_ns()
+        if self in _open_sessions:
+            _open_sessions.remove(self)
+        atexit.unregister(self.close)
+        self._record = None
+        for watch in reversed(self._watches):
+            self.guard("closing", watch.close)
+        if self.traces is not None:
+            self.guard("closing the profiler", self.traces.close)
+        self.guard("restoring signals", self._stop_listening)
+        if self._count == 0:
+            self.guard.note("no step was recorded: wrap each training step in `with scope.step():`")
+        elif not self.observed:
+            first = self.settings.warmup
+            self.guard.note(f"only {self._count} steps ran and the first {first} are warm-up; use profile(warmup=...)")
+        if self._lost:
+            self.guard.note(f"{self._lost} steps after the first {MAX_STEPS} were not kept")
+        self.wait_seconds = self.settings.wait_seconds if wait else 0.0
+        self.guard("writing the run", self._finish, self)
+
+    def _listen_for_termination(self) -> None:
+        """Write the run on SIGTERM, then do what was to be done before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+
+        def terminated(number: int, frame: Any) -> None:
+            self.guard.failures.append("the process was terminated")
+            self.close(wait=False)
+            if callable(previous):
+                previous(number, frame)
+            elif previous != signal.SIG_IGN:
+                signal.raise_signal(number)
+
+        self._previous_handler = (previous, terminated)
+        signal.signal(signal.SIGTERM, terminated)
+
+    def _stop_listening(self) -> None:
+        if self._previous_handler is not None:
+            previous, ours = self._previous_handler
+            if signal.getsignal(signal.SIGTERM) is ours:
+                signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Record what runs inside as one training step."""
+        if self._state != "open":
+            raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
+        if self._in_step:
+            raise UsageError(
+                "a step inside a step: close the first one; for parts of a step there is scope.region(name)"
+            )
+        self._in_step = True
+        begun = self.guard("beginning a step", self._step_begins)
+        try:
+            with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else _NOTHING():
+                yield
+        finally:
+            self._in_step = False
+            self.guard("ending a step", self._step_ends, begun if begun is not None else 0)
+
+    def _current(self) -> StepRecord | None:
+        return self._record
+
+    def _step_begins(self) -> int:
+        after = self._count - self.settings.warmup
+        recorded = after >= 0 and len(self.records) < MAX_STEPS
+        self._lost += after >= 0 and not recorded
+        left_alone = self.settings.measure_overhead and after < LEFT_ALONE_WITHIN and after % LEFT_ALONE_EVERY == 3
+        if self.traces is None and recorded and not left_alone:
+            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), begin=None, observed=True)
+            self.points.anchor()
+            self._lateness.step_begins(record)
+            self._record = record
+            if self._phases is not None:
+                self._phases.step_begins()
+        elif self.traces is not None and self.traces.recording:
+            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), begin=None, observed=True)
+            self._lateness.step_begins(record)
+            self._record = record
+        return time.monotonic_ns()
+
+    def _step_ends(self, begun_ns: int) -> None:
+        record = self._record
+        if record is not None:
+            if self._phases is not None:
+                self._phases.step_ends()
+            self._record = None
+            record.end_ns = time.monotonic_ns()
+            self._lateness.step_ends(record)
+            self.records.append(record)
+        lasted = time.monotonic_ns() - begun_ns
+        if self._count >= self.settings.warmup:
+            profiled = record is not None
+            (self._with if profiled else self._without).append(lasted)
+        self._count += 1
+        if self.traces is not None:
+            self.traces.step()
+
+    @contextmanager
+    def region(self, name: str) -> Iterator[None]:
+        """Name a part of a step, such as `data`."""
+        record = self._record
+        stretch = Stretch(name, self.points.mark(), time.monotonic_ns()) if record is not None else None
+        try:
+            with self.traces.mark(name) if self.traces is not None else _NOTHING():
+                yield
+        finally:
+            if record is not None and stretch is not None:
+                stretch.end = self.guard("ending a region", self.points.mark)
+                record.regions.append(stretch)
+
+    def comm(self, name: str) -> AbstractContextManager[None]:
+        """Name a part of a step that communicates by means torch does not know, and waits for it."""
+        return self.region(f"comm:{name}")
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function that does one training step; the profile opens with the first call, closes at exit."""
+
+        @wraps(function)
+        def one_step(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self._state == "new":
+                self.__enter__()
+            if self._state == "closed":
+                return function(*args, **kwargs)
+            with self.step():
+                return function(*args, **kwargs)
+
+        return one_step
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    @property
+    def observed(self) -> list[StepRecord]:
+        """Steps that were recorded."""
+        return [record for record in self.records if record.observed]
+
+    def timeline(self) -> RankTimeline:
+        """Give the columns of `events` mode."""
+        return timeline_of(self.rank, self.records, self.points, self.sampler.readings, self.recorded())
+
+    def recorded(self) -> dict[str, Any]:
+        """Give how this was recorded, as plain values for `rank.json`."""
+        cost = overhead(self._with, self._without)
+        return {
+            "mode": self.settings.mode,
+            "complete": not self.guard.failures,
+            "failures": list(self.guard.failures),
+            "overhead": cost.as_json() if cost else None,
+            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.model) or {},
+            "settings": self.guard("reading the settings", environment.settings) or {},
+            "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
+            "telemetry_unsupported": list(self.sampler.unsupported),
+        }
+
+
+class _NOTHING(AbstractContextManager[None]):
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _points() -> Points:
+    import torch  # noqa: PLC0415 - capture is the one room that uses torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return DevicePoints(torch.cuda)
+    return HostPoints()
+
+
+def _device_index() -> int | None:
+    import torch  # noqa: PLC0415
+
+    return torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

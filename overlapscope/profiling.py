@@ -1,0 +1,163 @@
+"""`overlapscope.profile`: capture, columns, analysis and summary put together, for the package's face."""
+
+import shlex
+import socket
+import sys
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.capture import environment, exchange
+from overlapscope.capture.events import telemetry_of
+from overlapscope.capture.session import Session, Settings
+from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.kineto import read_kineto
+from overlapscope.report.summary import RankSummary, render
+from overlapscope.timeline.columns import Gradients, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline, Run, join_recordings
+from overlapscope.timeline.store import save_job, save_rank
+from overlapscope.version import __version__
+
+
+def profile(
+    path: str | PathLike[str],
+    *,
+    model: Any,
+    mode: Literal["trace", "events"],
+    warmup: int,
+    steps: int,
+    repeat: int | None,
+    measure_overhead: bool,
+    wait_seconds: float,
+) -> Session:
+    """Do the work of `overlapscope.profile`."""
+    settings = Settings(
+        mode=mode,
+        warmup=warmup,
+        steps=steps,
+        repeat=repeat,
+        measure_overhead=measure_overhead,
+        wait_seconds=wait_seconds,
+    )
+    return Session(Path(path), model, settings, finish)
+
+
+def finish(session: Session) -> None:
+    """Write this rank, tell rank 0; rank 0 waits for the others' word and prints."""
+    timeline = session.guard("making columns", _timeline, session)
+    if timeline is not None:
+        session.guard("writing the rank", _write, session, timeline)
+    summary = session.guard("summing up", _summarise, session, timeline)
+    if summary is None:
+        return
+    store = session.guard("finding the job's store", exchange.store)
+    key = f"session{session.number}/rank"
+    if session.rank != 0:
+        if store is not None:
+            exchange.send(store, f"{key}{session.rank}", msgspec.to_builtins(summary))
+        return
+    others: dict[str, dict[str, Any]] = {}
+    keys = [f"{key}{rank}" for rank in range(1, session.world_size)]
+    if store is not None and keys:
+        others = session.guard("hearing the other ranks", exchange.receive, store, keys, session.wait_seconds) or {}
+    heard = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
+    missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
+    text = render(
+        sorted(heard, key=lambda each: each.rank),
+        session.world_size,
+        shlex.quote(str(session.path)),
+        session.settings.mode,
+        missing,
+    )
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _timeline(session: Session) -> RankTimeline | None:
+    if session.settings.mode == "events":
+        return session.timeline() if session.observed else None
+    if session.traces is None or not session.traces.files:
+        return None
+    classifier = Classifier()
+    parts = []
+    for file in session.traces.files:
+        read = read_kineto(file, classifier)
+        parts.append(replace(read.timeline, rank=session.rank))
+    joined = join_recordings(parts)
+    names = NameTable(joined.names)
+    return replace(
+        joined,
+        gradients=_gradients(session, names),
+        telemetry=telemetry_of(session.observed, session.sampler.readings, session.points, names),
+        names=tuple(names.to_list()),
+        recorded=session.recorded(),
+    )
+
+
+def _gradients(session: Session, names: NameTable) -> Gradients:
+    """Give the gradients of the recorded steps in the order they were ready."""
+    assert session.traces is not None
+    rows = [
+        (record.number, order, parameter, session.points.epoch_ns(ready))
+        for record in session.observed
+        for order, (parameter, ready) in enumerate(record.gradients)
+    ]
+    known = session.traces.parameters
+    return make(
+        Gradients,
+        len(rows),
+        step=[row[0] for row in rows],
+        order=[row[1] for row in rows],
+        name=[names.code(known[row[2]][0]) for row in rows],
+        elements=[known[row[2]][1] for row in rows],
+        dtype=[names.code(known[row[2]][2]) for row in rows],
+        ready_ns=[row[3] for row in rows],
+    )
+
+
+def _write(session: Session, timeline: RankTimeline) -> None:
+    save_job(
+        session.path,
+        version=__version__,
+        world_size=session.world_size,
+        groups=environment.groups(),
+        fingerprint=environment.fingerprint(),
+    )
+    files = []
+    for at, file in enumerate(session.traces.files if session.traces is not None else ()):
+        files.append(file.rename(file.with_name(f"recording{at}.rank{session.rank}.pt.trace.json.gz")))
+    save_rank(timeline, session.path, beside=files)
+
+
+def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:
+    figures: dict[str, float | None] = dict.fromkeys(("step_ns", "exposed_ns", "hidden_ns", "idle_ns"))
+    count = 0
+    recorded = session.recorded()
+    if timeline is not None:
+        run = Run(world_size=session.world_size, ranks={session.rank: timeline})
+        steps = [step for step in analyze(run).ranks[0].steps if step.complete and step.window_ns]
+        count = len(steps)
+        if steps:
+            figures = {
+                "step_ns": median(step.window_ns or 0 for step in steps),
+                "exposed_ns": median(step.exposed_comm_ns or 0 for step in steps),
+                "hidden_ns": median(step.overlapped_ns or 0 for step in steps),
+                "idle_ns": median(step.idle_ns or 0 for step in steps),
+            }
+    cost = recorded["overhead"] or {}
+    return RankSummary(
+        rank=session.rank,
+        host=socket.gethostname(),
+        steps=count,
+        overhead_ns=cost.get("median_ns"),
+        overhead_low_ns=cost.get("low_ns"),
+        overhead_high_ns=cost.get("high_ns"),
+        failures=recorded["failures"],
+        **figures,
+    )
