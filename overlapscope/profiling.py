@@ -21,7 +21,7 @@ from overlapscope.report.summary import RankSummary, render
 from overlapscope.timeline.columns import Gradients, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
-from overlapscope.timeline.store import save_job, save_rank
+from overlapscope.timeline.store import rank_folder, save_job, save_rank
 from overlapscope.version import __version__
 
 
@@ -56,16 +56,22 @@ def finish(session: Session) -> None:
     summary = session.guard("summing up", _summarise, session, timeline)
     if summary is None:
         return
-    store = session.guard("finding the job's store", exchange.store)
+    store = session.guard("finding the job's store", exchange.store) if session.world_size > 1 else None
     key = f"session{session.number}/rank"
     if session.rank != 0:
         if store is not None:
-            exchange.send(store, f"{key}{session.rank}", msgspec.to_builtins(summary))
+            word = {**msgspec.to_builtins(summary), "parts": _send_columns(session, store, key)}
+            exchange.send(store, f"{key}{session.rank}", word)
         return
     others: dict[str, dict[str, Any]] = {}
     keys = [f"{key}{rank}" for rank in range(1, session.world_size)]
-    if store is not None and keys:
+    if store is not None:
         others = session.guard("hearing the other ranks", exchange.receive, store, keys, session.wait_seconds) or {}
+        for rank in range(1, session.world_size):
+            parts = others.get(f"{key}{rank}", {}).pop("parts", 0)
+            folder = session.path / rank_folder(rank)
+            if parts and not folder.exists():
+                session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
     heard = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     text = render(
@@ -77,6 +83,14 @@ def finish(session: Session) -> None:
     )
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _send_columns(session: Session, store: Any, key: str) -> int:
+    """Send this rank's columns where rank 0 cannot see them on a file system of its own; give the number of parts."""
+    folder = session.path / rank_folder(session.rank)
+    if not folder.exists() or session.sees_rank_0:
+        return 0
+    return session.guard("sending columns", exchange.send_folder, store, f"{key}{session.rank}", folder) or 0
 
 
 def _timeline(session: Session) -> RankTimeline | None:

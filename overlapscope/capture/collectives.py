@@ -42,6 +42,10 @@ _KEYS: Final = ("AutogradCPU", "AutogradCUDA")
 """Dispatch keys in front of the backends' own; c10d leaves them empty."""
 
 
+MAX_AWAITED: Final = 1000
+"""Works without a future that are kept until somebody waits for them."""
+
+
 class CollectiveWatch:
     """While open, notes every collective into the record that `current()` gives; passes all on when that is None."""
 
@@ -51,6 +55,7 @@ class CollectiveWatch:
         self._wait: Any = None
         self._names = threading.local()
         self._unpatched: list[Callable[[], None]] = []
+        self._awaited: dict[int, tuple[Any, Call]] = {}
 
     def open(self) -> None:
         """Step in front of the dispatcher, of `Work.wait` and of `record_function`."""
@@ -72,6 +77,7 @@ class CollectiveWatch:
 
     def close(self) -> None:
         """Step aside; collectives then take their usual way."""
+        self._awaited.clear()
         for undo in self._unpatched:
             undo()
         self._unpatched.clear()
@@ -133,11 +139,17 @@ class CollectiveWatch:
         def ended(_: Any) -> None:
             call.done = guard("marking a collective's end", points.mark)
 
-        work.get_future().add_done_callback(ended)
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's reduce-scatter has none: its end is seen when the caller has waited for it
+            if len(self._awaited) < MAX_AWAITED:
+                self._awaited[id(work)] = (work, call)
+            return
+        future.add_done_callback(ended)
 
     def _patch_wait(self, work: Any) -> None:
         original = work.wait
-        current, points = self._current, self._points
+        current, points, awaited = self._current, self._points, self._awaited
 
         def wait(*args: Any, **kwargs: Any) -> Any:
             record = current()
@@ -149,6 +161,9 @@ class CollectiveWatch:
             finally:
                 stretch.end = points.mark()
                 record.waits.append(stretch)
+                _, call = awaited.pop(id(args[0]), (None, None)) if args else (None, None)
+                if call is not None:
+                    call.done = stretch.end
 
         work.wait = wait
         self._unpatched.append(lambda: setattr(work, "wait", original))

@@ -1,8 +1,11 @@
 """Word between ranks at the end of a run, through the job's own key-value store: no collective, a bounded wait."""
 
+import io
 import json
+import tarfile
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 PREFIX = "overlapscope"
@@ -37,3 +40,32 @@ def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any
         if len(found) < len(keys):
             time.sleep(POLL_SECONDS)
     return found
+
+
+PART_BYTES = 1 << 20
+MAX_COLUMNS_BYTES = 64 << 20
+"""Larger columns stay where they are: they would hold up the end of the job."""
+
+
+def send_folder(to: Any, key: str, folder: Path) -> int:
+    """Leave a folder's columns (not its traces) for rank 0, which shares no file system; give the number of parts."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in (".parquet", ".json"):
+                archive.add(file, arcname=file.name)
+    content = packed.getvalue()
+    if len(content) > MAX_COLUMNS_BYTES:
+        return 0
+    parts = [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
+    for number, part in enumerate(parts):
+        to.set(f"{key}/part{number}", part)
+    return len(parts)
+
+
+def receive_folder(of: Any, key: str, parts: int, folder: Path) -> None:
+    """Unpack a folder that `send_folder` left."""
+    content = b"".join(of.get(f"{key}/part{number}") for number in range(parts))
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(folder, filter="data")

@@ -1,6 +1,7 @@
 """One recording of a training loop: what `overlapscope.profile` gives."""
 
 import atexit
+import secrets
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from overlapscope.capture import environment
+from overlapscope.capture import environment, exchange
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import timeline_of
 from overlapscope.capture.guard import Guard
@@ -34,6 +35,8 @@ LEFT_ALONE_WITHIN = 64
 """In this many steps after warm-up every fourth is left alone, to measure what capture costs."""
 MAX_STEPS = 20_000
 """Steps kept; later ones are not recorded, and the run says so."""
+SETTLE_SECONDS = 1.0
+"""How long the end of a recording waits for collectives that are still under way."""
 _session_numbers = iter(range(1_000_000))
 _open_sessions: list["Session"] = []
 
@@ -90,6 +93,10 @@ class Session:
         self._with: list[int] = []
         self._without: list[int] = []
         self._previous_handler: Any = None
+        self._token: Path | None = None
+        self._token_written = False
+        self.sees_rank_0 = True
+        """Whether this rank writes where rank 0 can read."""
 
     # -- entering and leaving --------------------------------------------------------------------------------------
 
@@ -124,12 +131,28 @@ class Session:
         else:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
+        self._agree_on_place()
         self.sampler = Sampler(_device_index())
         for watch in (self._collectives, self._phases, self._lateness, self.sampler):
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
         atexit.register(self.close)
         self._listen_for_termination()
+
+    def _agree_on_place(self) -> None:
+        """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
+        store = exchange.store() if self.world_size > 1 else None
+        if store is None:
+            return
+        key, token = f"session{self.number}/place", self.path / f".session{self.number}"
+        if self.rank == 0:
+            word = secrets.token_hex(8)
+            self._token_written = bool(self.guard("writing to the run", _write_token, token, word))
+            exchange.send(store, key, {"word": word if self._token_written else ""})
+            self._token = token
+            return
+        said = exchange.receive(store, [key], self.settings.wait_seconds).get(key, {}).get("word")
+        self.sees_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
 
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
@@ -141,6 +164,7 @@ class Session:
             _open_sessions.remove(self)
         atexit.unregister(self.close)
         self._record = None
+        self.guard("waiting for collectives", self._settle)
         for watch in reversed(self._watches):
             self.guard("closing", watch.close)
         if self.traces is not None:
@@ -155,6 +179,17 @@ class Session:
             self.guard.note(f"{self._lost} steps after the first {MAX_STEPS} were not kept")
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         self.guard("writing the run", self._finish, self)
+        if self._token is not None and self._token_written:
+            self.guard("cleaning up", self._token.unlink, missing_ok=True)
+
+    def _settle(self) -> None:
+        """Give the last collectives' ends a moment to be seen: their marks are taken on threads of the backend."""
+        end = time.monotonic() + SETTLE_SECONDS
+        calls = [call for record in self.records[-2:] for call in record.calls]
+        while time.monotonic() < end and not all(
+            call.done is not None and self.points.done(call.done) for call in calls
+        ):
+            time.sleep(0.005)
 
     def _listen_for_termination(self) -> None:
         """Write the run on SIGTERM, then do what was to be done before."""
@@ -297,6 +332,12 @@ class Session:
 class _NOTHING(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         return None
+
+
+def _write_token(token: Path, word: str) -> bool:
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.write_text(word, encoding="ascii")
+    return True
 
 
 def _points() -> Points:
