@@ -46,9 +46,14 @@ def collected(content: bytes, piece_bytes: int, block_bytes: int = 61) -> tuple[
     chunks = EventChunks(blocks(content, block_bytes), "trace", piece_bytes=piece_bytes)
     collector = EventCollector(speaks_of_comm)
     pieces = 1
-    for piece in chunks.pieces():
-        collector.add_piece(piece)
+
+    def take(piece: bytes) -> bool:
+        nonlocal pieces
         pieces += 1
+        return collector.take(piece)
+
+    for piece in chunks.pieces(take):
+        collector.take_broken(piece)
     tail, closed = collector.add_last(chunks.tail, is_array=chunks.is_array)
     columns = collector.columns()
     names = np.array([*columns.names.to_list(), ""], object)

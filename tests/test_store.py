@@ -1,8 +1,8 @@
 """The run directory: what is written is read back, by us and by others, and damage costs only what it hit."""
 
 import json
-import shutil
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np

@@ -8,9 +8,8 @@ examples:
 
 import argparse
 import shlex
-import sys
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options
+from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +30,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
     analysis = analyze(loaded)
-    for source in analysis.sources:
-        for warning in source.warnings:
-            print(f"overlapscope analyze: warning: {source.path}: {warning}", file=sys.stderr)
+    warn("analyze", analysis.sources)
     if args.json:
         emit(json.render(analysis), args)
         return 0

@@ -5,10 +5,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlapscope.cli.printable import printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlapscope.analysis.analyze import SourceInfo
     from overlapscope.ingest.read import ReadOptions
+    from overlapscope.timeline.run import Source
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +41,8 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
     """Give the reading options; raises UsageError for a bad one."""
     from overlapscope.ingest.read import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
 
-    if not args.max_gib > 0:
-        raise UsageError("--max-gib must be more than 0")
+    if not 0 < args.max_gib <= 2**30:
+        raise UsageError("--max-gib must be more than 0 and a possible size")
     return ReadOptions(
         comm=tuple(args.comm),
         compute=tuple(args.compute),
@@ -53,10 +58,19 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
+def warn(verb: str, sources: "Iterable[Source | SourceInfo]") -> None:
+    """Print what reading each source left to say, one line each, on stderr."""
+    for source in sources:
+        for warning in source.warnings:
+            print(
+                printable(f"overlapscope {verb}: warning: {source.path}: {' '.join(warning.split())}"), file=sys.stderr
+            )
+
+
 def emit(text: str, args: argparse.Namespace) -> None:
     """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`."""
     if args.output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
         return
     try:
         with open(args.output, "w" if args.force else "x", encoding="utf-8") as file:

@@ -7,10 +7,9 @@ examples:
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
-from overlapscope.cli.arguments import add_inputs, read_options
+from overlapscope.cli.arguments import add_inputs, read_options, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +35,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.output} exists already; choose another place, or replace it with -f")
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    for source in loaded.sources:
-        for warning in source.warnings:
-            print(f"overlapscope ingest: warning: {source.path}: {warning}", file=sys.stderr)
+    warn("ingest", loaded.sources)
     save_run(loaded, args.output, version=__version__, force=args.force)
     spans = sum(size(timeline.spans) for timeline in loaded.ranks.values())
     stored = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())

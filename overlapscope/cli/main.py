@@ -4,11 +4,13 @@ Exit codes: 0 fine, 1 regression, 2 usage or configuration, 3 nothing usable in 
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from overlapscope.cli.printable import printable
 from overlapscope.errors import OverlapScopeError
 from overlapscope.version import __version__
 
@@ -23,6 +25,10 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; the message of an error is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a name shows its code, rather than nothing.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     args = parser.parse_args(argv)
     if args.verb is None:
@@ -61,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    return printable(" ".join(message.split()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The bytes of a file, decompressed where it is gzip, within limits that stop a decompression bomb."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ class ByteStream:
 
     path: Path
     max_bytes: int = MAX_BYTES
+    progress: Callable[[int], None] | None = None
+    """Called with the size of each block."""
     truncated: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -42,6 +44,8 @@ class ByteStream:
                         raise InputError(
                             f"{self.path}: holds more than {self.max_bytes >> 20} MiB; raise --max-gib if that is meant"
                         )
+                    if self.progress:
+                        self.progress(len(block))
                     yield block
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
@@ -50,12 +54,12 @@ class ByteStream:
         """Decompress one or several gzip members behind each other."""
         member = zlib.decompressobj(wbits=31)
         bytes_in = bytes_out = 0
-        begun = False
+        begun = fed = False
         for block in raw:
             bytes_in += len(block)
             data = block
             while data:
-                before = member.copy()
+                before, fed = member.copy(), True
                 try:
                     out = member.decompress(data, BLOCK_BYTES)
                 except zlib.error as error:
@@ -78,8 +82,10 @@ class ByteStream:
                 data = member.unconsumed_tail
                 if member.eof:
                     data = member.unused_data
-                    member, begun = zlib.decompressobj(wbits=31), False
-        if begun:
+                    member, begun, fed = zlib.decompressobj(wbits=31), False, False
+        if fed and not begun and bytes_out:
+            self.warnings.append("bytes after the gzip data were left out")
+        elif fed:
             yield member.flush()
             if not member.eof:
                 self.truncated = True
@@ -87,14 +93,17 @@ class ByteStream:
 
 
 def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
-    """Give what can still be had: an error loses the output of its own call, so the last calls are small."""
+    """Give what can still be had: an error loses the output of its own call, so calls become small, then one byte."""
     out = bytearray()
-    try:
-        while data and not member.eof:
-            out += member.decompress(data, 512)
-            data = member.unconsumed_tail
-    except zlib.error:
-        pass
+    for size in (512, 1):
+        before = member.copy()
+        try:
+            while data and not member.eof:
+                before = member.copy()
+                out += member.decompress(data, size)
+                data = member.unconsumed_tail
+        except zlib.error:
+            member = before
     return bytes(out)
 
 

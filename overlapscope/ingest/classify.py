@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from overlapscope.errors import UsageError
 
@@ -95,7 +95,9 @@ def _placed_by_table(name: str) -> Placement:
     placement = _first_match(_comm_rules(), name)
     if placement:
         return placement
-    return Placement(COMPUTES if any(each.search(name) for each in _compute_patterns()) else UNPLACED)
+    never, patterns = _compute_patterns()
+    computes = not never.search(name) and any(each.search(name) for each in patterns)
+    return Placement(COMPUTES if computes else UNPLACED)
 
 
 def _user_pattern(text: str, option: str) -> re.Pattern[str]:
@@ -118,9 +120,9 @@ def _comm_rules() -> tuple[_Rule, ...]:
 
 
 @cache
-def _compute_patterns() -> tuple[re.Pattern[str], ...]:
-    patterns: list[str] = _table("compute_names.toml")["patterns"]  # type: ignore[assignment]
-    return tuple(re.compile(pattern) for pattern in patterns)
+def _compute_patterns() -> tuple[re.Pattern[str], tuple[re.Pattern[str], ...]]:
+    table: dict[str, Any] = _table("compute_names.toml")
+    return re.compile(table["never"]), tuple(re.compile(pattern) for pattern in table["patterns"])
 
 
 @cache

@@ -35,6 +35,7 @@ _SPELLINGS: Final = {
 """C++ and c10 spellings, lower case without blanks and namespaces."""
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 MAX_GROUP_SIZE: Final = 1 << 22
+MAX_NESTED: Final = 8
 
 
 class CollectiveArgs(msgspec.Struct, gc=False):
@@ -75,13 +76,13 @@ def count(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < MAX_COUNT else None
 
 
-def elements_of(dims: object) -> int | None:
+def elements_of(dims: object, depth: int = 0) -> int | None:
     """Give the elements of one tensor's dims, or the sum over a list of tensors; None where no dims stand."""
-    if not isinstance(dims, list) or not dims:
+    if not isinstance(dims, list) or not dims or depth > MAX_NESTED:
         return None
     if all(isinstance(size, int) for size in dims):
         return count(math.prod(dims)) if min(dims) >= 0 else None
-    parts = [elements_of(each) for each in dims]
+    parts = [elements_of(each, depth + 1) for each in dims]
     known = [part for part in parts if part is not None]
     return count(sum(known)) if len(known) == len(parts) else None
 

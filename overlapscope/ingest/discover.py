@@ -1,5 +1,6 @@
 """Inputs to files: walk folders, look into files, find the rank in a name."""
 
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
-from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run import MAX_RANKS, is_run_directory
 
 _HEAD_BYTES = 64 << 10
 _RANK = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -37,7 +38,7 @@ def discover(paths: list[Path]) -> Inputs:
     for path in paths:
         try:
             if not path.exists():
-                raise InputError(f"{path}: no such file or folder")
+                raise InputError(f"{shown(path)}: no such file or folder")
             if not path.is_dir():
                 files.append(path)
             elif is_run_directory(path):
@@ -45,12 +46,12 @@ def discover(paths: list[Path]) -> Inputs:
             else:
                 found_runs, inside = _walk(path)
                 if not found_runs and not inside:
-                    raise InputError(f"{path}: the folder holds no file")
+                    raise InputError(f"{shown(path)}: the folder holds no file")
                 runs += found_runs
                 for file in inside:
                     (files if _begins_like_json(file) else passed_over).append(file)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
     return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over))
 
 
@@ -89,7 +90,12 @@ def _begins_like_json(path: Path) -> bool:
 def rank_from_path(path: Path) -> int | None:
     """Give the rank that a file's name, else its folder's name, speaks of (`rank3`, `rank_03`, `rank-3of8`)."""
     for part in (path.name, path.parent.name):
-        found = _RANK.findall(part)
+        found = [int(number) for number in _RANK.findall(part) if int(number) <= MAX_RANKS]
         if found:
-            return int(found[-1])
+            return found[-1]
     return None
+
+
+def shown(path: Path) -> str:
+    """Give a path as text that can be printed and stored, whatever bytes its name holds."""
+    return os.fsencode(path).decode("utf-8", "replace")

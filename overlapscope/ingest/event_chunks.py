@@ -1,30 +1,36 @@
 """Cut a Chrome trace, of any size, into pieces of whole events.
 
-A trace is `{..., "traceEvents": [event, ...], ...}` or a bare array of events, possibly never closed. Pieces are
-the text between two commas of that array. A comma is taken for such a boundary only when a complete object with
-a phase ("ph") stands right before it and after the previous candidate, so that objects nested in arguments do not
-mislead; a wrong guess makes the piece undecodable, which the repair then sees.
+A trace is `{..., "traceEvents": [event, ...], ...}` or a bare array of events, possibly never closed. A piece is the
+text between two commas of that array. Where to cut is guessed, quickly, from how events begin; that the piece then
+decodes is the proof that the guess was right, for a cut inside an event or behind the array leaves brackets open. A
+piece that does not decode is cut again, slowly, by counting brackets; what still does not decode is damaged text.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
 
 from overlapscope.errors import NotATraceError
+from overlapscope.ingest.json_scan import scan
 
 PIECE_BYTES = 2 << 20
 """Small enough to be decoded in memory that is already there: 16 MiB took half as long again."""
 MAX_HEAD_BYTES = 256 << 20
 """A document whose events have not begun by then is no trace."""
+MAX_EVENT_BYTES = 128 << 20
+"""An event that has not ended by then is none; the trace is read up to it."""
+DAMAGED_BYTES = 8 << 20
+"""Without a whole event in so much text, strings are out of balance: it is cut where an event seems to begin."""
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*(,)\s*\{")
 _BETWEEN_KNOWN = re.compile(rb'\}\s*(,)\s*\{\s*"(?:ph|name|cat|pid|tid|ts|id|args)"\s*:')
-_SEARCH_BYTES = (64 << 10, 2 << 20)
+_SEARCH_BYTES = 64 << 10
 _BLANKS = b" \t\r\n\x00"
 _BOM = b"\xef\xbb\xbf"
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Phase(msgspec.Struct):
@@ -32,13 +38,24 @@ class _Phase(msgspec.Struct):
 
 
 _phase = msgspec.json.Decoder(_Phase)
+_objects = msgspec.json.Decoder(list[_Phase])
+
+
+def decodes(piece: bytes) -> bool:
+    """Whether a piece is whole events."""
+    try:
+        _objects.decode(b"[" + piece + b"]")
+    except _BROKEN:
+        return False
+    return True
 
 
 @dataclass(slots=True)
 class EventChunks:
-    """The pieces of one trace; `head` is complete before the first piece, `tail` holds the last piece.
+    """The pieces of one trace; `head` is complete before the first piece, `tail` holds what follows the last.
 
-    `head` is the text before the first event, up to and with the bracket that opens the array.
+    `head` is the text before the first event, up to and with the bracket that opens the array; `tail` begins with the
+    last events and holds the array's end and all behind it.
     """
 
     blocks: Iterator[bytes]
@@ -48,22 +65,50 @@ class EventChunks:
     tail: bytes = b""
     _buffer: bytearray = field(default_factory=bytearray)
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield pieces of whole events, without brackets; what follows the last of them is left in `tail`.
+    def pieces(self, take: Callable[[bytes], bool] | None = None) -> Iterator[bytes]:
+        """Yield the pieces that `take` refuses because they do not decode; without `take`, all pieces.
 
         Raises NotATraceError when the text holds no array of events.
         """
         self._open()
         wanted = self.piece_bytes
         while self._fill(wanted):
-            cut = _last_boundary(self._buffer)
-            if cut is None:
-                wanted *= 2
+            cut = _guessed_boundary(self._buffer)
+            if cut is not None:
+                piece = self._first(cut)
+                if take(piece) if take else decodes(piece):
+                    self._drop(cut)
+                    wanted = self.piece_bytes
+                    if take is None:
+                        yield piece
+                    continue
+            found = scan(self._buffer)
+            if found.end is not None:
+                while self._fill(len(self._buffer) + self.piece_bytes) and len(self._buffer) < MAX_HEAD_BYTES:
+                    pass
+                for _ in self.blocks:
+                    pass  # metadata without end: read on, so that the limits on a file's size hold
+                break
+            cut = found.objects[-1][1] if found.objects else None
+            piece = self._first(cut) if cut is not None else b""
+            if cut is not None and (take(piece) if take else decodes(piece)):
+                self._drop(cut)
+                wanted = self.piece_bytes
+                if take is None:
+                    yield piece
                 continue
+            # Damaged: brackets may be hidden by strings out of balance, so look for how events begin.
+            if cut is not None or len(self._buffer) >= DAMAGED_BYTES:
+                cut = _seeming_boundary(self._buffer) or cut
+            if cut is None:
+                if len(self._buffer) > MAX_EVENT_BYTES:
+                    self._buffer.clear()
+                    return
+                wanted = max(2 * wanted, len(self._buffer) + 1)
+                continue
+            piece = self._first(cut)
+            self._drop(cut)
             wanted = self.piece_bytes
-            with memoryview(self._buffer) as view:
-                piece = bytes(view[:cut])
-            del self._buffer[: cut + 1]
             yield piece
         self.tail = bytes(self._buffer)
         self._buffer.clear()
@@ -72,6 +117,17 @@ class EventChunks:
     def is_array(self) -> bool:
         """Whether the trace is a bare array."""
         return self.head == b"["
+
+    def _first(self, size: int) -> bytes:
+        with memoryview(self._buffer) as view:
+            return bytes(view[:size])
+
+    def _drop(self, size: int) -> None:
+        """Leave a piece and the comma behind it."""
+        del self._buffer[:size]
+        rest = bytes(self._buffer[:64])
+        if rest.lstrip(_BLANKS)[:1] == b",":
+            del self._buffer[: rest.index(b",") + 1]
 
     def _fill(self, size: int) -> bool:
         """Read until the buffer holds `size` bytes; False when the file ended before."""
@@ -83,8 +139,8 @@ class EventChunks:
         return True
 
     def _open(self) -> None:
-        searched = 0
         more = True
+        searched = 0
         while True:
             if searched == 0 and self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
@@ -96,7 +152,7 @@ class EventChunks:
                 return
             if start not in (b"{", b""):
                 raise NotATraceError(f"{self.name}: not a trace: it begins with neither {{ nor [")
-            found = _EVENTS_KEY.search(self._buffer, max(searched - 64, 0))
+            found = _EVENTS_KEY.search(self._buffer, searched)
             if found:
                 self.head = bytes(self._buffer[: found.end()])
                 del self._buffer[: found.end()]
@@ -104,21 +160,27 @@ class EventChunks:
             if not more or len(self._buffer) > MAX_HEAD_BYTES:
                 kind = "is empty" if not start else 'holds no "traceEvents"'
                 raise NotATraceError(f"{self.name}: not a trace: it {kind}")
-            searched = len(self._buffer)
-            more = self._fill(searched + max(self.piece_bytes // 4, searched))
+            # The key may lie across the end of what is here: look again from its beginning on.
+            searched = max(self._buffer.rfind(b'"', 0, max(self._buffer.rfind(b'"'), 0)), 0)
+            more = self._fill(len(self._buffer) + max(self.piece_bytes // 4, len(self._buffer)))
 
 
-def _last_boundary(buffer: bytearray) -> int | None:
-    """Give the position of the last comma that surely separates two events."""
-    for reach in _SEARCH_BYTES:
-        begin = max(len(buffer) - reach, 0)
-        candidates = list(_BETWEEN.finditer(buffer, begin))
-        for before, after in reversed(list(pairwise(candidates[-65:]))):
-            try:
-                _phase.decode(buffer[before.end() - 1 : after.start() + 1])
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
-            return after.start(1)
-    # Broken text: fall back on how events are known to begin.
-    known = [found.start(1) for found in _BETWEEN_KNOWN.finditer(buffer, begin)]
-    return known[-1] if known else None
+def _guessed_boundary(buffer: bytearray) -> int | None:
+    """Give the place of a late comma that an event stands before."""
+    candidates = list(_BETWEEN.finditer(buffer, max(len(buffer) - _SEARCH_BYTES, 0)))
+    for before, after in reversed(list(pairwise(candidates[-65:]))):
+        try:
+            _phase.decode(buffer[before.end() - 1 : after.start() + 1])
+        except _BROKEN:
+            continue
+        return after.start(1)
+    return None
+
+
+def _seeming_boundary(buffer: bytearray) -> int | None:
+    """Give the place of the last comma behind which something begins like an event."""
+    begin = max(len(buffer) - DAMAGED_BYTES, 0)
+    last = None
+    for found in _BETWEEN_KNOWN.finditer(buffer, begin):
+        last = found.start(1)
+    return last

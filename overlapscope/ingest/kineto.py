@@ -12,6 +12,7 @@ from overlapscope.ingest.classify import Classifier, speaks_of_comm
 from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_collectives import GroupBook, assemble
 from overlapscope.ingest.device_spans import link_and_classify
+from overlapscope.ingest.discover import shown
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.kineto_dialect import STEP
@@ -61,19 +62,17 @@ def read_kineto(
     `progress` is called with the number of bytes read since its last call. Raises InputError when the file cannot be
     read or has no timed device or host work, NotATraceError when it holds no events.
     """
-    stream = ByteStream(path, max_bytes)
-    chunks = EventChunks(stream.blocks(), str(path))
+    stream = ByteStream(path, max_bytes, progress)
+    chunks = EventChunks(stream.blocks(), shown(path))
     collector = EventCollector(speaks_of_comm)
-    for piece in chunks.pieces():
-        collector.add_piece(piece)
-        if progress:
-            progress(len(piece))
+    for piece in chunks.pieces(collector.take):
+        collector.take_broken(piece)
     tail, closed = collector.add_last(chunks.tail, is_array=chunks.is_array)
     metadata = read_metadata(chunks.head, tail, is_array=chunks.is_array)
     columns, impossible = without_impossible(collector.columns())
     if columns.device_name.size == 0 and columns.host.name.size == 0:
         raise InputError(
-            f"{path}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
+            f"{shown(path)}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
         )
     truncated = stream.truncated or not closed
     warnings = [*stream.warnings, *metadata.warnings]
@@ -85,7 +84,7 @@ def read_kineto(
         listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))
         warnings.append(f"timed events of categories that are not read: {listed}")
     build = _device_timeline if columns.device_name.size else _cpu_timeline
-    timeline, groups, unlinked, notes = build(columns, metadata, classifier, str(path), truncated)
+    timeline, groups, unlinked, notes = build(columns, metadata, classifier, shown(path), truncated)
     return ReadTrace(
         timeline=timeline,
         rank=metadata.rank,
@@ -93,7 +92,7 @@ def read_kineto(
         groups=groups,
         fingerprint=dict(metadata.fingerprint),
         source=Source(
-            path=str(path),
+            path=shown(path),
             format=FORMAT,
             events=columns.events,
             repaired=columns.repaired,

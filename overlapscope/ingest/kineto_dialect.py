@@ -40,5 +40,5 @@ LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|G
 """API calls that enqueue a kernel; cudaLaunchHostFunc does not."""
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
 """Copies that can carry a collective done by copy engines."""
-STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>\d+)$")
+STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
 WINDOW_MARKS: Final = ("Iteration Start", "Record Window End")

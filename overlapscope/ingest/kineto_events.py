@@ -133,14 +133,19 @@ class EventCollector:
         self._unknown: Counter[str] = Counter()
         self.events = self.repaired = self.dropped = 0
 
-    def add_piece(self, text: bytes) -> None:
-        """Decode one piece of whole events, mending it where it is broken."""
-        array = b"[" + text + b"]"
+    def take(self, piece: bytes) -> bool:
+        """Take one piece of whole events; False, and nothing taken, when it does not decode."""
+        array = b"[" + piece + b"]"
         events = _decode_events(array)
         if events is None:
-            array, _ = self._mended(text, last=False)
-            events = _events.decode(array)
+            return False
         self._add(array, events)
+        return True
+
+    def take_broken(self, piece: bytes) -> None:
+        """Take what can be mended of one piece."""
+        array, _ = self._mended(piece, last=False)
+        self._add(array, _events.decode(array))
 
     def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
         """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""

@@ -8,7 +8,7 @@ import msgspec
 
 from overlapscope.ingest.collective_args import count, parse_ranks
 from overlapscope.ingest.repair import mend_object
-from overlapscope.timeline.run import Group
+from overlapscope.timeline.run import MAX_RANKS, Group
 
 
 class _Fields(msgspec.Struct, gc=False):
@@ -47,16 +47,19 @@ def read_metadata(head: bytes, tail: bytes, *, is_array: bool) -> TraceMetadata:
     merged = _Fields(*(b if b is not None else a for a, b in zip(_values(front), _values(back), strict=True)))
     info = merged.distributed if isinstance(merged.distributed, dict) else {}
     groups = _groups(info.get("pg_config"))
-    rank = count(info.get("rank"))
+    rank, world_size = count(info.get("rank")), count(info.get("world_size"))
+    if max(rank or 0, world_size or 0) > MAX_RANKS:
+        warnings.append(f"rank {rank} of {world_size} is impossible; left out")
+        rank = world_size = None
     base_ns = count(merged.base_ns)
     if base_ns is not None and base_ns >= 2**61:
         base_ns = None
     if merged.base_ns is not None and base_ns is None:
-        warnings.append(f"baseTimeNanoseconds is no number ({merged.base_ns!r}); taken as 0")
+        warnings.append(f"baseTimeNanoseconds is no possible time ({str(merged.base_ns)[:40]!r}); taken as 0")
     return TraceMetadata(
         base_ns=base_ns or 0,
         rank=rank,
-        world_size=count(info.get("world_size")),
+        world_size=world_size,
         groups=groups,
         fingerprint=_fingerprint(merged, info),
         warnings=tuple(warnings),
@@ -97,7 +100,8 @@ def _groups(config: object) -> tuple[Group, ...]:
 
 
 def _fingerprint(fields: _Fields, info: dict[str, Any]) -> dict[str, str | int | None]:
-    devices = [each.get("name") for each in fields.devices or [] if isinstance(each, dict)]
+    listed = fields.devices if isinstance(fields.devices, list) else []
+    devices = [each.get("name") for each in listed if isinstance(each, dict)]
     known = {
         "backend": info.get("backend"),
         "nccl_version": info.get("nccl_version"),

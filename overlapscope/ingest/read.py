@@ -8,9 +8,9 @@ from pathlib import Path
 from overlapscope.errors import InputError, OverlapScopeError, UsageError
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.discover import discover, rank_from_path
+from overlapscope.ingest.discover import discover, rank_from_path, shown
 from overlapscope.ingest.kineto import ReadTrace, read_kineto
-from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
+from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source, join_recordings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
     """Read `3` or `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
     ranks: dict[str, int] = {}
     for value in values:
-        found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>\d+)", value)
-        if not found:
-            raise UsageError(f"--rank {value}: give a number, or FILE=NUMBER")
+        found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>[0-9]{1,9})", value, re.DOTALL)
+        if not found or int(found["rank"]) > MAX_RANKS:
+            raise UsageError(f"--rank {value}: give a number up to {MAX_RANKS}, or FILE=NUMBER")
         ranks[Path(found["name"]).name if found["name"] else ""] = int(found["rank"])
     return ranks
 
@@ -49,13 +49,13 @@ def read_inputs(
     inputs = discover(list(paths))
     if inputs.runs:
         if len(inputs.runs) > 1 or inputs.files:
-            listed = ", ".join(str(path) for path in [*inputs.runs, *inputs.files][:4])
+            listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
             raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
         from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
 
         return load_run(inputs.runs[0])
     if not inputs.files:
-        raise InputError(f"{', '.join(map(str, paths))}: none of the {len(inputs.passed_over)} files is a trace")
+        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(inputs.passed_over)} files is a trace")
     classifier = Classifier(options.comm, options.compute)
     traces: list[tuple[Path, ReadTrace]] = []
     failed: list[Source] = []
@@ -64,9 +64,9 @@ def read_inputs(
         try:
             traces.append((path, read_kineto(path, classifier, max_bytes=options.max_bytes, progress=report)))
         except InputError as error:
-            failed.append(Source(path=str(path), format="unknown", warnings=(_without_path(error, path),)))
+            failed.append(Source(path=shown(path), format="unknown", warnings=(_without_path(error, path),)))
         except MemoryError:
-            failed.append(Source(path=str(path), format="unknown", warnings=("not enough memory to read it",)))
+            failed.append(Source(path=shown(path), format="unknown", warnings=("not enough memory to read it",)))
     if not traces:
         first = failed[0]
         more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""
@@ -75,7 +75,7 @@ def read_inputs(
 
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ")
+    return str(error).removeprefix(f"{shown(path)}: ").removeprefix(f"{path}: ")
 
 
 def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) -> list[tuple[int, ReadTrace]]:

@@ -6,20 +6,33 @@ kept untouched, an event that can be mended is, any other is dropped; nothing ha
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from overlapscope.ingest.json_scan import EVENT, closes_array, object_end
+
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
-_BAREWORD = re.compile(rb"(?<=[:\[,\s])(?:[-+]?(?:Infinity|inf|nan)|N/A|undefined|None)(?=\s*[,\]}])", re.IGNORECASE)
+_BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"
+_BARE = re.compile(rb"(?<=[:\[,\s])(?:" + _BAREWORD + rb")(?=\s*[,\]}])", re.IGNORECASE)
+_STRING_OR_BARE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|' + _BARE.pattern, re.IGNORECASE | re.DOTALL)
+_ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"\w+"\s*:|\}?\s*$))')
+_BEGIN = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+_NEXT = re.compile(rb'\}[\s,\x00]*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+_BLANKS = re.compile(rb"[\s,\x00]*")
+_NO_OBJECT = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+"|[^"\[\]{},])*', re.DOTALL)
+_REACH = 64 << 10
+"""How far a damaged event's brackets are followed."""
 _NO_CONTROL = bytes(byte if byte >= 0x20 else 0x20 for byte in range(256))
 _LONE_SURROGATE = re.compile(
-    rb"(?<!\\\\)\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})", re.IGNORECASE
+    rb"(?<!\\)\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})", re.IGNORECASE
 )
-_GROUP = 256
-_MAX_NESTED = 64
-"""An event that looks like more pieces than this, because its arguments hold objects, is given up."""
+_BETWEEN_BLANKS = b" \t\r\n\x00,"
+_GROUP = 64
+_MAX_MENDED_BYTES = 1 << 20
+"""Longer text is not looked through quote by quote."""
 
 
 class _AnyEvent(msgspec.Struct):
@@ -35,8 +48,14 @@ class _AnyEvent(msgspec.Struct):
     args: object = None
 
 
+class _Phased(_AnyEvent):
+    """An event that surely is one."""
+
+    ph: str
+
+
 _one = msgspec.json.Decoder(_AnyEvent)
-_many = msgspec.json.Decoder(list[_AnyEvent])
+_many = msgspec.json.Decoder(list[_Phased])
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -52,47 +71,121 @@ class Mended:
     tail: bytes
 
 
+@dataclass(slots=True)
+class _Tally:
+    kept: list[bytes]
+    repaired: int = 0
+    dropped: int = 0
+
+
 def mend(text: bytes, *, last: bool) -> Mended:
     """Give the whole events of a piece of an event array; the last piece may hold the array's end and more."""
-    pieces = [piece for piece in _BETWEEN.split(text) if piece.strip()]
-    kept: list[bytes] = []
-    repaired = dropped = 0
-    row = 0
-    while row < len(pieces):
-        group = pieces[row : row + _GROUP]
-        if len(group) == _GROUP and _decodes(_many, b"[" + b",".join(group) + b"]"):
-            kept += group
-            row += _GROUP
+    tally = _Tally(kept=[])
+    end: int | None = None
+    for good, start, stop in _regions(text):
+        if good:
+            tally.kept.append(text[start:stop])
             continue
-        stop = min(row + _GROUP, len(pieces))
-        while row < stop:
-            event, used, changed = _next_event(pieces, row)
-            if event is None and last and (end := _array_end(pieces[row])) is not None:
-                final, rest = end
-                mended, changed = _mended(final) if final.strip() else (b"", False)
-                if mended:
-                    kept.append(mended)
-                tail = b",".join([rest, *pieces[row + 1 :]])
-                lost = bool(final.strip()) and not mended
-                return Mended(
-                    events=b",".join(kept),
-                    repaired=repaired + changed,
-                    dropped=dropped + lost,
-                    closed=True,
-                    tail=tail,
-                )
-            if event is None:
-                dropped += 1
-            else:
-                kept.append(event)
-                repaired += changed
-            row += used
-    return Mended(events=b",".join(kept), repaired=repaired, dropped=dropped, closed=False, tail=b"")
+        end = _mend_region(text[start:stop], tally, last=last)
+        if end is not None:
+            end += start
+            break
+    return Mended(
+        events=b",".join(tally.kept),
+        repaired=tally.repaired,
+        dropped=tally.dropped,
+        closed=end is not None,
+        tail=text[end + 1 :] if end is not None else b"",
+    )
 
 
 def mend_object(text: bytes) -> bytes:
     """Mend the text of an object that is not an event, such as a trace's metadata; it may still be broken."""
-    return _BAREWORD.sub(b"null", text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
+    return _outside_strings(text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
+
+
+def _regions(text: bytes) -> Iterator[tuple[bool, int, int]]:
+    """Split into (good, start, stop): text that decodes as it is, and text between that has to be looked at.
+
+    Quick for a long text with a few damaged events.
+    """
+    places = [0, *(found.end() for found in _BETWEEN.finditer(text)), len(text)]
+    ends = [*(found.start() for found in _BETWEEN.finditer(text)), len(text)]
+    total = len(ends)
+    bad_from: int | None = None
+    for row in range(0, total, _GROUP):
+        start, stop = places[row], ends[min(row + _GROUP, total) - 1]
+        # The last group may hold the array's end: it is always looked at.
+        if row + _GROUP < total and _decodes(_many, b"[" + text[start:stop] + b"]"):
+            if bad_from is not None:
+                yield False, bad_from, start
+                bad_from = None
+            yield True, start, stop
+        elif bad_from is None:
+            bad_from = start
+    if bad_from is not None:
+        yield False, bad_from, len(text)
+
+
+def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
+    """Take the events of damaged text into the tally; give the place of the array's end if it is there."""
+    at = 0
+    while True:
+        at = _matched_end(_BLANKS, text, at)
+        if at == len(text):
+            return None
+        byte = text[at]
+        if byte == 0x7B:
+            at, end = _take_object(text, at, tally, last=last)
+            if end is not None:
+                return end
+        elif byte == 0x5D and last and closes_array(text, at):
+            return at
+        elif byte == 0x5B:
+            tally.dropped += 1
+            end = object_end(text, at, _REACH)
+            begin = _BEGIN.search(text, at) if end is None else None
+            at = end if end is not None else begin.start() if begin else len(text)
+        else:
+            tally.dropped += byte != 0x5D
+            at = max(_matched_end(_NO_OBJECT, text, at), at + 1)
+
+
+def _matched_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _take_object(text: bytes, start: int, tally: _Tally, *, last: bool) -> tuple[int, int | None]:
+    """Take the event that begins at `start`; give where to go on, and the array's end if the event ran into it.
+
+    It ends where its brackets close, or, its strings being out of balance, where the next event seems to begin.
+    """
+    following = _NEXT.search(text, start)
+    stop = following.start() + 1 if following else len(text)
+    closed = object_end(text, start, max(_REACH, 2 * (stop - start)))
+    ends = [closed, stop] if closed is not None else [stop]
+    for end in dict.fromkeys(ends):
+        if _decodes(_one, text[start:end]):
+            tally.kept.append(text[start:end])
+            return end, None
+    array_end = _array_end(text[start:]) if last and following is None else None
+    if array_end is not None:
+        ends = [end for end in ends if end <= start + array_end] + [start + array_end]
+    for end in sorted(set(ends)):
+        # Brackets that close far behind the next event have swallowed it.
+        if end <= stop and (mended := _mended(text[start:end].rstrip(_BETWEEN_BLANKS))):
+            tally.kept.append(mended)
+            tally.repaired += 1
+            return end, None
+    # What looked like the next event may lie inside this one's arguments.
+    encloses = closed is not None and closed > stop and not EVENT.search(text, stop, closed)
+    if encloses and (mended := _mended(text[start:closed])):
+        tally.kept.append(mended)
+        tally.repaired += 1
+        return closed or stop, None
+    tally.dropped += 1
+    return (stop, None) if array_end is None else (stop, start + array_end)
 
 
 def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
@@ -103,53 +196,30 @@ def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
     return True
 
 
-def _next_event(pieces: list[bytes], row: int) -> tuple[bytes | None, int, bool]:
-    """Give the event that begins at `row` (None: lost), how many pieces it spans, and whether it was mended."""
-    piece = pieces[row]
-    if _decodes(_one, piece):
-        return piece, 1, False
-    mended, changed = _mended(piece)
-    if mended:
-        return mended, 1, changed
-    # The split may have fallen inside an argument that is a list of objects: put pieces together again, as long
-    # as the next one does not begin like an event of its own.
-    for used in range(2, min(_MAX_NESTED, len(pieces) - row) + 1):
-        if b'"ph"' in pieces[row + used - 1].split(b"}", 1)[0] and _decodes(_one, pieces[row + used - 1]):
-            break
-        whole = b",".join(pieces[row : row + used])
-        if _decodes(_one, whole):
-            return whole, used, False
-        mended, changed = _mended(whole)
-        if mended:
-            return mended, used, changed
-    return None, 1, False
-
-
-def _mended(text: bytes) -> tuple[bytes, bool]:
+def _mended(text: bytes) -> bytes:
     """Try the known repairs, mildest first; b"" when none makes an event of the text."""
-    if _decodes(_one, text):
-        return text, False
     text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROL)
     text = _LONE_SURROGATE.sub(rb"\\ufffd", text)
-    if _decodes(_one, text):
-        return text, True
-    plain = _outside_strings(text)
-    if _decodes(_one, plain):
-        return plain, True
+    for candidate in (text, _outside_strings(text)):
+        if _decodes(_one, candidate):
+            return candidate
+    if len(text) > _MAX_MENDED_BYTES:
+        return b""
     quoted = _escape_inner_quotes(text)
     for candidate in (quoted, _outside_strings(quoted)):
         # Guessing where strings end can swallow text: what comes out must at least have a one-letter phase.
         if _decodes(_one, candidate) and len(_one.decode(candidate).ph) == 1:
-            return candidate, True
-    return b"", False
-
-
-_STRING_OR_BAREWORD = re.compile(rb'"(?:[^"\\]|\\.)*"|' + _BAREWORD.pattern, re.IGNORECASE)
+            return candidate
+    return b""
 
 
 def _outside_strings(text: bytes) -> bytes:
     """Replace barewords that are no JSON by null, leaving strings alone."""
-    return _STRING_OR_BAREWORD.sub(lambda found: found[0] if found[0][:1] == b'"' else b"null", text)
+    return _STRING_OR_BARE.sub(lambda found: found[0] if found[0][:1] == b'"' else _json_word(found[0]), text)
+
+
+def _json_word(word: bytes) -> bytes:
+    return {b"true": b"true", b"false": b"false"}.get(word.lower(), b"null")
 
 
 _CLOSES_KEY = re.compile(rb"\s*:")
@@ -203,21 +273,9 @@ def _escape_inner_quotes(text: bytes) -> bytes:
     return bytes(out)
 
 
-def _array_end(piece: bytes) -> tuple[bytes, bytes] | None:
-    """Split at the bracket that closes the event array: (last event, what follows the bracket)."""
-    depth = 0
-    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', piece):
-        token = found[0]
-        if token in b"{[" and len(token) == 1:
-            depth += 1
-        elif token == b"}":
-            depth -= 1
-        elif token == b"]":
-            if depth == 0:
-                return piece[: found.start()], piece[found.end() :]
-            depth -= 1
-    # Quotes out of balance hide the bracket: take the last one that ends the text or precedes a key.
-    ends = list(re.finditer(rb'\}\s*\](?=\s*(?:,\s*"\w+"\s*:|\}?\s*$))', piece))
-    if ends:
-        return piece[: ends[-1].end() - 1], piece[ends[-1].end() :]
-    return None
+def _array_end(text: bytes) -> int | None:
+    """Give the place of the bracket that closes the event array in text whose strings are out of balance."""
+    last = None
+    for found in _ARRAY_END.finditer(text):
+        last = found.end() - 1
+    return last if last is not None and closes_array(text, last) else None

@@ -33,10 +33,10 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
         numbers: npt.NDArray[Any] = np.array(values)
     except (ValueError, OverflowError):
         raise NeedsText from None
-    if numbers.size == 0:
-        return np.empty(0, np.int64)
     if numbers.ndim != 1:
         raise NeedsText
+    if numbers.size == 0:
+        return np.empty(0, np.int64)
     if numbers.dtype.kind in "iuf" and numbers.min() <= 1 and bool in set(map(type, values)):
         raise NeedsText  # true and false are no times, but numpy takes them for 1 and 0
     if numbers.dtype.kind in "iu":

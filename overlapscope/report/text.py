@@ -43,7 +43,7 @@ def _headline(analysis: Analysis) -> str:
     else:
         who = f"{len(run.ranks)} ranks" + (f" of {run.world_size}" if run.world_size else "")
     steps = sum(len(rank.steps) for rank in analysis.ranks)
-    known = [str(info[key]) for key in ("device", "backend") if info.get(key)]
+    known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
     return ", ".join([who, f"{steps} steps" if steps != 1 else "1 step", *known])

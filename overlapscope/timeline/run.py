@@ -92,6 +92,8 @@ class Run:
         return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
 
 
+MAX_RANKS = 1 << 20
+"""No job has more; a larger number in a file is damage."""
 MANIFEST = "run.json"
 """The file that makes a folder a run directory."""
 
