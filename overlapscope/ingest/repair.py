@@ -32,7 +32,7 @@ _LONE_SURROGATE = re.compile(
 _BETWEEN_BLANKS = b" \t\r\n\x00,"
 _GROUP = 64
 _MAX_MENDED_BYTES = 1 << 20
-"""Longer text is not looked through quote by quote."""
+"""Longer text is no event that could be mended."""
 
 
 class _AnyEvent(msgspec.Struct):
@@ -198,13 +198,13 @@ def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
 
 def _mended(text: bytes) -> bytes:
     """Try the known repairs, mildest first; b"" when none makes an event of the text."""
+    if len(text) > _MAX_MENDED_BYTES:
+        return b""
     text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROL)
     text = _LONE_SURROGATE.sub(rb"\\ufffd", text)
     for candidate in (text, _outside_strings(text)):
         if _decodes(_one, candidate):
             return candidate
-    if len(text) > _MAX_MENDED_BYTES:
-        return b""
     quoted = _escape_inner_quotes(text)
     for candidate in (quoted, _outside_strings(quoted)):
         # Guessing where strings end can swallow text: what comes out must at least have a one-letter phase.
