@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     import sys  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
-    from overlapscope.capture.demo import train_and_record  # noqa: PLC0415
+    from overlapscope.cli.demo_job import train_and_record  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
     from overlapscope.timeline.store import load_run, replace_run  # noqa: PLC0415

@@ -1,6 +1,6 @@
 """One rank of the demo: a small MLP under DistributedDataParallel over gloo, recorded by our own context manager.
 
-python -m overlapscope.capture.demo_training RUN STORE WORLD_SIZE RANK [BUCKET_MIB] [STEPS]
+python -m overlapscope.cli.demo_training RUN STORE WORLD_SIZE RANK [BUCKET_MIB] [STEPS]
 """
 
 import sys

@@ -21,7 +21,7 @@ def train_and_record(run: Path, *arguments: str) -> None:
     if find_spec("torch") is None:
         raise UsageError("the demo trains with torch, which is not installed: pip install 'overlapscope[torch]'")
     with tempfile.TemporaryDirectory(prefix="overlapscope-demo-") as folder:
-        _run(["overlapscope.capture.demo_training", str(run), str(Path(folder) / "store"), str(WORLD_SIZE)], arguments)
+        _run(["overlapscope.cli.demo_training", str(run), str(Path(folder) / "store"), str(WORLD_SIZE)], arguments)
 
 
 def _run(command: list[str], arguments: tuple[str, ...]) -> None:
