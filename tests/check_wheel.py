@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(place), str(ROOT))
+        run(sys.executable, "-m", "build", "--outdir", str(place), str(ROOT))  # by way of an sdist: a clean tree
         wheel = next(place.glob("*.whl"))
         venv.create(place / "empty", with_pip=True)
         python = str(place / "empty" / "bin" / "python")
