@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
 
 .PHONY: demo test lint bench test-long test-py313 check-wheel schema clean
 
@@ -34,8 +35,8 @@ check-wheel: $(READY)
 
 # The suite on Python 3.13, without torch, where there is such a Python.
 test-py313:
-	@if command -v python3.13 >/dev/null && python3.13 --version >/dev/null 2>&1; then \
-	  test -e .venv313/.ready || { python3.13 -m venv .venv313 && \
+	@if $(PYTHON313) --version >/dev/null 2>&1; then \
+	  test -e .venv313/.ready || { $(PYTHON313) -m venv .venv313 && \
 	    .venv313/bin/pip install -q -c constraints.txt -e . \
 	      pytest pytest-xdist hypothesis jsonschema && touch .venv313/.ready; }; \
 	  .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"; \

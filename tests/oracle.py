@@ -147,7 +147,8 @@ def _device_answer(events: list[Any], marks: list[Any], communicates: Callable[[
     for at, (number, start, last) in enumerate(opened):
         following = opened[at + 1] if at + 1 < len(opened) else None
         end = following[1] if following and following[0] == number + 1 and following[1] is not None else last
-        steps[number] = None if start is None else split(comm, compute, copy, (start, end))
+        # Streams run in order; should a later step's first kernel precede, the window is empty.
+        steps[number] = None if start is None else split(comm, compute, copy, (start, max(start, end)))
     return Answer(split(comm, compute, copy, whole), steps)
 
 

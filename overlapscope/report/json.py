@@ -14,12 +14,22 @@ def render(analysis: Analysis) -> str:
 
 def analysis_schema() -> dict[str, Any]:
     """Give the JSON Schema of `overlapscope.analysis/1`. Readers must ignore fields they do not know."""
-    schema = msgspec.json.schema(Analysis)
+    schema: dict[str, Any] = _plain(msgspec.json.schema(Analysis))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "overlapscope.analysis/1",
         **schema,
     }
+
+
+def _plain(schema: Any) -> Any:
+    """Give the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
+    if isinstance(schema, dict):
+        return {
+            key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
+            for key, value in schema.items()
+        }
+    return [_plain(each) for each in schema] if isinstance(schema, list) else schema
 
 
 if __name__ == "__main__":
