@@ -42,8 +42,8 @@ __all__ = [
 def load(
     *paths: str | PathLike[str],
     ranks: Mapping[str, int] | int | None = None,
-    comm: Iterable[str] = (),
-    compute: Iterable[str] = (),
+    comm: str | Iterable[str] = (),
+    compute: str | Iterable[str] = (),
 ) -> LoadedRun:
     """Read trace files, folders of them, or one run directory.
 
@@ -55,7 +55,8 @@ def load(
     """
     from overlapscope.loaded import read  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
 
-    return read(paths, ranks=ranks, comm=tuple(comm), compute=tuple(compute))
+    patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (comm, compute)]
+    return read(paths, ranks=ranks, comm=patterns[0], compute=patterns[1])
 
 
 def profile(
@@ -74,7 +75,8 @@ def profile(
     A context manager whose `scope.step()` wraps one training step, or a decorator for a function that does one.
     `mode="trace"` runs torch.profiler for `steps` steps after `warmup`, again every `repeat` steps; `mode="events"`
     runs no profiler and can stay on. `model` tells forward from the rest, names gradients and reads DDP's buckets.
-    With `measure_overhead`, every fourth of the first 64 steps is left alone, to tell what capture costs. At the end
+    With `measure_overhead`, `events` leaves every fourth of the first 64 steps alone, to tell what capture costs;
+    `trace` compares with the steps that it does not record. At the end
     rank 0 waits at most `wait_seconds` for the others' word and prints a summary.
 
     Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: what fails is a warning, and

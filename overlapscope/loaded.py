@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.errors import UsageError
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.timeline.run import Run, Source
 from overlapscope.timeline.store import TABLES, save_run, to_arrow
@@ -22,6 +23,9 @@ class LoadedRun:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._analysis: Analysis | None = None
+
+    def __repr__(self) -> str:
+        return f"<overlapscope run: ranks {self.ranks} of {self.world_size}>"
 
     @property
     def ranks(self) -> list[int]:
@@ -79,6 +83,8 @@ def read(
     compute: tuple[str, ...],
 ) -> LoadedRun:
     """Do the work of `overlapscope.load`."""
+    if not paths:
+        raise UsageError("load(): name a trace file, a folder of them, or a run directory")
     given = {"": ranks} if isinstance(ranks, int) else dict(ranks or {})
     options = ReadOptions(comm=comm, compute=compute, ranks=given)
     return LoadedRun(read_inputs([Path(path) for path in paths], options))

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +17,7 @@ from overlapscope.capture.session import Session, Settings
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.kineto import read_kineto
 from overlapscope.report.summary import RankSummary, render
+from overlapscope.report.text import mean
 from overlapscope.timeline.columns import Gradients, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
@@ -158,11 +158,12 @@ def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:
         steps = [step for step in analyze(run).ranks[0].steps if step.complete and step.window_ns]
         count = len(steps)
         if steps:
+            means = mean(steps)
             figures = {
-                "step_ns": median(step.window_ns or 0 for step in steps),
-                "exposed_ns": median(step.exposed_comm_ns or 0 for step in steps),
-                "hidden_ns": median(step.overlapped_ns or 0 for step in steps),
-                "idle_ns": median(step.idle_ns or 0 for step in steps),
+                "step_ns": means.window_ns,
+                "exposed_ns": means.exposed_comm_ns,
+                "hidden_ns": means.overlapped_ns,
+                "idle_ns": means.idle_ns,
             }
     cost = recorded["overhead"] or {}
     return RankSummary(

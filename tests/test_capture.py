@@ -171,7 +171,7 @@ def test_a_killed_rank_leaves_the_others_readable_and_is_named_missing(tmp_path:
     run = overlapscope.load(tmp_path / "run")
     assert run.ranks == [0, 1]
     assert run.run.missing_ranks == (2,)
-    assert "missing  1 ranks: 2" in trained.output[0]
+    assert "missing  1 rank: 2" in trained.output[0]
     assert len(run.table("steps", 0)) >= 4
 
 

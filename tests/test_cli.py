@@ -169,7 +169,10 @@ def test_the_table_leads_with_exposed_communication(trace: Path, capsys: pytest.
     assert main(["analyze", str(trace)]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert "1.000 ms of a 10.000 ms step is exposed communication (10.0 %)" in shown.out
+    steps = analyzed(capsys, trace)["ranks"][0]["steps"]
+    exposed, window = (sum(s[name] for s in steps) / len(steps) for name in ("exposed_comm_ns", "window_ns"))
+    sentence = f"{exposed / 1e6:.3f} ms of a {window / 1e6:.3f} ms step is exposed communication"
+    assert f"{sentence} ({exposed / window * 100:.1f} %)" in shown.out
     assert shown.out.rstrip().splitlines()[-1].startswith("next: overlapscope ingest ")
     assert max(map(len, shown.out.splitlines()[:-1])) <= 120
 
@@ -324,9 +327,22 @@ def test_the_trace_itself_tells_the_rank_before_its_name_does(folder: Path, caps
         assert analyzed(capsys, path)["run"]["ranks"] == [1]
 
 
-def test_the_user_tells_the_rank_before_anything_else(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyzed(capsys, trace, "--rank", "3")["run"]["ranks"] == [3]
-    assert analyzed(capsys, trace, "--rank", "worker.json=4")["run"]["ranks"] == [4]
+def test_the_traces_own_rank_comes_before_the_users_who_is_told_so(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = analyzed(capsys, trace)["run"]["ranks"]
+    for option in ("3", "worker.json=4"):
+        document = analyzed(capsys, trace, "--rank", option)
+        assert document["run"]["ranks"] == own
+        assert any("is not used" in warning for warning in document["sources"][0]["warnings"])
+
+
+def test_the_user_tells_the_rank_where_neither_trace_nor_name_does(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rankless(folder, "worker.json")
+    assert analyzed(capsys, path, "--rank", "3")["run"]["ranks"] == [3]
+    assert analyzed(capsys, path, "--rank", "worker.json=4")["run"]["ranks"] == [4]
 
 
 def test_one_trace_without_a_rank_is_rank_0_with_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

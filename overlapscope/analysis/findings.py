@@ -59,7 +59,7 @@ def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) ->
                     Finding(
                         id=f"odd_step:{name}:rank{rank}:step{step}",
                         severity="warning",
-                        title=f"step {step} of rank {rank} {said} {_ms(value)}{times} its neighbours' {_ms(usual)}",
+                        title=f"step {step} of rank {rank} {said} {_ms(value)}{times} the other steps' {_ms(usual)}",
                         evidence={"rank": rank, "step": step, name: value, "median_of_others_ns": usual},
                         known_from="trace",
                     )
@@ -106,7 +106,7 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
                     id=f"unlinked_spans:rank{rank}",
                     severity="info",
                     title=f"{unlinked} of {total} device spans of rank {rank} have no recorded launch: they count in "
-                    "every window by their time, but belong to no step",
+                    "whatever window they fall into, but no step can claim them as its own",
                     evidence={"rank": rank, "spans": total, "unlinked": unlinked},
                     known_from="trace",
                 )

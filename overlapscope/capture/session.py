@@ -2,9 +2,11 @@
 
 import atexit
 import secrets
+import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from overlapscope.capture import environment, exchange
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import timeline_of
-from overlapscope.capture.guard import Guard
+from overlapscope.capture.guard import CaptureWarning, Guard
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
@@ -25,7 +27,7 @@ from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.errors import UsageError
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.run import MANIFEST, RankTimeline, is_run_directory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +74,8 @@ class Session:
             raise UsageError(f"profile(mode={settings.mode!r}): there is 'trace' and 'events'")
         if settings.warmup < 0 or settings.steps < 1 or (settings.repeat or settings.steps + 2) <= settings.steps + 1:
             raise UsageError("profile(): warmup >= 0, steps >= 1 and repeat > steps + 1, for a step of warm-up between")
+        if model is not None and not hasattr(model, "named_parameters"):
+            raise UsageError(f"profile(model=...): {type(model).__name__} is no torch module")
         self.path, self.model, self.settings, self._finish = path, model, settings, finish
         self.guard = Guard()
         self.number = next(_session_numbers)
@@ -109,6 +113,7 @@ class Session:
             )
         if _open_sessions:
             raise UsageError("another overlapscope.profile is open in this process; leave it first")
+        self._refuse_foreign_place()
         self._state = "open"
         _open_sessions.append(self)
         self.guard("opening", self._open)
@@ -121,6 +126,23 @@ class Session:
             self.guard.failures.append(f"training ended with {type(error).__name__}")
         self.close()
 
+    def _refuse_foreign_place(self) -> None:
+        """Raise UsageError where something else than a run stands."""
+        try:
+            taken = self.path.is_dir() and any(not each.name.startswith(".") for each in self.path.iterdir())
+        except OSError:
+            return  # writing will tell
+        if taken and not is_run_directory(self.path):
+            raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
+
+    def _clear_place(self) -> None:
+        """Take an older run away: its ranks must not stand among the new ones."""
+        if is_run_directory(self.path):
+            warnings.warn(f"overlapscope: the run in {self.path} is replaced", CaptureWarning, stacklevel=5)
+            for folder in self.path.glob("rank_*"):
+                shutil.rmtree(folder)
+            (self.path / MANIFEST).unlink(missing_ok=True)
+
     def _open(self) -> None:
         self.rank, self.world_size = environment.rank_and_world()
         self.points = _points()
@@ -131,6 +153,8 @@ class Session:
         else:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
+        if self.rank == 0:
+            self.guard("taking an older run away", self._clear_place)
         self._agree_on_place()
         self.sampler = Sampler(_device_index())
         for watch in (self._collectives, self._phases, self._lateness, self.sampler):
@@ -268,6 +292,9 @@ class Session:
         if self._count >= self.settings.warmup:
             profiled = record is not None
             (self._with if profiled else self._without).append(lasted)
+            if self.traces is not None and not profiled:
+                # Compare with steps near the recorded ones: a machine's speed changes over minutes.
+                del self._without[: -2 * self.settings.steps]
         self._count += 1
         if self.traces is not None:
             self.traces.step()

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     table = text.render(analysis, all_rows=args.all)
     if not is_run_directory(args.inputs[0]):
-        given = " ".join(shlex.quote(str(path)) for path in args.inputs)
-        table += f"\nnext: overlapscope ingest {given} -o RUN   keeps this as a run that opens fast\n"
+        given = [str(path) for path in args.inputs]
+        for option in ("rank", "comm", "compute"):
+            given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+        table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
     emit(table, args)
     return 0

@@ -49,5 +49,5 @@ def run(args: argparse.Namespace) -> int:
         emit(json.render(analysis), args)
         return 0
     emit(text.render(analysis), args)
-    print(f"\nnext: overlapscope analyze {shlex.quote(str(where))} --all   (the run is kept there)")
+    print(f"\nThe run is kept in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
     return 0

@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.report.text import count  # noqa: PLC0415
     from overlapscope.timeline.columns import size  # noqa: PLC0415
     from overlapscope.timeline.store import save_run  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
-    missing = f", {len(loaded.missing_ranks)} ranks missing" if loaded.missing_ranks else ""
-    print(f"{args.output}: {len(loaded.ranks)} ranks{missing}, {spans:,} spans, {stored / 2**20:.1f} MiB")
+    missing = f", {len(loaded.missing_ranks)} not recorded" if loaded.missing_ranks else ""
+    print(f"{args.output}: {count(len(loaded.ranks), 'rank')}{missing}, {spans:,} spans, {stored / 2**20:.1f} MiB")
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
     return 0

@@ -47,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"overlapscope {args.verb}: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 3
     return code
 
 

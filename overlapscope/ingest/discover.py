@@ -8,7 +8,7 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
-from overlapscope.timeline.run import MAX_RANKS, is_run_directory
+from overlapscope.timeline.run import MANIFEST, MAX_RANKS, RANK_ENTRY, is_run_directory
 
 _HEAD_BYTES = 64 << 10
 _RANK = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -39,6 +39,9 @@ def discover(paths: list[Path]) -> Inputs:
         try:
             if not path.exists():
                 raise InputError(f"{shown(path)}: no such file or folder")
+            run = _run_around(path)
+            if run is not None:
+                raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
             if not path.is_dir():
                 files.append(path)
             elif is_run_directory(path):
@@ -53,6 +56,17 @@ def discover(paths: list[Path]) -> Inputs:
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
     return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over))
+
+
+def _run_around(path: Path) -> Path | None:
+    """Give the run directory that a rank's folder or a file of columns belongs to; None for anything else."""
+    if path.is_dir():
+        return path.parent if (path / RANK_ENTRY).is_file() else None
+    if path.name == MANIFEST:
+        return path.parent
+    if path.name == RANK_ENTRY or path.suffix == ".parquet":
+        return path.parent.parent if is_run_directory(path.parent.parent) else None
+    return None
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[Path]]:

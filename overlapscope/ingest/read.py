@@ -51,6 +51,11 @@ def read_inputs(
         if len(inputs.runs) > 1 or inputs.files:
             listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
             raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
+        if options.comm or options.compute or options.ranks:
+            raise UsageError(
+                f"{shown(inputs.runs[0])} is a run that was read before: --comm, --compute and --rank say how to read "
+                "traces; give those instead"
+            )
         from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
 
         return load_run(inputs.runs[0])
@@ -79,7 +84,7 @@ def _without_path(error: OverlapScopeError, path: Path) -> str:
 
 
 def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) -> list[tuple[int, ReadTrace]]:
-    """Give each trace its rank: as the user says, else as the trace says, else as its name says.
+    """Give each trace its rank: as the trace says, else as its name says, else as the user says.
 
     One trace alone that says nothing is rank 0; one among many is left out, with the reason.
     """
@@ -94,9 +99,12 @@ def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) 
     ranked: list[tuple[int, ReadTrace]] = []
     for path, read in traces:
         trace = read
-        rank = given.get(path.name, given.get(""))
-        rank = trace.rank if rank is None else rank
-        rank = rank_from_path(path) if rank is None else rank
+        said = given.get(path.name, given.get(""))
+        rank = trace.rank if trace.rank is not None else rank_from_path(path)
+        if said is not None and rank is not None and said != rank:
+            where = "it" if trace.rank is not None else "its name"
+            trace = _with_warning(trace, f"--rank {said} is not used: {where} says rank {rank}")
+        rank = said if rank is None else rank
         if rank is None and len(traces) == 1:
             trace = _with_warning(trace, "no rank stands in the trace or its name; taken as rank 0")
             rank = 0
@@ -139,6 +147,10 @@ def _assemble(ranked: list[tuple[int, ReadTrace]], failed: list[Source], passed_
     known_sizes = [size for size in sizes if size]
     world_size = max([*known_sizes, max(ranks) + 1]) if known_sizes else None
     sources += failed
+    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
+    if different:
+        note = f"the traces differ in {' and '.join(different)}: are they of one job?"
+        sources[0] = replace(sources[0], warnings=(*sources[0].warnings, note))
     if len(set(known_sizes)) > 1:
         listed = ", ".join(map(str, sorted(known_sizes)))
         note = f"the traces name different world sizes ({listed}): are they of one job?"

@@ -1,7 +1,8 @@
 """An analysis as a table for people: exposed milliseconds first, what to know about it after, the next command last."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean
+from typing import Any
 
 from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
@@ -36,36 +37,66 @@ def percent(ratio: float | None) -> str:
     return NOT_APPLICABLE if ratio is None else f"{ratio * 100:.1f} %"
 
 
+def count(number: int, noun: str) -> str:
+    """Give a number with its noun, in the plural where it takes one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _headline(analysis: Analysis) -> str:
     run, info = analysis.run, analysis.run.fingerprint
-    if len(run.ranks) == 1:
-        who = f"rank {run.ranks[0]}" + (f" of {run.world_size}" if run.world_size else "")
-    else:
-        who = f"{len(run.ranks)} ranks" + (f" of {run.world_size}" if run.world_size else "")
-    steps = sum(len(rank.steps) for rank in analysis.ranks)
+    of_world = f" of {run.world_size}" if run.world_size else ""
+    who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
+    if run.missing_ranks:
+        who += f" ({len(run.missing_ranks)} not recorded)"
+    steps = max(len(rank.steps) for rank in analysis.ranks)
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
-    return ", ".join([who, f"{steps} steps" if steps != 1 else "1 step", *known])
+    return ", ".join([who, count(steps, "step") if steps else "no step marked", *known])
 
 
 def _sentence(analysis: Analysis) -> str:
-    """Give the main figures: the median over ranks and complete steps, else the whole recording."""
-    steps = [step for rank in analysis.ranks for step in rank.steps if step.complete and step.window_ns]
-    chosen: Sequence[Breakdown] = steps or [rank.whole for rank in analysis.ranks if rank.whole.window_ns]
-    if not chosen:
+    """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
+    by_rank: dict[int, list[Breakdown]] = {}
+    for rank in analysis.ranks:
+        by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
+    what = "step"
+    if not any(by_rank.values()):
+        what = "recording"
+        by_rank = {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
+    means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
+    if not means:
         return "No device or host work was recorded."
-    what = "step" if steps else "recording"
-    window = median(each.window_ns or 0 for each in chosen)
-    if not any(each.comm_ns for each in chosen):
-        return f"No communication in a {ms(window)} ms {what}."
-    exposed = median(each.exposed_comm_ns or 0 for each in chosen)
-    hidden = median(each.overlapped_ns or 0 for each in chosen)
-    over = f" (median of {len(chosen)})" if len(chosen) > 1 else ""
-    share = percent(exposed / window if window else None)
-    return (
-        f"{ms(exposed)} ms of a {ms(window)} ms {what} is exposed communication ({share}); "
-        f"{ms(hidden)} ms more is hidden under compute{over}."
+    overall = mean([each for chosen in by_rank.values() for each in chosen])
+    if not overall.comm_ns:
+        return f"No communication in a {ms(overall.window_ns)} ms {what}."
+    sentence = (
+        f"{ms(overall.exposed_comm_ns)} ms of a {ms(overall.window_ns)} ms {what} is exposed communication "
+        f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is hidden under compute."
+    )
+    if len(means) > 1:
+        worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
+        least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
+        sentence += (
+            f"\nMean over {len(means)} ranks; most exposed on rank {worst} ({ms(means[worst].exposed_comm_ns)} ms), "
+            f"least on rank {least} ({ms(means[least].exposed_comm_ns)} ms)."
+        )
+    return sentence
+
+
+def mean(chosen: Sequence[Breakdown]) -> Breakdown:
+    """Give the mean of several windows, whose parts add up as theirs do; its ratios are those of the sums."""
+    names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
+    means: dict[str, Any] = {}
+    for name in names:
+        values = [getattr(each, name) for each in chosen]
+        known = [value for value in values if value is not None]
+        means[name] = round(fmean(known)) if known and len(known) == len(values) else None
+    comm, window = means["comm_ns"], means["window_ns"]
+    return Breakdown(
+        **means,
+        exposed_fraction=means["exposed_comm_ns"] / window if window else None,
+        overlap_efficiency=means["overlapped_ns"] / comm if comm else None,
     )
 
 
@@ -78,7 +109,8 @@ def _cells(label: str, figures: Breakdown) -> list[str]:
         figures.idle_ns,
         figures.window_ns,
     )
-    return [label, *map(ms, times), percent(figures.exposed_fraction), percent(figures.overlap_efficiency)]
+    exposed = figures.exposed_fraction if figures.comm_ns else None
+    return [label, *map(ms, times), percent(exposed), percent(figures.overlap_efficiency)]
 
 
 def _table(analysis: Analysis, *, all_rows: bool) -> str:
@@ -92,7 +124,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
             if len(shown) < len(rank.steps):
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
-            rows.append(_median_row(rank))
+            rows.append(_mean_row(rank))
         rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
     if len(analysis.ranks) > MAX_RANKS and not all_rows:
         notes.append(f"{len(analysis.ranks) - MAX_RANKS} more ranks with less exposed time: --all")
@@ -112,16 +144,11 @@ def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
     return f"rank {rank.rank} step {step.step}{'' if step.complete else '*'}"
 
 
-def _median_row(rank: RankInfo) -> list[str]:
+def _mean_row(rank: RankInfo) -> list[str]:
     steps = [step for step in rank.steps if step.complete and step.window_ns is not None]
     steps = steps or [step for step in rank.steps if step.window_ns is not None]
-    label = f"rank {rank.rank} median of {len(steps)} steps"
-    names = ("exposed_comm_ns", "overlapped_ns", "compute_only_ns", "copy_only_ns", "idle_ns", "window_ns")
-    times = [median(getattr(step, name) for step in steps) if steps else None for name in names]
-    exposed = [step.exposed_fraction for step in steps if step.exposed_fraction is not None]
-    overlap = [step.overlap_efficiency for step in steps if step.overlap_efficiency is not None]
-    ratios = [median(exposed) if exposed else None, median(overlap) if overlap else None]
-    return [label, *map(ms, times), *map(percent, ratios)]
+    label = f"rank {rank.rank} mean of {count(len(steps), 'step')}"
+    return _cells(label, mean(steps) if steps else Breakdown())
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
@@ -139,7 +166,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
                 f"{row.group or '?'} ({row.group_size or '?'} ranks)",
                 str(row.count),
                 ms(row.transfer_ns_median),
-                NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.2f}",
+                NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
             ]
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""

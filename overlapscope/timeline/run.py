@@ -96,11 +96,13 @@ MAX_RANKS = 1 << 20
 """No job has more; a larger number in a file is damage."""
 MANIFEST = "run.json"
 """The file that makes a folder a run directory."""
+RANK_ENTRY = "rank.json"
+"""The file in which each rank's folder tells of itself."""
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest."""
-    return (path / MANIFEST).is_file()
+    """Whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
+    return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
 
 
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
@@ -116,7 +118,7 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
         if after.recordings.start_ns[0] < before.recordings.end_ns[-1]:
             raise InputError(
                 f"rank {before.rank} is recorded twice at the same time, in {_source(before)} and {_source(after)}: "
-                "leave one of them out, or give the right rank with --rank"
+                "leave one of them out; if they are different jobs, analyze them apart"
             )
     names = NameTable()
     recordings: list[Recordings] = []

@@ -40,10 +40,9 @@ from overlapscope.timeline.columns import (
     size,
 )
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import MANIFEST, Group, RankTimeline, Run, Source, is_run_directory
+from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
 
 SCHEMA: Final = "overlapscope.run/1"
-RANK_ENTRY: Final = "rank.json"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 TABLES: Final[dict[str, type[Table]]] = {
     "recordings": Recordings,
@@ -269,6 +268,17 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises InputError when it is damaged, NewerSchemaError when a newer version wrote it.
     """
+    if not (path / MANIFEST).exists() and is_run_directory(path):
+        return Manifest(
+            schema_=SCHEMA,
+            version="",
+            world_size=None,
+            missing_ranks=[],
+            ranks=[],
+            groups=[],
+            sources=[],
+            fingerprint={},
+        )
     try:
         content = (path / MANIFEST).read_bytes()
         schema = msgspec.json.decode(content, type=_Schema).schema_
