@@ -75,7 +75,7 @@ def profile(
     A context manager whose `scope.step()` wraps one training step, or a decorator for a function that does one.
     `mode="trace"` runs torch.profiler for `steps` steps after `warmup`, again every `repeat` steps; `mode="events"`
     runs no profiler and can stay on. `model` tells forward from the rest, names gradients and reads DDP's buckets.
-    With `measure_overhead`, `events` leaves every fourth of the first 64 steps alone, to tell what capture costs;
+    With `measure_overhead`, `events` leaves a quarter of the first 64 steps alone, to tell what capture costs;
     `trace` compares with the steps that it does not record. At the end
     rank 0 waits at most `wait_seconds` for the others' word and prints a summary.
 

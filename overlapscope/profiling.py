@@ -72,6 +72,8 @@ def finish(session: Session) -> None:
             folder = session.path / rank_folder(rank)
             if parts and not folder.exists():
                 session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
+    if timeline is not None:
+        session.guard("writing run.json", _save_job, session, tell_ranks=True)
     heard = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     text = render(
@@ -101,8 +103,11 @@ def _timeline(session: Session) -> RankTimeline | None:
     classifier = Classifier()
     parts = []
     for file in session.traces.files:
-        read = read_kineto(file, classifier)
-        parts.append(replace(read.timeline, rank=session.rank))
+        read = session.guard(f"reading {file.name}", read_kineto, file, classifier)
+        if read is not None:
+            parts.append(replace(read.timeline, rank=session.rank))
+    if not parts:
+        return None
     joined = join_recordings(parts)
     names = NameTable(joined.names)
     return replace(
@@ -135,18 +140,25 @@ def _gradients(session: Session, names: NameTable) -> Gradients:
     )
 
 
-def _write(session: Session, timeline: RankTimeline) -> None:
+def _save_job(session: Session, *, tell_ranks: bool) -> None:
     save_job(
         session.path,
         version=__version__,
         world_size=session.world_size,
         groups=environment.groups(),
         fingerprint=environment.fingerprint(),
+        tell_ranks=tell_ranks,
     )
+
+
+def _write(session: Session, timeline: RankTimeline) -> None:
+    _save_job(session, tell_ranks=False)
     files = []
     for at, file in enumerate(session.traces.files if session.traces is not None else ()):
         files.append(file.rename(file.with_name(f"recording{at}.rank{session.rank}.pt.trace.json.gz")))
     save_rank(timeline, session.path, beside=files)
+    if session.rank == 0:
+        session.remove_older_ranks()
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:

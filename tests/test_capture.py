@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -31,9 +32,18 @@ class Trained:
 
 
 def train(
-    scenario: str, folder: Path, *, world: int = 2, mode: str = "events", runs: list[Path] | None = None
+    scenario: str,
+    folder: Path,
+    *,
+    world: int = 2,
+    mode: str = "events",
+    runs: list[Path] | None = None,
+    terminate: int | None = None,
 ) -> Trained:
-    """Run one scenario of tests/training.py on `world` processes, each with its run directory."""
+    """Run one scenario of tests/training.py on `world` processes, each with its run directory.
+
+    The rank `terminate` is sent SIGTERM once it says, by a file beside its answer, that it waits.
+    """
     store = folder / f"store-{scenario}-{mode}"
     processes, outs = [], []
     for rank in range(world):
@@ -48,6 +58,12 @@ def train(
                 cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
+    if terminate is not None:
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while not outs[terminate].with_suffix(".waiting").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(1)
+        processes[terminate].terminate()
     output = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
     results = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else None for out in outs]
     return Trained(results=results, codes=[process.returncode for process in processes], output=output)
@@ -182,6 +198,42 @@ def test_termination_writes_the_run_and_ends_the_process_all_the_same(mode: str,
     run = overlapscope.load(tmp_path / "run")
     assert len(run.table("steps", 0)) >= 4
     assert "terminated" in str(run.run.ranks[0].recorded["failures"])
+
+
+def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(tmp_path: Path) -> None:
+    trained = train("hanging", tmp_path, terminate=0)
+    assert trained.codes[0] == -15
+    run = overlapscope.load(tmp_path / "run")
+    assert len(run.table("steps", 0)) >= 3
+    assert "terminated" in str(run.run.ranks[0].recorded["failures"])
+
+
+def test_the_jobs_own_store_keeps_its_timeout(tmp_path: Path) -> None:
+    for result in passed(train("store_timeout", tmp_path)).results:
+        assert result
+        assert result["after"] == result["before"]
+
+
+def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) -> None:
+    passed(train("ddp", tmp_path, world=2))
+    older = tmp_path / "run" / "rank_00001"
+    assert older.is_dir()
+    passed(train("decorated", tmp_path, world=1))
+    assert overlapscope.load(tmp_path / "run").ranks == [0]
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(overlapscope.UsageError, match="holds something else"):
+        overlapscope.profile(tmp_path, mode="events").__enter__()
+
+
+def test_collectives_that_do_not_block_are_hidden_not_exposed(tmp_path: Path) -> None:
+    passed(train("hidden", tmp_path))
+    for rank in overlapscope.load(tmp_path / "run").analysis().ranks:
+        for step in rank.steps:
+            assert step.overlapped_ns
+            assert (step.exposed_comm_ns or 0) < 0.2 * step.overlapped_ns
 
 
 def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:

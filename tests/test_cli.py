@@ -306,7 +306,6 @@ def rankless(folder: Path, name: str) -> Path:
         ("rank_03.pt.trace.json", 3),
         ("trace-rank-12of16.json", 12),
         ("RANK=5.json", 5),
-        ("rank1_rank9.json", 9),
         ("rank4/worker.json", 4),
         ("rank4/rank6.json", 6),
     ],

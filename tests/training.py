@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -180,6 +181,57 @@ def terminated() -> dict[str, object]:
                 if number == 5:
                     os.kill(os.getpid(), signal.SIGTERM)
     return {}
+
+
+def hanging() -> dict[str, object]:
+    """Rank 0 waits in a collective that the other never enters, until it is terminated."""
+    model = mlp()
+    with profiled(model, warmup=1, measure_overhead=False) as scope:
+        for number in range(4):
+            with scope.step():
+                model(batch(number)).mean().backward()
+        if RANK == 0:
+            Path(OUT).with_suffix(".waiting").touch()
+            with scope.step():
+                dist.all_reduce(torch.ones(1))
+        else:
+            time.sleep(20)
+    return {}
+
+
+def hidden() -> dict[str, object]:
+    """A collective under way during backward, waited for after much more computation."""
+
+    class Sending(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            works.append(dist.all_reduce(torch.ones(1 << 20), async_op=True))
+            return gradient
+
+    works: list[dist.Work] = []
+    weight = torch.randn(700, 700, requires_grad=True)
+    with profiled(None, warmup=1, measure_overhead=False) as scope:
+        for _ in range(4):
+            with scope.step():
+                value = weight
+                for _ in range(24):
+                    value = value @ weight * 0.01
+                Sending.apply(value).sum().backward()
+                works.pop().wait()
+    return {}
+
+
+def store_timeout() -> dict[str, object]:
+    """What the job's own store allows before and after a profile."""
+    store = dist.distributed_c10d._get_default_store()
+    before = store.timeout.total_seconds()
+    with profiled(None, warmup=0) as scope, scope.step():
+        dist.all_reduce(torch.ones(1))
+    return {"before": before, "after": store.timeout.total_seconds()}
 
 
 def decorated() -> dict[str, object]:

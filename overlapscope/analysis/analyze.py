@@ -127,9 +127,9 @@ def analyze(run: Run) -> Analysis:
         coverage = Coverage.of(timeline.spans)
         steps = []
         for each in windows[rank]:
-            figures = coverage.breakdown(each.window) if each.window else Breakdown()
+            figures = _known(coverage.breakdown(each.window), timeline.basis) if each.window else Breakdown()
             steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
-        whole = coverage.breakdown(*whole_windows(timeline))
+        whole = _known(coverage.breakdown(*whole_windows(timeline)), timeline.basis)
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
@@ -164,6 +164,13 @@ def analyze(run: Run) -> Analysis:
         findings=findings,
         recommendations=[],
     )
+
+
+def _known(figures: Breakdown, basis: str) -> Breakdown:
+    """Leave out what a recording of this basis cannot know: one from events alone sees no copies."""
+    if basis != "events":
+        return figures
+    return msgspec.structs.replace(figures, copy_ns=None, copy_only_ns=None)
 
 
 def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:

@@ -95,13 +95,15 @@ def _chosen(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     complete = [each for each in windows if each.complete]
     if not complete:
         return np.arange(size(calls))
-    inside = np.zeros(size(calls), np.bool_)
-    for each in complete:
-        inside |= (calls.step == each.step) & (calls.recording == each.recording)
-        if each.window:
-            begun = (calls.start_ns >= each.window[0]) & (calls.start_ns < each.window[1])
-            inside |= begun & (calls.launch_ns == NONE)
-    return np.flatnonzero(inside)
+    places = {(each.recording, each.step) for each in complete}
+    keys = zip(calls.recording.tolist(), calls.step.tolist(), strict=True)
+    inside = np.fromiter((key in places for key in keys), np.bool_, size(calls))
+    windows_of = sorted(each.window for each in complete if each.window)
+    starts = np.array([start for start, _ in windows_of], np.int64)
+    ends = np.array([end for _, end in windows_of], np.int64)
+    row = np.searchsorted(starts, calls.start_ns, side="right") - 1
+    begun = (row >= 0) & (calls.start_ns < np.append(ends, NONE)[row])
+    return np.flatnonzero(inside | (begun & (calls.launch_ns == NONE)))
 
 
 def _keyed(timeline: RankTimeline, rows: Ints) -> list[tuple[_Key, int]]:

@@ -1,7 +1,7 @@
 """What a reader should not overlook: odd steps, kernels that no rule places, gaps in the recording."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -44,15 +44,15 @@ def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) ->
     `steps` holds (number, window_ns, comm_ns) of the complete steps of one rank; at least three are needed.
     """
     findings = []
-    for at, (step, *figures) in enumerate(steps):
-        for name, said, place in (("comm_ns", "communicates for", 1), ("window_ns", "lasts", 0)):
-            value = figures[place]
-            others = [each[place + 1] for i, each in enumerate(steps) if i != at and each[place + 1] is not None]
-            if value is None or len(others) < 2:
-                continue
-            known = [other for other in others if other is not None]
-            usual = median(known)
-            stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * max(known)
+    for name, said, place in (("comm_ns", "communicates for", 2), ("window_ns", "lasts", 1)):
+        known = [(each[0], each[place]) for each in steps if each[place] is not None]
+        ordered = sorted(value for _, value in known if value is not None)
+        if len(ordered) < 3:
+            continue
+        for step, value in known:
+            assert value is not None
+            usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
+            stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
             if stands_out and value - usual >= ODD_AT_LEAST_NS:
                 times = f", {value / usual:.1f} times" if usual else ", against"
                 findings.append(
@@ -65,6 +65,17 @@ def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) ->
                     )
                 )
     return findings
+
+
+def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
+    """Give the median and the largest of sorted values without the one at `left_out`."""
+    rest = len(ordered) - 1
+
+    def at(row: int) -> int:
+        return ordered[row + (row >= left_out)]
+
+    middle = (at((rest - 1) // 2) + at(rest // 2)) / 2
+    return middle, at(rest - 1)
 
 
 def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Finding]:

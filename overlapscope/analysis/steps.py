@@ -45,16 +45,20 @@ def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
 
 def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow]:
     """Without device spans the annotation itself is the window."""
-    for row in np.flatnonzero(timeline.steps.recording == recording).tolist():
-        start, end = int(timeline.steps.start_ns[row]), int(timeline.steps.end_ns[row])
-        launched = timeline.spans.step == timeline.steps.step[row]
-        launched &= timeline.spans.recording == recording
-        last = int(timeline.spans.end_ns[launched].max()) if launched.any() else end
+    steps, spans = timeline.steps, timeline.spans
+    rows = np.flatnonzero(steps.recording == recording)
+    launched = np.flatnonzero((spans.recording == recording) & np.isin(spans.step, steps.step[rows]))
+    position = {step: at for at, step in enumerate(steps.step[rows].tolist())}
+    of_step = np.array([position[step] for step in spans.step[launched].tolist()], np.int64)
+    last = steps.end_ns[rows].copy()
+    np.maximum.at(last, of_step, spans.end_ns[launched])
+    for at, row in enumerate(rows.tolist()):
+        start, end = int(steps.start_ns[row]), int(steps.end_ns[row])
         yield StepWindow(
-            step=int(timeline.steps.step[row]),
+            step=int(steps.step[row]),
             recording=recording,
             window=(start, end),
-            complete=_is_complete(timeline.recordings, recording, start, end, max(last, end)),
+            complete=not steps.cut[row] and _is_complete(timeline.recordings, recording, start, end, int(last[at])),
         )
 
 
@@ -83,7 +87,8 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
             step=int(number[at]),
             recording=recording,
             window=window,
-            complete=_is_complete(
+            complete=not steps.cut[row]
+            and _is_complete(
                 timeline.recordings, recording, int(steps.start_ns[row]), int(steps.end_ns[row]), int(last[at])
             ),
         )

@@ -149,17 +149,17 @@ class CollectiveWatch:
 
     def _patch_wait(self, work: Any) -> None:
         original = work.wait
-        current, points, awaited = self._current, self._points, self._awaited
+        current, points, awaited, guard = self._current, self._points, self._awaited, self._guard
 
         def wait(*args: Any, **kwargs: Any) -> Any:
             record = current()
             if record is None:
                 return original(*args, **kwargs)
-            stretch = Stretch("wait", points.mark(), time.monotonic_ns())
+            stretch = Stretch("wait", guard("marking a wait", points.mark), time.monotonic_ns())
             try:
                 return original(*args, **kwargs)
             finally:
-                stretch.end = points.mark()
+                stretch.end = guard("marking a wait", points.mark)
                 record.waits.append(stretch)
                 _, call = awaited.pop(id(args[0]), (None, None)) if args else (None, None)
                 if call is not None:

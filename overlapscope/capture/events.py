@@ -49,9 +49,12 @@ def timeline_of(
     points: Points,
     readings: Sequence[tuple[str, int, float]],
     recorded: Mapping[str, Any],
+    *,
+    buckets: bool,
 ) -> RankTimeline:
     """Give the timeline of the observed steps; readings are in monotonic time.
 
+    With `buckets` (the model is DistributedDataParallel) backward waits at its end for the buckets under way.
     Steps without a gap between their numbers are one recording window: what lies between windows was not recorded.
     """
     names = NameTable()
@@ -62,7 +65,7 @@ def timeline_of(
     last_done: dict[str, int] = {}
     windows = _windows(observed)
     for record, window in zip(observed, windows, strict=True):
-        _add_step(record, window, points, names, lane_of, rows, last_done)
+        _add_step(record, window, points, names, lane_of, rows, last_done, buckets=buckets)
     first = [windows.index(window) for window in sorted(set(windows))]
     last = [len(windows) - 1 - windows[::-1].index(window) for window in sorted(set(windows))]
     labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
@@ -85,6 +88,7 @@ def timeline_of(
             step=[record.number for record in observed],
             start_ns=[points.epoch_ns(record.begin_ns) for record in observed],
             end_ns=[points.epoch_ns(record.end_ns) for record in observed],
+            cut=[record.cut or any(call.done is None for call in record.calls) for record in observed],
         ),
         lanes=make(
             Lanes,
@@ -127,7 +131,8 @@ def _windows(records: Sequence[StepRecord]) -> list[int]:
 
 def _end_ns(record: StepRecord, points: Points) -> int:
     """Give when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
-    done = [time for time in points.times([call.done for call in record.calls]) if time is not None]
+    marks = [call.done for call in record.calls] + [each.end for each in (*record.phases, *record.regions)]
+    done = [time for time in points.times(marks) if time is not None]
     return max([points.epoch_ns(record.end_ns), *done])
 
 
@@ -151,6 +156,8 @@ def _add_step(
     lane_of: Mapping[str, int],
     rows: _Rows,
     last_done: dict[str, int],
+    *,
+    buckets: bool,
 ) -> None:
     def pairs(stretches: Sequence[Any]) -> list[tuple[str, int, int, int]]:
         begins = points.times([each.begin for each in stretches])
@@ -167,7 +174,7 @@ def _add_step(
     blocked = union(
         _arrays([(begin, end) for _, begin, end, _ in waits]),
         _arrays([(begin, end) for name, begin, end, _ in regions if name.startswith("comm:")]),
-        *(intersection(in_flight, tail) for tail in _tails(phases, calls)),
+        *(intersection(in_flight, tail) for tail in (_tails(phases, calls) if buckets else [])),
     )
     for name, begin, end, launched in phases:
         free = difference(union(_arrays([(begin, end)])), blocked)

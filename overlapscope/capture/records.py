@@ -40,11 +40,11 @@ class StepRecord:
     number: int
     begin_ns: int
     """Host time, monotonic."""
-    begin: Any
     observed: bool
     """False for a step that was left alone to measure our own cost."""
     end_ns: int = 0
-    end: Any = None
+    cut: bool = False
+    """Whether it raised, or something in it could not be recorded."""
     phases: list[Stretch] = field(default_factory=list)
     waits: list[Stretch] = field(default_factory=list)
     regions: list[Stretch] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """One recording of a training loop: what `overlapscope.profile` gives."""
 
 import atexit
+import random
 import secrets
 import shutil
 import signal
@@ -19,6 +20,7 @@ from overlapscope.capture import environment, exchange
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import timeline_of
 from overlapscope.capture.guard import CaptureWarning, Guard
+from overlapscope.capture.last_words import LastWords
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
@@ -27,14 +29,14 @@ from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.errors import UsageError
-from overlapscope.timeline.run import MANIFEST, RankTimeline, is_run_directory
+from overlapscope.timeline.run import RankTimeline, is_run_directory
 
 P = ParamSpec("P")
 R = TypeVar("R")
 STEP_MARK = "overlapscope.step"
-LEFT_ALONE_EVERY = 4
-LEFT_ALONE_WITHIN = 64
-"""In this many steps after warm-up every fourth is left alone, to measure what capture costs."""
+LEFT_ALONE = frozenset(random.Random(0).sample(range(2, 66), 16))
+"""Steps after warm-up that are left alone, to measure what capture costs: a quarter of the first 64, at random, as a
+regular choice could fall in with gradient accumulation; the same on all ranks."""
 MAX_STEPS = 20_000
 """Steps kept; later ones are not recorded, and the run says so."""
 SETTLE_SECONDS = 1.0
@@ -90,6 +92,8 @@ class Session:
         self._lost = 0
         self._record: StepRecord | None = None
         self._in_step = False
+        self._stuck = False
+        self._stepped_aside = False
         self._watches: list[Any] = []
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
@@ -97,6 +101,7 @@ class Session:
         self._with: list[int] = []
         self._without: list[int] = []
         self._previous_handler: Any = None
+        self._last_words = LastWords(self.guard, self._cut_off)
         self._token: Path | None = None
         self._token_written = False
         self.sees_rank_0 = True
@@ -135,13 +140,12 @@ class Session:
         if taken and not is_run_directory(self.path):
             raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
 
-    def _clear_place(self) -> None:
-        """Take an older run away: its ranks must not stand among the new ones."""
-        if is_run_directory(self.path):
-            warnings.warn(f"overlapscope: the run in {self.path} is replaced", CaptureWarning, stacklevel=5)
-            for folder in self.path.glob("rank_*"):
-                shutil.rmtree(folder)
-            (self.path / MANIFEST).unlink(missing_ok=True)
+    def remove_older_ranks(self) -> None:
+        """Take away what an older run left in this place, once the new one is written: ranks must not mix."""
+        begun = self.points.epoch_ns(self.begin_ns)
+        for entry in self.path.glob("rank_*"):
+            if entry.is_dir() and entry.stat().st_mtime_ns < begun:
+                shutil.rmtree(entry)
 
     def _open(self) -> None:
         self.rank, self.world_size = environment.rank_and_world()
@@ -153,10 +157,10 @@ class Session:
         else:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
-        if self.rank == 0:
-            self.guard("taking an older run away", self._clear_place)
+        if self.rank == 0 and is_run_directory(self.path):
+            warnings.warn(f"overlapscope: the run in {self.path} will be replaced", CaptureWarning, stacklevel=5)
         self._agree_on_place()
-        self.sampler = Sampler(_device_index())
+        self.sampler = Sampler(*_device())
         for watch in (self._collectives, self._phases, self._lateness, self.sampler):
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
@@ -178,6 +182,12 @@ class Session:
         said = exchange.receive(store, [key], self.settings.wait_seconds).get(key, {}).get("word")
         self.sees_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
 
+    def _cut_off(self) -> None:
+        """Write what there is from another thread, the main one being stuck outside Python."""
+        self.guard.failures.append("the process was terminated while it waited outside Python")
+        self._stuck = True
+        self.close(wait=False)
+
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
         if self._state != "open":
@@ -193,7 +203,8 @@ class Session:
             self.guard("closing", watch.close)
         if self.traces is not None:
             self.guard("closing the profiler", self.traces.close)
-        self.guard("restoring signals", self._stop_listening)
+        if not self._stuck:
+            self.guard("restoring signals", self._stop_listening)
         if self._count == 0:
             self.guard.note("no step was recorded: wrap each training step in `with scope.step():`")
         elif not self.observed:
@@ -222,6 +233,9 @@ class Session:
         previous = signal.getsignal(signal.SIGTERM)
 
         def terminated(number: int, frame: Any) -> None:
+            # First of all: a second signal must find things as they were without us.
+            signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
+            self._last_words.cancel()
             self.guard.failures.append("the process was terminated")
             self.close(wait=False)
             if callable(previous):
@@ -231,10 +245,14 @@ class Session:
 
         self._previous_handler = (previous, terminated)
         signal.signal(signal.SIGTERM, terminated)
+        if previous == signal.SIG_DFL:
+            self._last_words.open()
 
     def _stop_listening(self) -> None:
+        self._last_words.close()
         if self._previous_handler is not None:
             previous, ours = self._previous_handler
+            self._previous_handler = None
             if signal.getsignal(signal.SIGTERM) is ours:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
@@ -254,6 +272,10 @@ class Session:
         try:
             with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else _NOTHING():
                 yield
+        except BaseException:
+            if self._record is not None:
+                self._record.cut = True
+            raise
         finally:
             self._in_step = False
             self.guard("ending a step", self._step_ends, begun if begun is not None else 0)
@@ -265,16 +287,19 @@ class Session:
         after = self._count - self.settings.warmup
         recorded = after >= 0 and len(self.records) < MAX_STEPS
         self._lost += after >= 0 and not recorded
-        left_alone = self.settings.measure_overhead and after < LEFT_ALONE_WITHIN and after % LEFT_ALONE_EVERY == 3
+        left_alone = self.settings.measure_overhead and after in LEFT_ALONE and self.traces is None
+        if left_alone and self._collectives is not None:
+            self._collectives.close()  # else the step would still pay for passing collectives on
+            self._stepped_aside = True
         if self.traces is None and recorded and not left_alone:
-            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), begin=None, observed=True)
+            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), observed=True)
             self.points.anchor()
             self._lateness.step_begins(record)
             self._record = record
             if self._phases is not None:
                 self._phases.step_begins()
         elif self.traces is not None and self.traces.recording:
-            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), begin=None, observed=True)
+            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), observed=True)
             self._lateness.step_begins(record)
             self._record = record
         return time.monotonic_ns()
@@ -296,6 +321,9 @@ class Session:
                 # Compare with steps near the recorded ones: a machine's speed changes over minutes.
                 del self._without[: -2 * self.settings.steps]
         self._count += 1
+        if self._stepped_aside and self._collectives is not None:
+            self._stepped_aside = False
+            self._collectives.open()
         if self.traces is not None:
             self.traces.step()
 
@@ -303,7 +331,8 @@ class Session:
     def region(self, name: str) -> Iterator[None]:
         """Name a part of a step, such as `data`."""
         record = self._record
-        stretch = Stretch(name, self.points.mark(), time.monotonic_ns()) if record is not None else None
+        begun = self.guard("beginning a region", self.points.mark) if record is not None else None
+        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
         try:
             with self.traces.mark(name) if self.traces is not None else _NOTHING():
                 yield
@@ -339,7 +368,10 @@ class Session:
 
     def timeline(self) -> RankTimeline:
         """Give the columns of `events` mode."""
-        return timeline_of(self.rank, self.records, self.points, self.sampler.readings, self.recorded())
+        recorded = self.recorded()
+        return timeline_of(
+            self.rank, self.records, self.points, self.sampler.readings, recorded, buckets=bool(recorded["ddp"])
+        )
 
     def recorded(self) -> dict[str, Any]:
         """Give how this was recorded, as plain values for `rank.json`."""
@@ -375,7 +407,12 @@ def _points() -> Points:
     return HostPoints()
 
 
-def _device_index() -> int | None:
+def _device() -> tuple[int | None, str | None]:
+    """Give the CUDA index and the UUID of this rank's device; (None, None) without one."""
     import torch  # noqa: PLC0415
 
-    return torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, None
+    index = torch.cuda.current_device()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return index, f"GPU-{uuid}" if uuid is not None else None

@@ -28,9 +28,12 @@ Reading = tuple[str, int, float]
 class Sampler:
     """Samples NVML and the network ports every half second until closed; keeps at most MAX_READINGS."""
 
-    def __init__(self, device: int | None) -> None:
-        """`device` is the CUDA index of this rank's device; None samples no device."""
-        self._device = device
+    def __init__(self, device: int | None, uuid: str | None = None) -> None:
+        """`device` is the CUDA index of this rank's device; None samples no device.
+
+        NVML numbers all devices of the host, CUDA those visible to the process: `uuid` tells which one it is.
+        """
+        self._device, self._uuid = device, uuid
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._fields: list[Callable[[], Iterator[tuple[str, float]]]] = []
@@ -71,7 +74,11 @@ class Sampler:
 
         try:
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+            handle = (
+                pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+                if self._uuid is not None
+                else pynvml.nvmlDeviceGetHandleByIndex(device)
+            )
         except pynvml.NVMLError as error:
             self.unsupported.append(f"NVML: {error}")
             return

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.printable import printable
+from overlapscope.cli.printable import escaped, printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def warn(verb: str, sources: "Iterable[Source | SourceInfo]") -> None:
 def emit(text: str, args: argparse.Namespace) -> None:
     """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`."""
     if args.output is None:
-        sys.stdout.write(printable(text))
+        sys.stdout.write(escaped(text) if args.json else printable(text))
         return
     try:
         with open(args.output, "w" if args.force else "x", encoding="utf-8") as file:

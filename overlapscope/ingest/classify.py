@@ -20,6 +20,8 @@ HOST_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc):(?P<op>\S+)")
 """Ranges of collectives that run on host threads."""
 CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
 """Operations through which a caller enters a collective."""
+ENTERS: Final = re.compile(r"^(?:c10d|_c10d_functional(?:_autograd)?)::")
+"""Operations in which a host thread enqueues a collective or waits for one; it computes nothing there."""
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
 
 

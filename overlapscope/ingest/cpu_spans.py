@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlapscope.ingest.classify import CALL, HOST_COLLECTIVE, operation
+from overlapscope.ingest.classify import CALL, ENTERS, HOST_COLLECTIVE, operation
 from overlapscope.ingest.collective_args import (
     CollectiveArgs,
     input_dtype,
@@ -39,20 +39,22 @@ class CpuSpans:
 
 def cpu_spans(columns: KinetoColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
     """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
-    its `c10d::*` operations (enqueueing, waiting) computes. Annotations are neither.
+    its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) computes. Annotations are neither.
 
     `groups` maps the run's group names to sizes; with exactly one group, every collective is its own.
     """
     host, names = columns.host, columns.names.to_list()
     talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
     calls = np.array([CALL.match(name) is not None for name in names], np.bool_)[host.name]
+    # Functional collectives wait in operations of their own.
+    enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
     works = ~host.is_annotation & ~talks
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[comm])).tolist():
         here = works & (host.lane == lane)
-        waits = here & calls
+        waits = here & enters
         busy = difference(
             union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
         )

@@ -11,7 +11,10 @@ from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.timeline.run import MANIFEST, MAX_RANKS, RANK_ENTRY, is_run_directory
 
 _HEAD_BYTES = 64 << 10
-_RANK = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?<![dtpec]p)(?<![dtpec]p[-_])(?<!local)(?<!local[-_])(?<!node[-_])rank[-_.=]?(\d{1,7})(?!\d)", re.I
+)
+"""A rank in the world; not `local_rank1`, `dp_rank_1` and their like, which are ranks in something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Give run directories and files below a folder; linked folders are followed unless they lead back up."""
     runs: list[Path] = []
     files: list[Path] = []
     for entry in sorted(folder.iterdir()):
@@ -78,7 +82,7 @@ def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
         if entry.is_dir():
             if is_run_directory(entry):
                 runs.append(entry)
-            elif not entry.is_symlink():
+            elif not (entry.is_symlink() and folder.resolve().is_relative_to(entry.resolve())):
                 more_runs, more_files = _walk(entry)
                 runs += more_runs
                 files += more_files
@@ -106,7 +110,7 @@ def rank_from_path(path: Path) -> int | None:
     for part in (path.name, path.parent.name):
         found = [int(number) for number in _RANK.findall(part) if int(number) <= MAX_RANKS]
         if found:
-            return found[-1]
+            return found[0] if len(set(found)) == 1 else None
     return None
 
 

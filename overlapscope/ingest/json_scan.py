@@ -13,9 +13,20 @@ _BEHIND_ARRAY = re.compile(rb'\s*(?:,\s*(?:"(?:[^"\\]++|\\.)*+(?:"\s*(?::|$)|$)|
 """A comma and a key, the end of the object, or a file that was cut somewhere there."""
 
 
-def closes_array(text: bytes | bytearray, at: int) -> bool:
-    """Whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does."""
-    return _BEHIND_ARRAY.match(text, at + 1) is not None and not EVENT.search(text, at)
+def last_event(text: bytes | bytearray) -> int:
+    """Give the place of the last text that surely is an event's; -1 without one."""
+    place = -1
+    for found in EVENT.finditer(text):
+        place = found.start()
+    return place
+
+
+def closes_array(text: bytes | bytearray, at: int, last: int) -> bool:
+    """Whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does.
+
+    `last` is `last_event(text)`.
+    """
+    return at > last and _BEHIND_ARRAY.match(text, at + 1) is not None
 
 
 def object_end(text: bytes, start: int, limit: int) -> int | None:
@@ -55,6 +66,7 @@ def scan(text: bytes | bytearray) -> Scan:
     objects: list[tuple[int, int]] = []
     depth = start = 0
     opened = b""
+    last: int | None = None
     for token in _TOKEN.finditer(text):
         at = token.start()
         byte = text[at]
@@ -70,6 +82,9 @@ def scan(text: bytes | bytearray) -> Scan:
             depth -= 1
             if depth == 0 and opened == b"{" and byte == 0x7D:
                 objects.append((start, at + 1))
-        elif byte == 0x5D and closes_array(text, at):
+        elif byte == 0x5D:
+            last = last_event(text) if last is None else last
+            if not closes_array(text, at, last):
+                continue
             return Scan(objects=objects, end=at, open_at=None)
     return Scan(objects=objects, end=None, open_at=start if depth else None)

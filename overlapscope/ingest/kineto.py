@@ -115,7 +115,7 @@ def _device_timeline(
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
     book = GroupBook(metadata.groups, metadata.world_size)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
-    steps = _steps(columns, metadata.base_ns)
+    steps, repeated = _steps(columns, metadata.base_ns)
     base = metadata.base_ns
     row = linked.row
     launch_ns = _based(linked.launch_ns, base)
@@ -139,7 +139,7 @@ def _device_timeline(
         columns, base, path, truncated, spans, _placed(collectives, base, steps), steps,
         has_device=True, last_launch_ns=linked.last_launch_ns, lost_launch_ns=linked.lost_launch_ns,
     )  # fmt: skip
-    notes = []
+    notes = _notes(repeated)
     if linked.ambiguous:
         notes.append(f"{linked.ambiguous} device spans have a launch in more than one process; left without")
     return timeline, book.groups(), int((launch_ns == NONE).sum()), notes
@@ -151,7 +151,7 @@ def _cpu_timeline(
     del classifier  # host ranges are told by their own names alone
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, {group.name: group.size for group in metadata.groups})
-    steps = _steps(columns, base)
+    steps, repeated = _steps(columns, base)
     launch_ns = _based(found.launch_ns, base)
     begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
     spans = make(
@@ -173,7 +173,15 @@ def _cpu_timeline(
         columns, base, path, truncated, spans, _placed(found.collectives, base, steps), steps,
         has_device=False, last_launch_ns=NONE, lost_launch_ns=NONE,
     )  # fmt: skip
-    return timeline, metadata.groups, 0, []
+    return timeline, metadata.groups, 0, _notes(repeated)
+
+
+def _notes(repeated: int) -> list[str]:
+    if not repeated:
+        return []
+    return [
+        f"{repeated} step marks repeat the number of an earlier step and were left out; are several runs in one file?"
+    ]
 
 
 def _timeline(
@@ -239,8 +247,11 @@ def _seen(columns: KinetoColumns) -> tuple[int, int]:
     return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
 
 
-def _steps(columns: KinetoColumns, base: int) -> Steps:
-    """Give the annotated steps in order of time; our own marks where there are any, else the profiler's."""
+def _steps(columns: KinetoColumns, base: int) -> tuple[Steps, int]:
+    """Give the annotated steps in order of time; our own marks where there are any, else the profiler's.
+
+    Also gives how many marks repeat the number of an earlier step that had ended.
+    """
     names = columns.names.to_list()
     matches = {code: found for code, name in enumerate(names) if (found := STEP.match(name))}
     rows = np.flatnonzero(np.isin(columns.host.name, list(matches)))
@@ -253,7 +264,12 @@ def _steps(columns: KinetoColumns, base: int) -> Steps:
     # The same step marked on two threads is one step.
     first = np.unique(number, return_index=True)[1]
     keep = np.sort(first)
-    return make(
+    ended = {int(number[at]): int(columns.host.end_ns[rows[at]]) for at in keep.tolist()}
+    repeated = sum(
+        int(columns.host.start_ns[rows[at]]) >= ended[int(number[at])]
+        for at in np.setdiff1d(np.arange(number.size), keep).tolist()
+    )
+    steps = make(
         Steps,
         keep.size,
         recording=0,
@@ -261,6 +277,7 @@ def _steps(columns: KinetoColumns, base: int) -> Steps:
         start_ns=columns.host.start_ns[rows[keep]] + base,
         end_ns=columns.host.end_ns[rows[keep]] + base,
     )
+    return steps, repeated
 
 
 def _step_at(steps: Steps, at_ns: Ints) -> Ints:

@@ -41,4 +41,9 @@ LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|G
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
 """Copies that can carry a collective done by copy engines."""
 STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
+OLD_ANNOTATION: Final = re.compile(
+    r"^(?:ProfilerStep#|overlapscope\.step#|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
+    r"|^(?:nn\.Module:|\[pl\]|## )"
+)
+"""Ranges that torch 1.8 files under `Operator` although they are annotations."""
 WINDOW_MARKS: Final = ("Iteration Start", "Record Window End")

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.ingest.collective_args import CollectiveArgs
-from overlapscope.ingest.kineto_dialect import DEVICE, HOST, LAUNCH, SORT_OF, UNREAD, WINDOW, WINDOW_MARKS
+from overlapscope.ingest.kineto_dialect import (
+    DEVICE,
+    HOST,
+    LAUNCH,
+    OLD_ANNOTATION,
+    SORT_OF,
+    UNREAD,
+    WINDOW,
+    WINDOW_MARKS,
+)
 from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
@@ -180,9 +189,10 @@ class EventCollector:
                     self._unknown[str(event.cat)] += 1
             elif event.ph == "i" and isinstance(event.name, str) and event.name.startswith(WINDOW_MARKS):
                 self._add_mark(event)
+        exact = _Exact(array)
         for sort, chosen in enumerate(buckets):
             if chosen:
-                self._add_bucket(sort, chosen, array)
+                self._add_bucket(sort, chosen, exact)
 
     def _add_mark(self, event: _Event) -> None:
         try:
@@ -191,12 +201,12 @@ class EventCollector:
             ns, good = text_to_ns([str(event.ts)])
             self._marks += ns[good].tolist()
 
-    def _add_bucket(self, sort: int, events: list[_Event], array: bytes) -> None:
+    def _add_bucket(self, sort: int, events: list[_Event], exact: "_Exact") -> None:
         try:
             start = microseconds_to_ns([event.ts for event in events])
             duration = microseconds_to_ns([event.dur for event in events])
         except NeedsText:
-            start, duration, good = _exact_times(array, sort)
+            start, duration, good = exact.times(sort)
             if not good.all():
                 self.dropped += int((~good).sum())
                 events = [events[row] for row in np.flatnonzero(good).tolist()]
@@ -215,7 +225,11 @@ class EventCollector:
             linked = _decode_args(events, _Linked)
             self._tables[sort].add(correlation=_correlations(linked))
         elif sort == HOST:
-            self._tables[sort].add(is_annotation=np.array([SORT_OF[event.cat][1] for event in events], np.bool_))
+            marked = [
+                SORT_OF[event.cat][1] or (event.cat == "Operator" and OLD_ANNOTATION.match(str(event.name)) is not None)
+                for event in events
+            ]
+            self._tables[sort].add(is_annotation=np.array(marked, np.bool_))
             self._add_host_args(first, events, names)
 
     def _add_device_args(self, first: int, events: list[_Event]) -> None:
@@ -346,14 +360,22 @@ def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
     return array, text[len(array) - 1 :]
 
 
-def _exact_times(array: bytes, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Read starts and durations of one sort of event from their text; the mask is False where one is no time."""
-    categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
-    decoded = _exact.decode(array)
-    events = [event for event in decoded if event.ph == "X" and isinstance(event.cat, str) and event.cat in categories]
-    start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
-    duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
-    return start, duration, start_good & duration_good
+class _Exact:
+    """The times of one piece, read from their text; decoded when first asked for."""
+
+    def __init__(self, array: bytes) -> None:
+        self._array = array
+        self._events: list[_ExactEvent] | None = None
+
+    def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Give starts and durations of one sort of event; the mask is False where one is no time."""
+        if self._events is None:
+            self._events = [event for event in _exact.decode(self._array) if event.ph == "X"]
+        categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
+        events = [event for event in self._events if isinstance(event.cat, str) and event.cat in categories]
+        start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
+        duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
+        return start, duration, start_good & duration_good
 
 
 def _is_utf8(text: bytes) -> bool:

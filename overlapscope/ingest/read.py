@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from overlapscope.errors import InputError, OverlapScopeError, UsageError
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.discover import discover, rank_from_path, shown
 from overlapscope.ingest.kineto import ReadTrace, read_kineto
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source, join_recordings
 
 
@@ -119,6 +122,35 @@ def _with_ranks(traces: list[tuple[Path, ReadTrace]], given: Mapping[str, int]) 
     return ranked
 
 
+def _apart(ranked: list[tuple[int, ReadTrace]]) -> list[tuple[int, ReadTrace]]:
+    """Tell groups of one name and different ranks apart, by putting the ranks behind the name."""
+    members: dict[str, set[tuple[int, ...]]] = {}
+    for _, trace in ranked:
+        for group in trace.groups:
+            if group.ranks is not None:
+                members.setdefault(group.name, set()).add(group.ranks)
+    shared = {name for name, ranks in members.items() if len(ranks) > 1}
+    return [(rank, _renamed(trace, shared) if shared else trace) for rank, trace in ranked]
+
+
+def _renamed(trace: ReadTrace, shared: set[str]) -> ReadTrace:
+    new = {
+        group.name: f"{group.name} {list(group.ranks)}"
+        for group in trace.groups
+        if group.name in shared and group.ranks is not None
+    }
+    timeline = trace.timeline
+    names = NameTable(timeline.names)
+    codes = np.append(np.arange(len(timeline.names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in timeline.names:
+            codes[timeline.names.index(old)] = names.code(name)
+    calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
+    groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in trace.groups)
+    renamed = replace(timeline, names=tuple(names.to_list()), collectives=calls)
+    return replace(trace, timeline=renamed, groups=groups)
+
+
 def _with_warning(trace: ReadTrace, warning: str) -> ReadTrace:
     return replace(trace, source=replace(trace.source, warnings=(*trace.source.warnings, warning)))
 
@@ -129,7 +161,7 @@ def _assemble(ranked: list[tuple[int, ReadTrace]], failed: list[Source], passed_
     fingerprint: dict[str, str | int | None] = {}
     sizes = set()
     sources = []
-    for rank, trace in ranked:
+    for rank, trace in _apart(ranked):
         sources.append(replace(trace.source, ranks=() if rank < 0 else (rank,)))
         if rank < 0:
             continue

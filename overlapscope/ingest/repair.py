@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from overlapscope.ingest.json_scan import EVENT, closes_array, object_end
+from overlapscope.ingest.json_scan import EVENT, closes_array, last_event, object_end
 
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"
@@ -130,6 +130,7 @@ def _regions(text: bytes) -> Iterator[tuple[bool, int, int]]:
 def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
     """Take the events of damaged text into the tally; give the place of the array's end if it is there."""
     at = 0
+    last_at = last_event(text) if last else -1
     while True:
         at = _matched_end(_BLANKS, text, at)
         if at == len(text):
@@ -139,7 +140,7 @@ def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
             at, end = _take_object(text, at, tally, last=last)
             if end is not None:
                 return end
-        elif byte == 0x5D and last and closes_array(text, at):
+        elif byte == 0x5D and last and closes_array(text, at, last_at):
             return at
         elif byte == 0x5B:
             tally.dropped += 1
@@ -278,4 +279,4 @@ def _array_end(text: bytes) -> int | None:
     last = None
     for found in _ARRAY_END.finditer(text):
         last = found.end() - 1
-    return last if last is not None and closes_array(text, last) else None
+    return last if last is not None and closes_array(text, last, last_event(text)) else None

@@ -59,6 +59,12 @@ def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArra
     out = np.zeros(len(tokens), np.int64)
     good = np.ones(len(tokens), np.bool_)
     for row, token in enumerate(tokens):
+        whole, _, fraction = token.partition(".")
+        if len(fraction) <= 3 and len(whole) < 17 and whole.isdecimal() and (fraction.isdecimal() or not fraction):
+            plain = int(whole + fraction.ljust(3, "0"))
+            good[row] = plain < _LIMIT_NS
+            out[row] = plain if good[row] else 0
+            continue
         try:
             ns = (Decimal(token.strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
             good[row] = ns.is_finite() and abs(ns) < _LIMIT_NS

@@ -92,6 +92,8 @@ class Steps:
     step: Ints
     start_ns: Ints
     end_ns: Ints
+    cut: Flags
+    """What happened in the step is known not to be recorded as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

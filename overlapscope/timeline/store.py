@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.columns import (
     DTYPES,
+    MISSING,
     NONE,
     Annotations,
     Collectives,
@@ -44,6 +45,8 @@ from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline,
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
+LATER_COLUMNS: Final = frozenset({"cut"})
+"""Columns that early runs of this schema do not have."""
 TABLES: Final[dict[str, type[Table]]] = {
     "recordings": Recordings,
     "spans": Spans,
@@ -182,14 +185,20 @@ def save_job(
     world_size: int | None,
     groups: Sequence[Group],
     fingerprint: Mapping[str, str | int | None],
+    tell_ranks: bool = False,
 ) -> None:
-    """Write the `run.json` of a run whose ranks write themselves with `save_rank`. Raises OSError."""
+    """Write the `run.json` of a run whose ranks write themselves with `save_rank`. Raises OSError.
+
+    With `tell_ranks` it lists the ranks that stand there now and those that are missing.
+    """
+    entries = sorted(_entries(path), key=lambda entry: entry.rank) if tell_ranks else []
+    known = {entry.rank for entry in entries}
     manifest = Manifest(
         schema_=SCHEMA,
         version=version,
         world_size=world_size,
-        missing_ranks=[],
-        ranks=[],
+        missing_ranks=[rank for rank in range(world_size or 0) if rank not in known] if tell_ranks else [],
+        ranks=entries,
         groups=list(groups),
         sources=[],
         fingerprint=dict(fingerprint),
@@ -394,6 +403,9 @@ def _check_references(timeline: RankTimeline) -> None:
 def _from_arrow(table: pa.Table, kind: type[Table], names: NameTable) -> Table:
     columns: dict[str, Any] = {}
     for column, stored in column_kinds(kind).items():
+        if column in LATER_COLUMNS and column not in table.column_names:
+            columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
+            continue
         array = table.column(column).combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
