@@ -87,8 +87,8 @@ def main() -> None:
     words = f"""
 ## Capture
 
-Two ranks of DDP over gloo on these cores, {ROUNDS} turns of blocks of 6 steps, modes alternated in one process; the cost
-is the median over turns of the difference to the block without us, with the 95 % interval of a bootstrap over turns.
+Two ranks of DDP over gloo on these cores, {ROUNDS} turns of blocks of 6 steps, modes alternated in one process. The
+cost is the median over turns of the difference to the block without us; the 95 % interval is a bootstrap's over turns.
 
 """
     print(words, flush=True)
