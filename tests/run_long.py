@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROUNDS = 10
+ROUNDS = 5
 PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
 
 

@@ -424,7 +424,9 @@ def test_a_compute_pattern_makes_kernels_compute(folder: Path, capsys: pytest.Ca
 
 def test_a_pattern_that_matches_nothing_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = own_kernels(folder)
-    assert analyzed(capsys, path, "--comm", "nothing_like_it") == analyzed(capsys, path)
+    document, plain = analyzed(capsys, path, "--comm", "nothing_like_it"), analyzed(capsys, path)
+    assert document["ranks"] == plain["ranks"]
+    assert any("no kernel matches 'nothing_like_it'" in warning for warning in document["sources"][0]["warnings"])
 
 
 def test_hostile_names_reach_the_terminal_without_control_characters(

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,10 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "traces", tmp_path / "traces")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    missing = find_spec("torch") is None
     for language, text in blocks(page):
+        if language == "python" and "import torch" in text and missing:
+            continue
         if language == "python":
             done = subprocess.run(
                 [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -42,6 +46,8 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
                 command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, (command, done.stderr)
+    if missing and any("import torch" in text for _, text in blocks(page)):
+        pytest.skip("torch is not installed: the examples that record were left out")
 
 
 def test_ci_calls_the_commands_of_the_readme() -> None:

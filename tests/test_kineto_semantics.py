@@ -584,3 +584,17 @@ def test_the_recording_spans_the_marks_of_the_profiler(folder: Path) -> None:
 def test_overlap_is_a_matter_of_time_and_not_of_streams(folder: Path) -> None:
     run = load(folder, [kernel(GEMM, 0, 4 * MS), kernel(NCCL_KERNEL, 1 * MS, 5 * MS), record_param_comms(0, MS)])
     assert (whole(run)["overlapped_ns"], whole(run)["exposed_comm_ns"]) == (3 * MS, 2 * MS)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_device_run_without_its_device_events_does_not_pass_for_a_cpu_run(backend: str, tmp_path: Path) -> None:
+    """Kineto writes host events first: a file cut early holds these alone."""
+    kept = b'{"distributedInfo": {"backend": "%s", "rank": 0, "world_size": 2}, "traceEvents": [' % backend.encode()
+    kept += b'{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 3},'
+    path = tmp_path / "rank0.json"
+    path.write_bytes(kept + b'{"ph": "X", "cat": "cpu_op", "na')
+    if backend == "gloo":
+        assert overlapscope.load(path).ranks == [0]
+        path.write_bytes(kept + b'{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 6, "dur": 1}]}')
+    with pytest.raises(overlapscope.InputError, match="used a device, but no device work"):
+        overlapscope.load(path)

@@ -133,7 +133,9 @@ def analyze(run: Run) -> Analysis:
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
-    findings = [finding for info in ranks for finding in odd_steps(info.rank, _complete(info))]
+    findings = [
+        finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
+    ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += recording_gaps(run.sources, _linkage(run))
     return Analysis(

@@ -38,7 +38,9 @@ class Listed(msgspec.Struct, kw_only=True, frozen=True):
     names: list[str] = []
 
 
-def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) -> list[Finding]:
+def odd_steps(
+    rank: int, steps: Sequence[tuple[int, int | None, int | None]], known_from: str = "trace"
+) -> list[Finding]:
     """Find steps with far more communication, or far longer, than the other complete ones.
 
     `steps` holds (number, window_ns, comm_ns) of the complete steps of one rank; at least three are needed.
@@ -61,7 +63,7 @@ def odd_steps(rank: int, steps: Sequence[tuple[int, int | None, int | None]]) ->
                         severity="warning",
                         title=f"step {step} of rank {rank} {said} {_ms(value)}{times} the other steps' {_ms(usual)}",
                         evidence={"rank": rank, "step": step, name: value, "median_of_others_ns": usual},
-                        known_from="trace",
+                        known_from=known_from,
                     )
                 )
     return findings
@@ -127,9 +129,9 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
             what = ", ".join(
                 text
                 for text, there in (
-                    ("ends early", source.truncated),
-                    (f"{source.repaired} events repaired", source.repaired),
-                    (f"{source.dropped} events lost", source.dropped),
+                    ("ends early, what would follow is missing", source.truncated),
+                    (f"broken events repaired: {source.repaired}", source.repaired),
+                    (f"broken events left out: {source.dropped}", source.dropped),
                 )
                 if there
             )

@@ -51,6 +51,7 @@ class Classifier:
             *(_Rule(_user_pattern(text, "--comm"), COMMUNICATES, None) for text in comm),
             *(_Rule(_user_pattern(text, "--compute"), COMPUTES, None) for text in compute),
         ]
+        self._matched: set[str] = set()
         self._known: dict[str, tuple[Placement, bool]] = {}
 
     def place(self, name: str) -> tuple[Placement, bool]:
@@ -58,8 +59,15 @@ class Classifier:
         known = self._known.get(name)
         if known is None:
             own = _first_match(self._own, name)
+            if own:
+                self._matched |= {rule.pattern.pattern for rule in self._own if rule.pattern.search(name)}
             known = self._known[name] = (own, True) if own else (_placed_by_table(name), False)
         return known
+
+    @property
+    def idle_patterns(self) -> list[str]:
+        """The user's patterns that no kernel so far has matched."""
+        return [rule.pattern.pattern for rule in self._own if rule.pattern.pattern not in self._matched]
 
 
 def speaks_of_comm(name: str) -> bool:

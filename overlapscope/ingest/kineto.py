@@ -15,7 +15,7 @@ from overlapscope.ingest.device_spans import link_and_classify
 from overlapscope.ingest.discover import shown
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.innermost import NOWHERE
-from overlapscope.ingest.kineto_dialect import STEP
+from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL, STEP
 from overlapscope.ingest.kineto_events import EventCollector, KinetoColumns, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.timeline.columns import (
@@ -83,6 +83,8 @@ def read_kineto(
     if columns.unknown:
         listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))
         warnings.append(f"timed events of categories that are not read: {listed}")
+    if columns.device_name.size == 0:
+        _refuse_lost_device(columns, metadata, shown(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
     timeline, groups, unlinked, notes = build(columns, metadata, classifier, shown(path), truncated)
     return ReadTrace(
@@ -102,6 +104,19 @@ def read_kineto(
             warnings=tuple(warnings + notes),
         ),
     )
+
+
+def _refuse_lost_device(columns: KinetoColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:
+    """Raise InputError for a device run whose device events are missing: it must not pass for a CPU run.
+
+    Kineto writes host events first, so a cut file may hold these alone.
+    """
+    names = columns.names.to_list()
+    launches = any(LAUNCHES_KERNEL.search(names[code]) for code in set(columns.launch_name.tolist()))
+    on_device = "nccl" in str(metadata.fingerprint.get("backend")) or metadata.fingerprint.get("device") is not None
+    if launches or (truncated and on_device):
+        why = "the file is cut before it" if truncated else "the profiler did not record it"
+        raise InputError(f"{path}: the run used a device, but no device work is in the trace: {why}")
 
 
 _Built = tuple[RankTimeline, tuple[Group, ...], int, list[str]]

@@ -79,7 +79,13 @@ def read_inputs(
         first = failed[0]
         more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""
         raise InputError(f"{first.path}: {first.warnings[0]}{more}")
-    return _assemble(_with_ranks(traces, options.ranks), failed, len(inputs.passed_over))
+    run = _assemble(_with_ranks(traces, options.ranks), failed, len(inputs.passed_over))
+    idle = classifier.idle_patterns
+    if idle:
+        note = f"no kernel matches {', '.join(repr(each) for each in idle)} (--comm, --compute)"
+        first, *rest = run.sources
+        return replace(run, sources=(replace(first, warnings=(*first.warnings, note)), *rest))
+    return run
 
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:

@@ -43,7 +43,7 @@ def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, m
             f"  idle     {ms(idle):>12} ms",
         ]
     else:
-        lines.append("  no complete step was recorded")
+        lines.append("  no complete step was recorded; there may be nothing to analyze")
     costs = [each for each in known if each.overhead_ns is not None]
     if costs:
         cost = max(costs, key=lambda each: each.overhead_ns or 0)
@@ -54,6 +54,8 @@ def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, m
             else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
             f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
         )
+    elif known and mode == "events":
+        lines.append("  capture    not measured: fewer than 4 of the steps were left alone")
     if missing:
         shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         lines.append(f"  missing  {count(len(missing), 'rank')}: {shown}")

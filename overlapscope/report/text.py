@@ -77,8 +77,9 @@ def _sentence(analysis: Analysis) -> str:
     if len(means) > 1:
         worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
         least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
+        over = f"{count(sum(map(len, by_rank.values())), what)} of {len(means)} ranks"
         sentence += (
-            f"\nMean over {len(means)} ranks; most exposed on rank {worst} ({ms(means[worst].exposed_comm_ns)} ms), "
+            f"\nMean over {over}; most exposed on rank {worst} ({ms(means[worst].exposed_comm_ns)} ms), "
             f"least on rank {least} ({ms(means[least].exposed_comm_ns)} ms)."
         )
     return sentence
@@ -147,7 +148,8 @@ def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
 def _mean_row(rank: RankInfo) -> list[str]:
     steps = [step for step in rank.steps if step.complete and step.window_ns is not None]
     steps = steps or [step for step in rank.steps if step.window_ns is not None]
-    label = f"rank {rank.rank} mean of {count(len(steps), 'step')}"
+    mark = "" if all(step.complete for step in steps) else "*"
+    label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
     return _cells(label, mean(steps) if steps else Breakdown())
 
 
