@@ -102,10 +102,10 @@ def _timeline(session: Session) -> RankTimeline | None:
         return None
     classifier = Classifier()
     parts = []
-    for file in session.traces.files:
+    for at, file in enumerate(session.traces.files):
         read = session.guard(f"reading {file.name}", read_kineto, file, classifier)
         if read is not None:
-            parts.append(replace(read.timeline, rank=session.rank))
+            parts.append(_named_by_its_file(replace(read.timeline, rank=session.rank), _kept_name(at, session.rank)))
     if not parts:
         return None
     joined = join_recordings(parts)
@@ -116,6 +116,21 @@ def _timeline(session: Session) -> RankTimeline | None:
         telemetry=telemetry_of(session.observed, session.sampler.readings, session.points, names),
         names=tuple(names.to_list()),
         recorded=session.recorded(),
+    )
+
+
+def _kept_name(recording: int, rank: int) -> str:
+    """Give the name under which a trace is kept beside the columns."""
+    return f"recording{recording}.rank{rank}.pt.trace.json.gz"
+
+
+def _named_by_its_file(part: RankTimeline, name: str) -> RankTimeline:
+    """Name the recording's source by the file it is kept in, not by where that lay when it was written."""
+    names = NameTable(part.names)
+    return replace(
+        part,
+        recordings=replace(part.recordings, source=names.encode([name] * part.recordings.source.size)),
+        names=tuple(names.to_list()),
     )
 
 
@@ -155,7 +170,7 @@ def _write(session: Session, timeline: RankTimeline) -> None:
     _save_job(session, tell_ranks=False)
     files = []
     for at, file in enumerate(session.traces.files if session.traces is not None else ()):
-        files.append(file.rename(file.with_name(f"recording{at}.rank{session.rank}.pt.trace.json.gz")))
+        files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
         session.remove_older_ranks()
