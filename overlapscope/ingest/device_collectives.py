@@ -35,10 +35,9 @@ _RANGES = {
 class GroupBook:
     """The process groups met in one trace: first from its own configuration, then from collectives."""
 
-    def __init__(self, groups: tuple[Group, ...], world_size: int | None) -> None:
+    def __init__(self, groups: tuple[Group, ...]) -> None:
         self._groups = {group.name: group for group in groups}
         self._config = {group.name: group.ranks for group in groups if group.ranks is not None}
-        self._world_size = world_size
 
     def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
         """Give the group's size, from the collective or from the group; learn the group on the way."""

@@ -128,7 +128,7 @@ def _device_timeline(
     linked = link_and_classify(columns, classifier)
     if linked.row.size == 0:
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
-    book = GroupBook(metadata.groups, metadata.world_size)
+    book = GroupBook(metadata.groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
     steps, repeated = _steps(columns, metadata.base_ns)
     base = metadata.base_ns

@@ -137,7 +137,6 @@ class EventCollector:
         self._device_collectives: dict[int, DeviceArgs] = {}
         self._host_args: dict[int, CollectiveArgs] = {}
         self._rows = [0] * 5
-        self._windows: list[tuple[int, int]] = []
         self._marks: list[int] = []
         self._unknown: Counter[str] = Counter()
         self.events = self.repaired = self.dropped = 0
