@@ -12,8 +12,10 @@ import pyarrow as pa
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.errors import UsageError
 from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.timeline.arrow import to_arrow
+from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.store import TABLES, save_run, to_arrow
+from overlapscope.timeline.store import TABLES, save_run
 from overlapscope.version import __version__
 
 
@@ -63,10 +65,18 @@ class LoadedRun:
         ratios = [name for name in frame.columns if name not in types]
         return frame.astype(types | dict.fromkeys(ratios, "Float64"))
 
-    def table(self, name: str, rank: int) -> pd.DataFrame:
-        """Give one of a rank's tables: recordings, spans, collectives, steps, lanes or annotations."""
-        timeline = self.run.ranks[rank]
-        arrow = to_arrow(getattr(timeline, name if name in TABLES else _unknown(name)), timeline.names, rank)
+    def table(self, name: str, rank: int | None = None) -> pd.DataFrame:
+        """Give one of a rank's tables, or without a rank one of the job's.
+
+        A rank's: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry. The job's: those of
+        `overlapscope.timeline.facts` (members, links, measurements, ...). Raises KeyError for any other name.
+        """
+        if rank is None:
+            facts = self.run.facts
+            arrow = to_arrow(getattr(facts, name if name in FACT_TABLES else _unknown(name)), facts.names)
+        else:
+            timeline = self.run.ranks[rank]
+            arrow = to_arrow(getattr(timeline, name if name in TABLES else _unknown(name)), timeline.names, rank)
         frame: pd.DataFrame = arrow.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         return frame
 
@@ -96,4 +106,6 @@ def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> str:
-    raise KeyError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    raise KeyError(
+        f"there is no table {name!r}; of a rank there are {', '.join(TABLES)}; of the job {', '.join(FACT_TABLES)}"
+    )

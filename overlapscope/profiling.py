@@ -14,8 +14,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.capture import environment, exchange
 from overlapscope.capture.events import telemetry_of
 from overlapscope.capture.session import Session, Settings
-from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.kineto import read_kineto
+from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render
 from overlapscope.report.text import mean
 from overlapscope.timeline.columns import Gradients, make
@@ -100,12 +100,14 @@ def _timeline(session: Session) -> RankTimeline | None:
         return session.timeline() if session.observed else None
     if session.traces is None or not session.traces.files:
         return None
-    classifier = Classifier()
+    context = ReadContext()
     parts = []
     for at, file in enumerate(session.traces.files):
-        read = session.guard(f"reading {file.name}", read_kineto, file, classifier)
+        read = session.guard(f"reading {file.name}", read_kineto, file, context)
         if read is not None:
-            parts.append(_named_by_its_file(replace(read.timeline, rank=session.rank), _kept_name(at, session.rank)))
+            parts.append(
+                _named_by_its_file(replace(read.timelines[0], rank=session.rank), _kept_name(at, session.rank))
+            )
     if not parts:
         return None
     joined = join_recordings(parts)

@@ -13,11 +13,11 @@ from overlapscope.timeline.columns import (
     NONE,
     Annotations,
     Collectives,
+    Columns,
     Lanes,
     Recordings,
     Spans,
     Steps,
-    Table,
     column_kinds,
     make,
 )
@@ -241,7 +241,7 @@ def full_timeline(
     )
 
 
-def spelled(table: Table, names: Sequence[str]) -> dict[str, list[object]]:
+def spelled(table: Columns, names: Sequence[str]) -> dict[str, list[object]]:
     """Give a table's columns with the names that the codes stand for, and None where a value is missing."""
     columns: dict[str, list[object]] = {}
     for column, kind in column_kinds(table).items():

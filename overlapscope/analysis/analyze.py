@@ -10,7 +10,8 @@ from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.steps import step_windows, whole_windows
-from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED
+from overlapscope.analysis.told import Told, told
+from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import Run
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
@@ -116,6 +117,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     skew: Skew
     findings: list[Finding]
     recommendations: list[Recommendation]
+    told: dict[str, Told] = {}
+    """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
 
 
 def analyze(run: Run) -> Analysis:
@@ -129,7 +132,9 @@ def analyze(run: Run) -> Analysis:
         for each in windows[rank]:
             figures = _known(coverage.breakdown(each.window), timeline.basis) if each.window else Breakdown()
             steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
-        whole = _known(coverage.breakdown(*whole_windows(timeline)), timeline.basis)
+        whole = Breakdown()
+        if size(timeline.spans):  # a log has calls, but no times
+            whole = _known(coverage.breakdown(*whole_windows(timeline)), timeline.basis)
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
@@ -165,6 +170,7 @@ def analyze(run: Run) -> Analysis:
         skew=Skew(),
         findings=findings,
         recommendations=[],
+        told=told(run.facts),
     )
 
 

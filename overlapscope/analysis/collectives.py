@@ -79,9 +79,10 @@ def collective_rows(ranks: Mapping[int, RankTimeline], windows: Mapping[int, lis
         for key, row in _keyed(timeline, _chosen(timeline, windows[rank])):
             counts.setdefault(key, {}).setdefault(rank, 0)
             counts[key][rank] += 1
-            durations.setdefault(key, []).append(
-                int(timeline.collectives.end_ns[row] - timeline.collectives.start_ns[row])
-            )
+            start, end = int(timeline.collectives.start_ns[row]), int(timeline.collectives.end_ns[row])
+            durations.setdefault(key, [])
+            if NONE not in (start, end):
+                durations[key].append(end - start)
     order = sorted(counts, key=lambda key: (-sum(durations[key]), key.op, key.group or "", key.bytes or 0))
     return [_row(key, max(counts[key].values()), durations[key]) for key in order]
 
@@ -123,8 +124,8 @@ def _keyed(timeline: RankTimeline, rows: Ints) -> list[tuple[_Key, int]]:
 
 
 def _row(key: _Key, count: int, durations: list[int]) -> CollectiveRow:
-    transfer = float(median(durations))
-    algbw = key.bytes / transfer if key.bytes and transfer > 0 else None
+    transfer = float(median(durations)) if durations else None
+    algbw = key.bytes / transfer if key.bytes and transfer else None
     busbw = algbw * bus_factor(key.op, key.group_size) if algbw is not None and key.group_size else None
     return CollectiveRow(
         op=key.op,

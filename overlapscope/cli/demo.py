@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.demo_job import train_and_record  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
-    from overlapscope.timeline.store import load_run, replace_run  # noqa: PLC0415
+    from overlapscope.timeline.run_folder import replace_run  # noqa: PLC0415
+    from overlapscope.timeline.store import load_run  # noqa: PLC0415
 
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")

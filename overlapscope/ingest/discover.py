@@ -1,16 +1,14 @@
 """Inputs to files: walk folders, look into files, find the rank in a name."""
 
-import os
 import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import GZIP_MAGIC
+from overlapscope.ingest.readers import head_of, reader_of
+from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MANIFEST, MAX_RANKS, RANK_ENTRY, is_run_directory
 
-_HEAD_BYTES = 64 << 10
 _RANK = re.compile(
     r"(?<![dtpec]p)(?<![dtpec]p[-_])(?<!local)(?<!local[-_])(?<!node[-_])rank[-_.=]?(\d{1,7})(?!\d)", re.I
 )
@@ -24,15 +22,15 @@ class Inputs:
     runs: tuple[Path, ...]
     """Run directories."""
     files: tuple[Path, ...]
-    """Files that were named, or that stand in a named folder and look like JSON."""
+    """Files that were named, or that stand in a named folder and that a reader knows."""
     passed_over: tuple[Path, ...]
-    """Files of a named folder that cannot be a trace."""
+    """Files of a named folder that no reader knows."""
 
 
 def discover(paths: list[Path]) -> Inputs:
-    """Find the run directories and candidate trace files below `paths`, sorted by name.
+    """Find the run directories and candidate files below `paths`, sorted by name.
 
-    Files that are named are always candidates; in folders, hidden files and what does not begin like JSON are not.
+    Files that are named are always candidates; in folders, hidden files and what no reader knows are not.
     Raises InputError for a path that does not exist and for a folder that holds no file.
     """
     runs: list[Path] = []
@@ -55,7 +53,7 @@ def discover(paths: list[Path]) -> Inputs:
                     raise InputError(f"{shown(path)}: the folder holds no file")
                 runs += found_runs
                 for file in inside:
-                    (files if _begins_like_json(file) else passed_over).append(file)
+                    (files if _is_known(file) else passed_over).append(file)
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
     return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over))
@@ -91,18 +89,11 @@ def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
     return runs, files
 
 
-def _begins_like_json(path: Path) -> bool:
+def _is_known(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
+        return reader_of(head_of(path)) is not None
     except OSError:
         return True  # reading it will tell what is wrong
-    if head[:2] == GZIP_MAGIC:
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-        except zlib.error:
-            return True
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n\x00")[:1] in (b"{", b"[", b"")
 
 
 def rank_from_path(path: Path) -> int | None:
@@ -112,8 +103,3 @@ def rank_from_path(path: Path) -> int | None:
         if found:
             return found[0] if len(set(found)) == 1 else None
     return None
-
-
-def shown(path: Path) -> str:
-    """Give a path as text that can be printed and stored, whatever bytes its name holds."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -1,23 +1,23 @@
 """Read one Kineto (torch.profiler) trace of any age into a rank's timeline."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import MAX_BYTES, ByteStream
+from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import Classifier, speaks_of_comm
 from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_collectives import GroupBook, assemble
 from overlapscope.ingest.device_spans import link_and_classify
-from overlapscope.ingest.discover import shown
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL, STEP
 from overlapscope.ingest.kineto_events import EventCollector, KinetoColumns, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     DEVICE,
     HOST,
@@ -32,37 +32,23 @@ from overlapscope.timeline.columns import (
     make,
     size,
 )
-from overlapscope.timeline.run import Group, RankTimeline, Source
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 
 FORMAT = "kineto"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTrace:
-    """One trace, read: `timeline.rank` is -1 until the rank is known."""
-
-    timeline: RankTimeline
-    rank: int | None
-    """The rank that the trace itself names."""
-    world_size: int | None
-    groups: tuple[Group, ...]
-    fingerprint: dict[str, str | int | None]
-    source: Source
+def recognises(head: Head) -> bool:
+    """Whether the file begins like JSON, or is too damaged or short to tell."""
+    return head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")[:1] in (b"{", b"[", b"")
 
 
-def read_kineto(
-    path: Path,
-    classifier: Classifier,
-    *,
-    max_bytes: int = MAX_BYTES,
-    progress: Callable[[int], None] | None = None,
-) -> ReadTrace:
+def read_kineto(path: Path, context: ReadContext) -> Reading:
     """Read one trace file, plain or gzip, object or bare array, whole or damaged.
 
-    `progress` is called with the number of bytes read since its last call. Raises InputError when the file cannot be
-    read or has no timed device or host work, NotATraceError when it holds no events.
+    Raises InputError when the file cannot be read or has no timed device or host work, NotATraceError when it holds no
+    events.
     """
-    stream = ByteStream(path, max_bytes, progress)
+    stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), shown(path))
     collector = EventCollector(speaks_of_comm)
     for piece in chunks.pieces(collector.take):
@@ -86,10 +72,10 @@ def read_kineto(
     if columns.device_name.size == 0:
         _refuse_lost_device(columns, metadata, shown(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
-    timeline, groups, unlinked, notes = build(columns, metadata, classifier, shown(path), truncated)
-    return ReadTrace(
-        timeline=timeline,
-        rank=metadata.rank,
+    timeline, groups, unlinked, notes = build(columns, metadata, context.classifier, shown(path), truncated)
+    rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
+    return Reading(
+        timelines=(replace(timeline, rank=rank),),
         world_size=metadata.world_size,
         groups=groups,
         fingerprint=dict(metadata.fingerprint),
@@ -219,7 +205,7 @@ def _timeline(
     is_device = np.zeros(len(columns.lanes), np.bool_)
     is_device[columns.device_lane] = True
     return RankTimeline(
-        rank=-1,
+        rank=UNKNOWN_RANK,
         basis="trace",
         has_device=has_device,
         recordings=make(
@@ -321,3 +307,6 @@ def _based(times: Ints, base: int) -> Ints:
 
 def _moved(time: int, base: int) -> int:
     return NONE if time == NONE else time + base
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read_kineto)

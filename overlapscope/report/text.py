@@ -1,12 +1,14 @@
 """An analysis as a table for people: exposed milliseconds first, what to know about it after, the next command last."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.report.aligned import aligned
+from overlapscope.report.told import told_tables
 
 MAX_RANKS = 24
 MAX_STEPS = 30
@@ -23,6 +25,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     """
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
+    parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -45,10 +48,12 @@ def count(number: int, noun: str) -> str:
 def _headline(analysis: Analysis) -> str:
     run, info = analysis.run, analysis.run.fingerprint
     of_world = f" of {run.world_size}" if run.world_size else ""
+    if not run.ranks:
+        return ", ".join(["no rank recorded", *sorted({source.format for source in analysis.sources})])
     who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
     if run.missing_ranks:
         who += f" ({len(run.missing_ranks)} not recorded)"
-    steps = max(len(rank.steps) for rank in analysis.ranks)
+    steps = max((len(rank.steps) for rank in analysis.ranks), default=0)
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
@@ -66,7 +71,7 @@ def _sentence(analysis: Analysis) -> str:
         by_rank = {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
     means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
     if not means:
-        return "No device or host work was recorded."
+        return "No times were recorded: how much communication is exposed cannot be told from these sources."
     overall = mean([each for chosen in by_rank.values() for each in chosen])
     if not overall.comm_ns:
         return f"No communication in a {ms(overall.window_ns)} ms {what}."
@@ -117,9 +122,11 @@ def _cells(label: str, figures: Breakdown) -> list[str]:
 def _table(analysis: Analysis, *, all_rows: bool) -> str:
     rows: list[list[str]] = []
     notes: list[str] = []
-    one = len(analysis.ranks) == 1
-    for rank in _worst(analysis.ranks, len(analysis.ranks) if all_rows else MAX_RANKS):
-        if one or all_rows:
+    timed = [rank for rank in analysis.ranks if rank.whole.window_ns is not None]
+    if not timed:
+        return ""
+    for rank in _worst(timed, len(timed) if all_rows else MAX_RANKS):
+        if len(timed) == 1 or all_rows:
             shown = rank.steps if all_rows else rank.steps[:MAX_STEPS]
             rows += [_cells(_step_label(rank, step), step) for step in shown]
             if len(shown) < len(rank.steps):
@@ -127,12 +134,12 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         elif rank.steps:
             rows.append(_mean_row(rank))
         rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
-    if len(analysis.ranks) > MAX_RANKS and not all_rows:
-        notes.append(f"{len(analysis.ranks) - MAX_RANKS} more ranks with less exposed time: --all")
+    if len(timed) > MAX_RANKS and not all_rows:
+        notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
         notes.append("* not wholly recorded")
     head = ["ms", *_COLUMNS]
-    return "\n".join([*_aligned([head, *rows]), *notes])
+    return "\n".join([*aligned([head, *rows]), *notes])
 
 
 def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
@@ -173,7 +180,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""
     note = "\nDurations hold waiting for late ranks too." if any(r.estimate == "upper_bound" for r in rows) else ""
-    return "\n".join(_aligned([head, *cells], left=4)) + more + note
+    return "\n".join(aligned([head, *cells], left=4)) + more + note
 
 
 def size(size_bytes: int | None) -> str:
@@ -194,14 +201,3 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     return "\n".join(lines)
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterable[str]:
-    """Align columns: the first `left` to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()

@@ -26,6 +26,9 @@ SPAN_NOTES: Final = ("plain", "fused", "unclassified")
 DEVICE, HOST = range(2)
 LANE_KINDS: Final = ("device", "host")
 
+UNKNOWN, SCHEDULED, STARTED, COMPLETED = range(4)
+CALL_STATES: Final = ("unknown", "scheduled", "started", "completed")
+
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Small = npt.NDArray[np.int8]
@@ -34,7 +37,12 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class Columns:
+    """A table: its fields are its columns, all equally long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(Columns):
     """What ran on the lanes: device kernels and copies, or their stand-ins in a CPU run."""
 
     recording: Ints
@@ -59,7 +67,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Collectives(Columns):
     """One row for each call of a collective on this rank."""
 
     recording: Ints
@@ -82,10 +90,14 @@ class Collectives:
     dimension: Codes
     phase: Codes
     module: Codes
+    state: Annotated[Small, CALL_STATES]
+    """How far the call had come when a flight recorder was dumped; `unknown` elsewhere."""
+    record_function_id: Ints
+    """Number of the host operation that made the call; execution traces name it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(Columns):
     """Host annotations of training steps, in order of time."""
 
     recording: Ints
@@ -97,7 +109,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
+class Lanes(Columns):
     """Device streams and host threads."""
 
     kind: Annotated[Small, LANE_KINDS]
@@ -108,7 +120,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recordings:
+class Recordings(Columns):
     """Recording windows of the rank: when its profiler was on."""
 
     source: Codes
@@ -123,7 +135,7 @@ class Recordings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Annotations:
+class Annotations(Columns):
     """Named host ranges set by the framework or the user (not every operation)."""
 
     recording: Ints
@@ -134,7 +146,7 @@ class Annotations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class Gradients(Columns):
     """When each parameter's gradient was accumulated in a step, in that order."""
 
     step: Ints
@@ -146,7 +158,7 @@ class Gradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
+class Telemetry(Columns):
     """Readings of the machine while it trained, one a row; names carry their unit (`gpu0.power_w`, `gc_pause_ns`)."""
 
     time_ns: Ints
@@ -155,24 +167,23 @@ class Telemetry:
     value: Floats
 
 
-Table = Spans | Collectives | Steps | Lanes | Recordings | Annotations | Gradients | Telemetry
-T = TypeVar("T", Spans, Collectives, Steps, Lanes, Recordings, Annotations, Gradients, Telemetry)
+T = TypeVar("T", bound=Columns)
 DTYPES: Final = {"int64": np.int64, "float64": np.float64, "name": np.int32, "enum": np.int8, "bool": np.bool_}
 MISSING: Final = {"int64": NONE, "float64": np.nan, "name": -1, "enum": 0, "bool": False}
 _KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Floats: "float64", Codes: "name", Flags: "bool"}
 
 
-def column_kinds(table: type[Table] | Table) -> dict[str, str]:
+def column_kinds(table: type[Columns] | Columns) -> dict[str, str]:
     """Give each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
     return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
 
 
-def enum_values(table: type[Table], column: str) -> tuple[str, ...]:
+def enum_values(table: type[Columns], column: str) -> tuple[str, ...]:
     """Give the spelled values of an enum column, in the order of its codes."""
     return next(tuple(get_args(each.type)[1]) for each in fields(table) if each.name == column)
 
 
-def size(table: Table) -> int:
+def size(table: Columns) -> int:
     """Give the number of rows."""
     return len(getattr(table, fields(table)[0].name))
 

@@ -22,6 +22,7 @@ from overlapscope.timeline.columns import (
     shift,
     size,
 )
+from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
 
 
@@ -59,7 +60,7 @@ class RankTimeline:
 
     rank: int
     basis: str
-    """What the tables rest on: `trace`, `events` or `log`."""
+    """What the tables rest on: `trace`, `events` or `log`. A log has calls, in order, but no times of device work."""
     has_device: bool
     """False for a CPU run, whose spans stand in for device spans."""
     names: tuple[str, ...]
@@ -85,6 +86,8 @@ class Run:
     sources: tuple[Source, ...] = ()
     fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
     """Software, device and backend, as far as the sources tell."""
+    facts: Facts = field(default_factory=Facts)
+    """What the sources tell of the job besides what ran when."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -92,6 +95,8 @@ class Run:
         return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
 
 
+UNKNOWN_RANK = -1
+"""Rank of a timeline whose source does not tell it."""
 MAX_RANKS = 1 << 20
 """No job has more; a larger number in a file is damage."""
 MANIFEST = "run.json"

@@ -2,6 +2,7 @@
 
     RUN/run.json                    schema, world size, ranks, groups, sources, fingerprint, how each rank was recorded
     RUN/rank_00000/spans.parquet    zstd; one file a table of `columns`; missing is null, names are dictionaries
+    RUN/facts/links.parquet         one file a table of `facts` that is not empty
 
 It is written under a temporary name beside its place and renamed at the end, so that a run directory is whole or
 not there.
@@ -11,43 +12,38 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
+from overlapscope.timeline.arrow import from_arrow, to_arrow
 from overlapscope.timeline.columns import (
-    DTYPES,
-    MISSING,
     NONE,
     Annotations,
     Collectives,
+    Columns,
     Gradients,
     Lanes,
     Recordings,
     Spans,
     Steps,
-    Table,
     Telemetry,
-    column_kinds,
-    enum_values,
     size,
 )
+from overlapscope.timeline.facts import FACT_TABLES, Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
+from overlapscope.timeline.run_folder import beside_place, replace_run, umask
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
-LATER_COLUMNS: Final = frozenset({"cut"})
-"""Columns that early runs of this schema do not have."""
-TABLES: Final[dict[str, type[Table]]] = {
+TABLES: Final[dict[str, type[Columns]]] = {
     "recordings": Recordings,
     "spans": Spans,
     "collectives": Collectives,
@@ -57,6 +53,7 @@ TABLES: Final[dict[str, type[Table]]] = {
     "gradients": Gradients,
     "telemetry": Telemetry,
 }
+FACTS: Final = "facts"
 
 
 class RankEntry(msgspec.Struct, kw_only=True):
@@ -69,8 +66,8 @@ class RankEntry(msgspec.Struct, kw_only=True):
     spans: int
     collectives: int
     steps: list[int]
-    start_ns: int
-    end_ns: int
+    start_ns: int | None
+    end_ns: int | None
     recorded: dict[str, Any] = {}
 
 
@@ -111,53 +108,12 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
             sources=list(run.sources),
             fingerprint=dict(run.fingerprint),
         )
+        _save_facts(run.facts, temporary / FACTS)
         (temporary / MANIFEST).write_bytes(_encoded(manifest))
 
 
 def _encoded(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-
-
-@contextmanager
-def replace_run(path: Path) -> Iterator[Path]:
-    """Give a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
-
-    Raises UsageError when something that is no run stands there, InputError when it cannot be written.
-    """
-    if path.exists() and not is_run_directory(path):
-        raise UsageError(f"{path} exists and is no run directory: it is not replaced")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
-        if path.exists():
-            # Aside first: at no moment is the place taken by half a run.
-            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.replace(path, aside / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def rank_folder(rank: int) -> str:
@@ -172,7 +128,7 @@ def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) ->
     itself in its `rank.json`. Raises OSError when it cannot be written.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with _beside(run / rank_folder(timeline.rank)) as temporary:
+    with beside_place(run / rank_folder(timeline.rank)) as temporary:
         _write_rank(timeline, temporary)
         for file in beside:
             shutil.move(file, temporary / file.name)
@@ -208,11 +164,34 @@ def save_job(
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(_encoded(manifest))
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path / MANIFEST)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _save_facts(facts: Facts, folder: Path) -> None:
+    for name in FACT_TABLES:
+        table = getattr(facts, name)
+        if size(table):
+            folder.mkdir(exist_ok=True)
+            pq.write_table(to_arrow(table, facts.names), folder / f"{name}.parquet", compression="zstd")
+
+
+def _load_facts(folder: Path) -> tuple[Facts, list[str]]:
+    """Give the facts of a run, and why some cannot be read."""
+    names = NameTable()
+    tables: dict[str, Any] = {}
+    problems = []
+    for name, kind in FACT_TABLES.items():
+        file = folder / f"{name}.parquet"
+        if file.exists():
+            try:
+                tables[name] = from_arrow(pq.read_table(file), kind, names)
+            except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+                problems.append(f"{FACTS}/{name} left out: it cannot be read ({_one_line(error)})")
+    return Facts(names=tuple(names.to_list()), **tables), problems
 
 
 def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
@@ -236,40 +215,16 @@ def _write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
         spans=size(timeline.spans),
         collectives=size(timeline.collectives),
         steps=timeline.steps.step.tolist(),
-        start_ns=int(timeline.recordings.start_ns[0]),
-        end_ns=int(timeline.recordings.end_ns[-1]),
+        start_ns=_or_none(int(timeline.recordings.start_ns[0])),
+        end_ns=_or_none(int(timeline.recordings.end_ns[-1])),
         recorded=dict(timeline.recorded),
     )
     (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
     return entry
 
 
-def to_arrow(table: Table, names: tuple[str, ...], rank: int) -> pa.Table:
-    """Give a table as Arrow columns: missing becomes null, codes become the names they stand for."""
-    columns: dict[str, Any] = {"rank": pa.array(np.full(size(table), rank, np.int32))}
-    for column, kind in column_kinds(table).items():
-        values = getattr(table, column)
-        if kind == "name":
-            columns[column] = _dictionary(values, names)
-        elif kind == "enum":
-            spelled = pa.array(enum_values(type(table), column))
-            columns[column] = pa.DictionaryArray.from_arrays(pa.array(values), spelled)
-        elif kind == "int64":
-            columns[column] = pa.array(values, mask=values == NONE)
-        elif kind == "float64":
-            columns[column] = pa.array(values, mask=np.isnan(values))
-        else:
-            columns[column] = pa.array(values)
-    return pa.table(columns)
-
-
-def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
-    """Give a dictionary column that holds only the names in use."""
-    used = np.unique(codes[codes >= 0])
-    place = np.zeros(len(names) + 1, np.int32)
-    place[used] = np.arange(used.size, dtype=np.int32)
-    indices = pa.array(place[codes], mask=codes < 0)
-    return pa.DictionaryArray.from_arrays(indices, pa.array([names[code] for code in used.tolist()], pa.string()))
+def _or_none(value: int) -> int | None:
+    return None if value == NONE else value
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -324,7 +279,9 @@ def load_run(path: Path) -> Run:
         else:
             if not manifest.sources:
                 sources.append(_source_of(entry, folder))
-    if not ranks:
+    facts, unread = _load_facts(path / FACTS)
+    sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
+    if not ranks and not facts:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
     return Run(
         world_size=manifest.world_size,
@@ -332,6 +289,7 @@ def load_run(path: Path) -> Run:
         groups=tuple(manifest.groups),
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,
+        facts=facts,
     )
 
 
@@ -367,7 +325,7 @@ def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
     if not re.fullmatch(r"rank_\d+", folder.name):
         raise ValueError(f"{entry.folder!r} is no folder of a rank")
     tables: Mapping[str, Any] = {
-        name: _from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
+        name: from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
     }
     bare = RankTimeline(
         rank=entry.rank,
@@ -398,31 +356,3 @@ def _check_references(timeline: RankTimeline) -> None:
     ):
         if column.size and not (column.min() >= 0 and column.max() < rows):
             raise ValueError(f"{name} points outside its table of {rows} rows")
-
-
-def _from_arrow(table: pa.Table, kind: type[Table], names: NameTable) -> Table:
-    columns: dict[str, Any] = {}
-    for column, stored in column_kinds(kind).items():
-        if column in LATER_COLUMNS and column not in table.column_names:
-            columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
-            continue
-        array = table.column(column).combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
-        if stored in ("name", "enum"):
-            if not pa.types.is_dictionary(array.type):
-                array = array.dictionary_encode()
-            spelled = array.dictionary.to_pylist()
-            if stored == "name":
-                codes = names.encode(spelled)
-            else:
-                codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
-            indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-            columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
-        elif stored == "int64":
-            columns[column] = array.fill_null(NONE).to_numpy(zero_copy_only=False)
-        elif stored == "float64":
-            columns[column] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
-        else:
-            columns[column] = array.to_numpy(zero_copy_only=False)
-    return kind(**columns)

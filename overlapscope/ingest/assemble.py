@@ -1,0 +1,149 @@
+"""What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.discover import rank_from_path
+from overlapscope.ingest.merge import merge_sources
+from overlapscope.ingest.reading import Reading
+from overlapscope.timeline.facts import join_facts
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
+
+
+def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:
+    """Give the run that the readings are parts of; at least one. `given` holds ranks by file name, as the user says.
+
+    Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
+    """
+    readings = _apart(_with_ranks(readings, given))
+    parts: dict[int, list[RankTimeline]] = {}
+    groups: dict[str, Group] = {}
+    fingerprint: dict[str, str | int | None] = {}
+    sizes = set()
+    sources = []
+    for _, reading in readings:
+        known = [timeline.rank for timeline in reading.timelines if timeline.rank != UNKNOWN_RANK]
+        sources.append(replace(reading.source, ranks=tuple(sorted({*reading.source.ranks, *known}))))
+        if reading.timelines and not known:
+            continue
+        for timeline in reading.timelines:
+            if timeline.rank != UNKNOWN_RANK:
+                parts.setdefault(timeline.rank, []).append(timeline)
+        sizes.add(reading.world_size)
+        for group in reading.groups:
+            before = groups.get(group.name)
+            if before is None or (before.ranks is None and group.ranks is not None):
+                groups[group.name] = group
+        for key, value in reading.fingerprint.items():
+            fingerprint.setdefault(key, value)
+            if fingerprint[key] != value:
+                fingerprint[key] = "mixed"
+    facts = join_facts([reading.facts for _, reading in readings])
+    merged = merge_sources(parts, tuple(groups[name] for name in sorted(groups)), facts)
+    known_sizes = [size for size in sizes if size]
+    world_size = max([*known_sizes, max(merged.ranks, default=-1) + 1]) if known_sizes else None
+    notes = list(merged.notes)
+    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
+    if different:
+        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
+    if len(set(known_sizes)) > 1:
+        listed = ", ".join(map(str, sorted(set(known_sizes))))
+        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
+    return Run(
+        world_size=world_size,
+        ranks=merged.ranks,
+        groups=merged.groups,
+        sources=tuple(sources),
+        fingerprint=dict(sorted(fingerprint.items())),
+        facts=facts,
+    )
+
+
+def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
+    """Give each timeline its rank: as its source says, else as the file's name says, else as the user says.
+
+    One alone that says nothing is rank 0; one among many is left out, with the reason.
+    """
+    unused = set(given) - {path.name for path, _ in readings} - {""}
+    if unused or ("" in given and len(readings) > 1):
+        wrong = next(iter(unused), "")
+        raise UsageError(
+            f"--rank {wrong}={given[wrong]}: no input has that name"
+            if wrong
+            else f"--rank {given['']}: there are {len(readings)} inputs; say whose rank it is with FILE={given['']}"
+        )
+    of_ranks = [path for path, reading in readings if reading.timelines]
+    ranked = [
+        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(of_ranks) == 1))
+        for path, reading in readings
+    ]
+    known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
+    if known and all(rank == UNKNOWN_RANK for rank in known):
+        names = [path.name for path in of_ranks]
+        each = " ".join(f"--rank {name}={number}" for number, name in enumerate(names[:2]))
+        raise InputError(f"none of the {len(names)} traces says which rank it is; use {each} ...")
+    return ranked
+
+
+def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
+    if len(reading.timelines) != 1:
+        unknown = sum(timeline.rank == UNKNOWN_RANK for timeline in reading.timelines)
+        if said is not None:
+            reading = _with_warning(reading, f"--rank {said} is not used: it holds {len(reading.timelines)} ranks")
+        if unknown:
+            reading = _with_warning(reading, f"{unknown} of its ranks left out: it does not say which they are")
+        return reading
+    timeline = reading.timelines[0]
+    stated = timeline.rank if timeline.rank != UNKNOWN_RANK else None
+    rank = stated if stated is not None else rank_from_path(path)
+    if said is not None and rank is not None and said != rank:
+        where = "it" if stated is not None else "its name"
+        reading = _with_warning(reading, f"--rank {said} is not used: {where} says rank {rank}")
+    rank = said if rank is None else rank
+    if rank is None and alone:
+        reading = _with_warning(reading, "no rank stands in the trace or its name; taken as rank 0")
+        rank = 0
+    if rank is None:
+        return _with_warning(reading, f"left out: no rank stands in the trace or its name; use --rank {path.name}=N")
+    return replace(reading, timelines=(replace(timeline, rank=rank),))
+
+
+def _apart(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Tell groups of one name and different ranks apart, by putting the ranks behind the name."""
+    members: dict[str, set[tuple[int, ...]]] = {}
+    for _, reading in readings:
+        for group in reading.groups:
+            if group.ranks is not None:
+                members.setdefault(group.name, set()).add(group.ranks)
+    shared = {name for name, ranks in members.items() if len(ranks) > 1}
+    return [(path, _renamed(reading, shared) if shared else reading) for path, reading in readings]
+
+
+def _renamed(reading: Reading, shared: set[str]) -> Reading:
+    new = {
+        group.name: f"{group.name} {list(group.ranks)}"
+        for group in reading.groups
+        if group.name in shared and group.ranks is not None
+    }
+    groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in reading.groups)
+    return replace(reading, groups=groups, timelines=tuple(_with_names(each, new) for each in reading.timelines))
+
+
+def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
+    names = NameTable(timeline.names)
+    codes = np.append(np.arange(len(timeline.names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in timeline.names:
+            codes[timeline.names.index(old)] = names.code(name)
+    calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
+    return replace(timeline, names=tuple(names.to_list()), collectives=calls)
+
+
+def _with_warning(reading: Reading, warning: str) -> Reading:
+    return replace(reading, source=replace(reading.source, warnings=(*reading.source.warnings, warning)))

@@ -1,0 +1,32 @@
+"""A JSON file of moderate size, decoded whole."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.reading import ReadContext
+from overlapscope.ingest.shown import shown
+
+MAX_BYTES = 1 << 30
+"""Decoded values take several times their text; a format that gets larger than this must be streamed."""
+
+
+def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
+    """Give the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
+
+    Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
+    """
+    stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
+    content = b"".join(stream.blocks())
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        stream.warnings.append("bytes that are no UTF-8 were replaced")
+        content = content.decode("utf-8", "replace").encode()
+    try:
+        return msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf")), stream
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"{shown(path)}: is not whole JSON: {error}") from error

@@ -1,0 +1,66 @@
+"""The contract of a source format: how it is recognised, and what reading one file of it gives."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlapscope.ingest.bytestream import MAX_BYTES
+from overlapscope.ingest.classify import Classifier
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.run import Group, RankTimeline, Source
+
+HEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The beginning of a file, by which readers tell whether it is theirs."""
+
+    path: Path
+    content: bytes
+    """Up to HEAD_BYTES, decompressed where the file is gzip."""
+
+    @property
+    def text(self) -> str:
+        """The content as text; what is no UTF-8 is replaced."""
+        return self.content.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """What every reader is given besides the path."""
+
+    classifier: Classifier = field(default_factory=Classifier)
+    """Tells kernels that communicate from those that compute, with the user's own patterns."""
+    max_bytes: int = MAX_BYTES
+    """More decompressed bytes than this are refused."""
+    progress: Callable[[int], None] | None = None
+    """To be called with the number of bytes read since the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one file gave. Everything is optional but its source: a topology has no timeline, a trace no links."""
+
+    source: Source
+    timelines: tuple[RankTimeline, ...] = ()
+    """One for each rank the file tells of; `rank` is UNKNOWN_RANK where it does not say which. A timeline of basis
+    `log` has calls in order, and no spans: its recording window may be NONE to NONE."""
+    world_size: int | None = None
+    groups: tuple[Group, ...] = ()
+    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """One source format.
+
+    `recognises` looks at the head alone, never at the name, and says no when unsure: another reader may know better.
+    `read` raises InputError, naming the file and the place in it, when nothing in it can be used; what it had to
+    repair or leave out stands counted in the reading's source.
+    """
+
+    format: str
+    recognises: Callable[[Head], bool]
+    read: Callable[[Path, ReadContext], Reading]

@@ -1,0 +1,9 @@
+"""Paths as text that can be printed and stored."""
+
+import os
+from pathlib import Path
+
+
+def shown(path: Path) -> str:
+    """Give a path as text, whatever bytes its name holds."""
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -1,0 +1,71 @@
+"""Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
+from overlapscope.timeline.names import NameTable
+
+LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id"})
+"""Columns that early runs do not have."""
+
+
+def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) -> pa.Table:
+    """Give a table as Arrow columns, with a column `rank` before them where one is given."""
+    columns: dict[str, Any] = {}
+    if rank is not None:
+        columns["rank"] = pa.array(np.full(size(table), rank, np.int32))
+    for column, kind in column_kinds(table).items():
+        values = getattr(table, column)
+        if kind == "name":
+            columns[column] = _dictionary(values, names)
+        elif kind == "enum":
+            spelled = pa.array(enum_values(type(table), column))
+            columns[column] = pa.DictionaryArray.from_arrays(pa.array(values), spelled)
+        elif kind == "int64":
+            columns[column] = pa.array(values, mask=values == NONE)
+        elif kind == "float64":
+            columns[column] = pa.array(values, mask=np.isnan(values))
+        else:
+            columns[column] = pa.array(values)
+    return pa.table(columns)
+
+
+def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
+    """Give a dictionary column that holds only the names in use."""
+    used = np.unique(codes[codes >= 0])
+    place = np.zeros(len(names) + 1, np.int32)
+    place[used] = np.arange(used.size, dtype=np.int32)
+    indices = pa.array(place[codes], mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([names[code] for code in used.tolist()], pa.string()))
+
+
+def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
+    """Give an Arrow table as columns, its names added to `names`. Raises KeyError, ValueError for another form."""
+    columns: dict[str, Any] = {}
+    for column, stored in column_kinds(kind).items():
+        if column in LATER_COLUMNS and column not in table.column_names:
+            columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
+            continue
+        array = table.column(column).combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+        if stored in ("name", "enum"):
+            if not pa.types.is_dictionary(array.type):
+                array = array.dictionary_encode()
+            spelled = array.dictionary.to_pylist()
+            if stored == "name":
+                codes = names.encode(spelled)
+            else:
+                codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
+            indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
+        elif stored == "int64":
+            columns[column] = array.fill_null(NONE).to_numpy(zero_copy_only=False)
+        elif stored == "float64":
+            columns[column] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        else:
+            columns[column] = array.to_numpy(zero_copy_only=False)
+    return kind(**columns)

@@ -1,0 +1,221 @@
+"""What sources tell about a job besides what ran when: communicators, links, measured bandwidths, reported figures.
+
+The same kind of table as a timeline's, but of the whole job: a column `rank` is a rank of the world. Names are codes
+into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a missing float NaN.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from overlapscope.timeline.columns import Codes, Columns, Floats, Ints, Small, concat, make, recode, size
+from overlapscope.timeline.names import NameTable
+
+UNTOLD, NO, YES = range(3)
+ANSWERS: Final = ("untold", "no", "yes")
+
+INFO, WARNING, TIMEOUT = range(3)
+MESSAGE_KINDS: Final = ("info", "warning", "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members(Columns):
+    """One row for each member of each communicator that a log tells of."""
+
+    communicator: Codes
+    """The same name on all members; names the group of the same ranks in `Run.groups`."""
+    member: Ints
+    """Rank in the communicator."""
+    members: Ints
+    """Size of the communicator."""
+    rank: Ints
+    host: Codes
+    process: Ints
+    device: Ints
+    """Device index as the process numbers it."""
+    bus: Codes
+    """PCI bus address."""
+    nodes: Ints
+    """Hosts that the communicator spans."""
+    collective_channels: Ints
+    point_to_point_channels: Ints
+    nvls_channels: Ints
+    library: Codes
+    """Name and version, e.g. `NCCL 2.21.5+cuda12.4`."""
+    network: Codes
+    """Network the library chose, e.g. `IB`, `Socket`, `AWS Libfabric`."""
+    init_seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections(Columns):
+    """One row for each connection between two members of a communicator."""
+
+    communicator: Codes
+    channel: Ints
+    sender: Ints
+    """Rank in the communicator, as `receiver`."""
+    receiver: Ints
+    transport: Codes
+    """As the library writes it: `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB`, ..."""
+    nic: Codes
+    """Network device, where the transport is a network."""
+    gpu_direct: Annotated[Small, ANSWERS]
+    """Whether the network card reads the device's memory itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths(Columns):
+    """Rings and trees: one row for each place in them."""
+
+    communicator: Codes
+    pattern: Codes
+    """`ring` or `tree`."""
+    channel: Ints
+    member: Ints
+    next: Ints
+    """The member that follows on a ring, or a child in a tree; NONE for a leaf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModels(Columns):
+    """The library's own estimate of each algorithm and protocol: assumed by it, not measured."""
+
+    communicator: Codes
+    op: Codes
+    algorithm: Codes
+    protocol: Codes
+    latency_us: Floats
+    bandwidth_gbs: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links(Columns):
+    """One row for each ordered pair of devices or network cards of a host."""
+
+    host: Codes
+    a: Codes
+    """As the source names it: `GPU0`, `mlx5_0`, a PCI address."""
+    b: Codes
+    kind: Codes
+    """`NVLink`, `XGMI`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`, ..."""
+    lanes: Ints
+    """Links side by side, e.g. 18 for `NV18`."""
+    bandwidth_gbs: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements(Columns):
+    """Measured collectives of one size each, from a benchmark or a library's own profiler."""
+
+    source: Codes
+    rank: Ints
+    """NONE where the figure is of all ranks."""
+    op: Codes
+    dtype: Codes
+    bytes: Ints
+    """The whole buffer, as DESIGN counts it."""
+    ranks: Ints
+    in_place: Annotated[Small, ANSWERS]
+    algorithm: Codes
+    protocol: Codes
+    time_ns: Floats
+    algbw_gbs: Floats
+    busbw_gbs: Floats
+    wrong: Ints
+    """Elements with a wrong result; NONE when not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages(Columns):
+    """Warnings, errors and timeouts that a log holds, as written."""
+
+    source: Codes
+    rank: Ints
+    host: Codes
+    kind: Annotated[Small, MESSAGE_KINDS]
+    text: Codes
+    line: Ints
+    """Line of the source, from 1."""
+    time_ns: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Columns):
+    """How far a rank had come in a group when it was dumped or timed out."""
+
+    source: Codes
+    rank: Ints
+    group: Codes
+    enqueued: Ints
+    """Sequence number of the last collective that was enqueued; likewise the others."""
+    started: Ints
+    completed: Ints
+    op: Codes
+    """Operation the rank was in when it timed out, and its sequence number."""
+    stuck_at: Ints
+    timeout_ns: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(Columns):
+    """Figures as a source itself reports them, shown beside ours: a vendor's overlap, a framework's timers."""
+
+    source: Codes
+    rank: Ints
+    step: Ints
+    subject: Codes
+    """What the figure is of: a tensor, a timer, an operation."""
+    name: Codes
+    """Ends in its unit: `overlapped_us`, `negotiation_us`, `max_ms`."""
+    value: Floats
+
+
+FACT_TABLES: Final[Mapping[str, type[Columns]]] = {
+    "members": Members,
+    "connections": Connections,
+    "paths": Paths,
+    "cost_models": CostModels,
+    "links": Links,
+    "measurements": Measurements,
+    "messages": Messages,
+    "progress": Progress,
+    "figures": Figures,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All tables of a job; empty ones where no source tells."""
+
+    names: tuple[str, ...] = ()
+    members: Members = field(default_factory=lambda: make(Members, 0))
+    connections: Connections = field(default_factory=lambda: make(Connections, 0))
+    paths: Paths = field(default_factory=lambda: make(Paths, 0))
+    cost_models: CostModels = field(default_factory=lambda: make(CostModels, 0))
+    links: Links = field(default_factory=lambda: make(Links, 0))
+    measurements: Measurements = field(default_factory=lambda: make(Measurements, 0))
+    messages: Messages = field(default_factory=lambda: make(Messages, 0))
+    progress: Progress = field(default_factory=lambda: make(Progress, 0))
+    figures: Figures = field(default_factory=lambda: make(Figures, 0))
+
+    def __bool__(self) -> bool:
+        return any(size(getattr(self, name)) for name in FACT_TABLES)
+
+    def name(self, code: int) -> str | None:
+        """Give what a code stands for; None for a missing one."""
+        return self.names[code] if code >= 0 else None
+
+
+def join_facts(parts: Sequence[Facts]) -> Facts:
+    """Put the facts of several sources behind each other."""
+    told = [part for part in parts if part]
+    if len(told) < 2:
+        return told[0] if told else Facts()
+    names = NameTable()
+    tables = {
+        name: concat([recode(getattr(part, name), part.names, names) for part in told if size(getattr(part, name))])
+        for name in FACT_TABLES
+        if any(size(getattr(part, name)) for part in told)
+    }
+    return Facts(names=tuple(names.to_list()), **tables)
