@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from overlapscope.capture.bucket_waits import bucket_waits
 from overlapscope.capture.points import Points
 from overlapscope.capture.records import Call, StepRecord
 from overlapscope.timeline.columns import (
@@ -29,8 +30,21 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import volume_bytes
 
+BucketCopies = Literal["copied", "viewed"]
+"""Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
 TRAINING = "training"
 """The lane of the phases: the device's compute stream, or the training thread."""
+
+
+class _Timed(NamedTuple):
+    """A call with its times: its data were ready, it began to move them, it was done."""
+
+    call: Call
+    ready_ns: int
+    handed_over_ns: int
+    """When the training thread went on; on a device, where it does not wait for the host, `ready_ns`."""
+    begin_ns: int
+    end_ns: int
 
 
 @dataclass(slots=True)
@@ -50,11 +64,12 @@ def timeline_of(
     readings: Sequence[tuple[str, int, float]],
     recorded: Mapping[str, Any],
     *,
-    buckets: bool,
+    buckets: BucketCopies | None,
 ) -> RankTimeline:
     """Give the timeline of the observed steps; readings are in monotonic time.
 
-    With `buckets` (the model is DistributedDataParallel) backward waits at its end for the buckets under way.
+    With `buckets` (the model is DistributedDataParallel) backward waits at its end for the buckets under way: see
+    `bucket_waits`.
     Steps without a gap between their numbers are one recording window: what lies between windows was not recorded.
     """
     names = NameTable()
@@ -157,7 +172,7 @@ def _add_step(
     rows: _Rows,
     last_done: dict[str, int],
     *,
-    buckets: bool,
+    buckets: BucketCopies | None,
 ) -> None:
     def pairs(stretches: Sequence[Any]) -> list[tuple[str, int, int, int]]:
         begins = points.times([each.begin for each in stretches])
@@ -170,17 +185,18 @@ def _add_step(
 
     phases, waits, regions = pairs(record.phases), pairs(record.waits), pairs(record.regions)
     calls = _calls(record.calls, points, rows, last_done, serial=points.on_device)
-    in_flight = union(_arrays([(start, end) for _, start, end in calls]))
+    in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
     blocked = union(
         _arrays([(begin, end) for _, begin, end, _ in waits]),
         _arrays([(begin, end) for name, begin, end, _ in regions if name.startswith("comm:")]),
-        *(intersection(in_flight, tail) for tail in (_tails(phases, calls) if buckets else [])),
+        *([_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])] if not points.on_device else []),
+        *(intersection(in_flight, tail) for tail in (_tails(phases, calls, buckets) if buckets else [])),
     )
     for name, begin, end, launched in phases:
         free = difference(union(_arrays([(begin, end)])), blocked)
         for start, stop in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
             _append(rows.spans, window, 0, COMPUTE, names.code(name), start, stop, launched, record.number, NONE)
-    for call, start, end in calls:
+    for call, _, _, start, end in calls:
         phase = next((name for name, begin, stop, _ in phases if begin <= start < stop), None)
         _append(
             rows.calls,
@@ -212,7 +228,7 @@ def _add_step(
 
 def _calls(
     calls: Sequence[Call], points: Points, rows: _Rows, last_done: dict[str, int], *, serial: bool
-) -> list[tuple[Call, int, int]]:
+) -> list[_Timed]:
     """Give the calls with their times. On a device one group's calls run one after the other (`serial`)."""
     ready = points.times([call.ready for call in calls])
     done = points.times([call.done for call in calls])
@@ -223,21 +239,31 @@ def _calls(
             continue
         begun = max(start, last_done.get(call.group, start)) if serial else start
         last_done[call.group] = end
-        out.append((call, min(begun, end), end))
+        handed_over = start if serial or call.returned_ns is None else points.epoch_ns(call.returned_ns)
+        out.append(_Timed(call, start, handed_over, min(begun, end), end))
     return out
 
 
-def _tails(phases: Sequence[tuple[str, int, int, int]], calls: Sequence[tuple[Call, int, int]]) -> list[Intervals]:
-    """Give, for each backward, the time after its last collective was entered.
+def _tails(
+    phases: Sequence[tuple[str, int, int, int]], calls: Sequence[_Timed], buckets: BucketCopies
+) -> list[Intervals]:
+    """Give, for each backward, when it waited at its end for the buckets under way.
 
-    DistributedDataParallel enters its last bucket with the last gradient; what remains of backward is waiting for the
-    buckets, and copying out of those that have come.
+    DistributedDataParallel enters its last bucket with the last gradient.
     """
     tails = []
     for name, begin, end, _ in phases:
-        entered = [start for _, start, _ in calls if begin <= start < end]
+        entered = [each for each in calls if begin <= each.ready_ns < end]
         if name == "backward" and entered:
-            tails.append(union(_arrays([(max(entered), end)])))
+            sizes = [volume_bytes(each.call.elements, each.call.dtype) or 1 for each in entered]
+            waits = bucket_waits(
+                max(each.handed_over_ns for each in entered),
+                end,
+                [each.end_ns for each in entered],
+                sizes,
+                copies=buckets == "copied",
+            )
+            tails.append(union(_arrays(waits)))
     return tails
 
 

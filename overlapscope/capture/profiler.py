@@ -31,8 +31,17 @@ class TraceRecorder:
     @property
     def recording(self) -> bool:
         """Whether the profiler records the step that begins now."""
+        return self._action in ("RECORD", "RECORD_AND_SAVE")
+
+    @property
+    def warming(self) -> bool:
+        """Whether the profiler runs in the current step without recording it."""
+        return self._action == "WARMUP"
+
+    @property
+    def _action(self) -> str | None:
         action = getattr(self._profiler, "current_action", None)
-        return action is not None and action.name in ("RECORD", "RECORD_AND_SAVE")
+        return None if action is None else str(action.name)
 
     def open(self, model: Any, current: Callable[[], StepRecord | None]) -> None:
         """Start the profiler's schedule, and listen to gradients."""

@@ -20,6 +20,8 @@ class Call:
     done: Any = None
     """Mark at its completion."""
     module: str | None = None
+    returned_ns: int | None = None
+    """Host time at which the call was handed over, where the training thread itself made it."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class StepRecord:
     number: int
     begin_ns: int
     """Host time, monotonic."""
+    thread: int
+    """The thread that trains."""
     observed: bool
     """False for a step that was left alone to measure our own cost."""
     end_ns: int = 0

@@ -18,7 +18,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from overlapscope.capture import environment, exchange
 from overlapscope.capture.collectives import CollectiveWatch
-from overlapscope.capture.events import timeline_of
+from overlapscope.capture.events import BucketCopies, timeline_of
 from overlapscope.capture.guard import CaptureWarning, Guard
 from overlapscope.capture.last_words import LastWords
 from overlapscope.capture.lateness import LatenessWatch
@@ -34,9 +34,10 @@ from overlapscope.timeline.run import RankTimeline, is_run_directory
 P = ParamSpec("P")
 R = TypeVar("R")
 STEP_MARK = "overlapscope.step"
-LEFT_ALONE = frozenset(random.Random(0).sample(range(2, 66), 16))
-"""Steps after warm-up that are left alone, to measure what capture costs: a quarter of the first 64, at random, as a
-regular choice could fall in with gradient accumulation; the same on all ranks."""
+_CHOICE = random.Random(0)
+LEFT_ALONE = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
+"""Steps after warm-up that are left alone, to measure what capture costs: one in four of the first 64, each between two
+that are not; at random, as a regular choice could fall in with gradient accumulation; the same on all ranks."""
 MAX_STEPS = 20_000
 """Steps kept; later ones are not recorded, and the run says so."""
 SETTLE_SECONDS = 1.0
@@ -98,8 +99,8 @@ class Session:
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
         self._lateness = LatenessWatch(self._current)
-        self._with: list[int] = []
-        self._without: list[int] = []
+        self.lasted: list[tuple[int, bool]] = []
+        """(time, whether it was captured) of each step after warm-up."""
         self._previous_handler: Any = None
         self._last_words = LastWords(self.guard, self._cut_off)
         self._token: Path | None = None
@@ -284,6 +285,8 @@ class Session:
         return self._record
 
     def _step_begins(self) -> int:
+        """Begin to observe, or to leave alone; give the time from which the step counts: our own work belongs to it."""
+        begun_ns = time.monotonic_ns()
         after = self._count - self.settings.warmup
         recorded = after >= 0 and len(self.records) < MAX_STEPS
         self._lost += after >= 0 and not recorded
@@ -291,18 +294,23 @@ class Session:
         if left_alone and self._collectives is not None:
             self._collectives.close()  # else the step would still pay for passing collectives on
             self._stepped_aside = True
+            begun_ns = time.monotonic_ns()
         if self.traces is None and recorded and not left_alone:
-            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), observed=True)
+            record = StepRecord(
+                number=self._count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True
+            )
             self.points.anchor()
             self._lateness.step_begins(record)
             self._record = record
             if self._phases is not None:
                 self._phases.step_begins()
         elif self.traces is not None and self.traces.recording:
-            record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), observed=True)
+            record = StepRecord(
+                number=self._count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True
+            )
             self._lateness.step_begins(record)
             self._record = record
-        return time.monotonic_ns()
+        return begun_ns
 
     def _step_ends(self, begun_ns: int) -> None:
         record = self._record
@@ -314,12 +322,9 @@ class Session:
             self._lateness.step_ends(record)
             self.records.append(record)
         lasted = time.monotonic_ns() - begun_ns
-        if self._count >= self.settings.warmup:
-            profiled = record is not None
-            (self._with if profiled else self._without).append(lasted)
-            if self.traces is not None and not profiled:
-                # Compare with steps near the recorded ones: a machine's speed changes over minutes.
-                del self._without[: -2 * self.settings.steps]
+        warming = self.traces is not None and self.traces.warming
+        if self._count >= self.settings.warmup and not warming and len(self.lasted) < MAX_STEPS:
+            self.lasted.append((lasted, record is not None))
         self._count += 1
         if self._stepped_aside and self._collectives is not None:
             self._stepped_aside = False
@@ -369,13 +374,15 @@ class Session:
     def timeline(self) -> RankTimeline:
         """Give the columns of `events` mode."""
         recorded = self.recorded()
-        return timeline_of(
-            self.rank, self.records, self.points, self.sampler.readings, recorded, buckets=bool(recorded["ddp"])
-        )
+        ddp = recorded["ddp"]
+        buckets: BucketCopies | None = None
+        if ddp:
+            buckets = "viewed" if ddp["gradient_as_bucket_view"] else "copied"
+        return timeline_of(self.rank, self.records, self.points, self.sampler.readings, recorded, buckets=buckets)
 
     def recorded(self) -> dict[str, Any]:
         """Give how this was recorded, as plain values for `rank.json`."""
-        cost = overhead(self._with, self._without)
+        cost = overhead(*zip(*self.lasted, strict=True)) if self.lasted else None
         return {
             "mode": self.settings.mode,
             "complete": not self.guard.failures,

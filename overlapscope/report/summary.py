@@ -7,6 +7,8 @@ import msgspec
 
 from overlapscope.report.text import count, ms, percent
 
+DISTURBS = 0.01
+"""Share of the step past which capture's own cost is called a disturbance, if its whole interval lies there."""
 MAX_FAILURES = 3
 
 
@@ -54,6 +56,8 @@ def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, m
             else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
             f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
         )
+        if (cost.overhead_low_ns or 0) > DISTURBS * (cost.step_ns or 0):
+            lines.append("  ! capture itself slows the step: without it, what overlaps may differ")
     elif known and mode == "events":
         lines.append("  capture    not measured: fewer than 4 of the steps were left alone")
     if missing:
