@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.capture import ROUNDS, table
+from benchmarks.capture import TURNS as TURNS_OF_CAPTURE
+from benchmarks.capture import table
 from benchmarks.inputs import HERE, SHARED, million_events
 
 TURNS = 5
@@ -87,8 +88,9 @@ def main() -> None:
     words = f"""
 ## Capture
 
-Two ranks of DDP over gloo on these cores, {ROUNDS} turns of blocks of 6 steps, modes alternated in one process. The
+Two ranks of DDP over gloo on these cores, {TURNS_OF_CAPTURE} turns of blocks of 6 steps, modes alternated in one process. The
 cost is the median over turns of the difference to the block without us; the 95 % interval is a bootstrap's over turns.
+Below, every second step of one row was captured, and each of the others is compared to its two neighbours.
 
 """
     print(words, flush=True)
