@@ -88,9 +88,10 @@ def main() -> None:
     words = f"""
 ## Capture
 
-Two ranks of DDP over gloo on these cores, {TURNS_OF_CAPTURE} turns of blocks of 6 steps, modes alternated in one process. The
-cost is the median over turns of the difference to the block without us; the 95 % interval is a bootstrap's over turns.
-Below, every second step of one row was captured, and each of the others is compared to its two neighbours.
+Two ranks of DDP over gloo on these cores, {TURNS_OF_CAPTURE} turns of blocks of 6 steps, modes alternated in one
+process; the cost is the median over turns of the difference to the block without us; the 95 % interval is a
+bootstrap's over turns. Below, every second step of one row was captured, and each of the others is compared to its
+two neighbours.
 
 """
     print(words, flush=True)

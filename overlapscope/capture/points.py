@@ -6,6 +6,8 @@ step, from the training thread, without ever waiting for the device.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 
@@ -25,6 +27,9 @@ class Points(Protocol):
 
     def done(self, mark: Any) -> bool:
         """Whether the mark's time can be read without waiting."""
+
+    def resolve(self, mark: Any) -> Any:
+        """Give a mark that holds nothing of the device any more, where its time can be read without waiting."""
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Give nanoseconds since the epoch; None for a mark that was not taken or is not done."""
@@ -66,9 +71,22 @@ class HostPoints:
         """Say yes."""
         return True
 
+    def resolve(self, mark: Any) -> Any:
+        """Give the mark: a clock's holds nothing."""
+        return mark
+
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Add the offset to the epoch."""
         return [None if mark is None else mark + self._offset for mark in marks]
+
+
+@dataclass(slots=True)
+class _Anchor:
+    """An event at the beginning of a step; once its time is known, the ones before it are no longer held."""
+
+    event: Any
+    start_ns: int | None
+    previous: "_Anchor | None"
 
 
 class DevicePoints:
@@ -89,15 +107,15 @@ class DevicePoints:
         first.record()
         host = time.monotonic_ns()
         cuda.synchronize()
-        self._anchors: list[tuple[Any, int | None]] = [(first, host + self._offset)]
+        self._anchor = _Anchor(first, host + self._offset, None)
 
     def mark(self) -> Any:
-        """Record an event and its anchor's number; None while a CUDA graph is captured: there is no time in it."""
+        """Record an event and keep its anchor; None while a CUDA graph is captured: there is no time in it."""
         if self._cuda.is_current_stream_capturing():
             return None
         event = self._cuda.Event(enable_timing=True)
         event.record()
-        return event, len(self._anchors) - 1
+        return event, self._anchor
 
     def epoch_ns(self, monotonic_ns: int) -> int:
         """Add the offset to the epoch."""
@@ -108,33 +126,43 @@ class DevicePoints:
         if not self._cuda.is_current_stream_capturing():
             event = self._cuda.Event(enable_timing=True)
             event.record()
-            self._anchors.append((event, None))
+            self._anchor = _Anchor(event, None, self._anchor)
 
     def done(self, mark: Any) -> bool:
         """Ask the event."""
-        return mark is None or bool(mark[0].query())
+        return mark is None or isinstance(mark, int) or bool(mark[0].query())
+
+    def resolve(self, mark: Any) -> Any:
+        """Turn a mark that is done into its time, so that its event can be used again; give any other as it is.
+
+        Asks events: to be called from the training thread. Does nothing while a CUDA graph is captured: a query would
+        break the capture.
+        """
+        if mark is None or isinstance(mark, int) or self._cuda.is_current_stream_capturing():
+            return mark
+        time_ns = self._time_ns(mark)
+        return mark if time_ns is None else time_ns
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
         """Measure each event from its step's anchor."""
-        out: list[int | None] = []
-        for mark in marks:
-            if mark is None or not mark[0].query():
-                out.append(None)
-                continue
-            event, row = mark
-            anchor, start_ns = self._anchors[row][0], self._anchor_ns(row)
-            out.append(None if start_ns is None else start_ns + round(anchor.elapsed_time(event) * 1e6))
-        return out
+        return [mark if mark is None or isinstance(mark, int) else self._time_ns(mark) for mark in marks]
 
-    def _anchor_ns(self, row: int) -> int | None:
-        """Give an anchor's time, measuring along the chain from the last one known."""
-        known = row
-        while self._anchors[known][1] is None:
-            known -= 1
-        for at in range(known + 1, row + 1):
-            before, start_ns = self._anchors[at - 1]
-            event = self._anchors[at][0]
-            if start_ns is None or not event.query():
-                return None
-            self._anchors[at] = (event, start_ns + round(before.elapsed_time(event) * 1e6))
-        return self._anchors[row][1]
+    def _time_ns(self, mark: Any) -> int | None:
+        event, anchor = mark
+        if not event.query():
+            return None
+        start_ns = _start_ns(anchor)
+        return None if start_ns is None else start_ns + round(anchor.event.elapsed_time(event) * 1e6)
+
+
+def _start_ns(anchor: _Anchor) -> int | None:
+    """Give an anchor's time, measuring along the chain from the last one known."""
+    chain = [anchor]
+    while chain[-1].start_ns is None and chain[-1].previous is not None:
+        chain.append(chain[-1].previous)
+    for before, after in pairwise(reversed(chain)):
+        if before.start_ns is None or not after.event.query():
+            return None
+        after.start_ns = before.start_ns + round(before.event.elapsed_time(after.event) * 1e6)
+        after.previous = None
+    return anchor.start_ns

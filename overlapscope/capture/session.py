@@ -27,6 +27,7 @@ from overlapscope.capture.phases import PhaseWatch
 from overlapscope.capture.points import DevicePoints, HostPoints, Points
 from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
+from overlapscope.capture.resolve import Resolver
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline, is_run_directory
@@ -86,6 +87,7 @@ class Session:
         self.records: list[StepRecord] = []
         self.points: Points = HostPoints()
         self.traces: TraceRecorder | None = None
+        self._resolver: Resolver | None = None
         self.sampler = Sampler(None)
         self.begin_ns = self.end_ns = 0
         self._state = "new"
@@ -151,6 +153,7 @@ class Session:
     def _open(self) -> None:
         self.rank, self.world_size = environment.rank_and_world()
         self.points = _points()
+        self._resolver = Resolver(self.points) if self.points.on_device else None
         self.begin_ns = time.monotonic_ns()
         if self.settings.mode == "trace":
             self.traces = TraceRecorder(self.path, self.rank, self.settings, self.points.on_device, self.guard)
@@ -321,6 +324,8 @@ class Session:
             record.end_ns = time.monotonic_ns()
             self._lateness.step_ends(record)
             self.records.append(record)
+            if self._resolver is not None:
+                self._resolver.add(record)
         lasted = time.monotonic_ns() - begun_ns
         warming = self.traces is not None and self.traces.warming
         if self._count >= self.settings.warmup and not warming and len(self.lasted) < MAX_STEPS:
