@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.told import Told, told
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
@@ -143,6 +144,8 @@ def analyze(run: Run) -> Analysis:
     ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += recording_gaps(run.sources, _linkage(run))
+    whole_or_step = {(info.rank, None): info.whole for info in ranks}
+    findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     return Analysis(
         sources=[
             SourceInfo(

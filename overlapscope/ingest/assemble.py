@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.discover import rank_from_path
 from overlapscope.ingest.merge import merge_sources
+from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.names import NameTable

@@ -7,13 +7,27 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import kineto
+from overlapscope.ingest import (
+    ascend,
+    ascend_communication,
+    ascend_database,
+    ascend_info,
+    ascend_kernels,
+    ascend_step_times,
+    kineto,
+)
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    ascend.READER,
+    ascend_step_times.READER,
+    ascend_kernels.READER,
+    ascend_communication.READER,
+    ascend_info.READER,
+    ascend_database.READER,
     kineto.READER,  # last: takes any JSON
 )
 
