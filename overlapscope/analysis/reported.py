@@ -42,7 +42,8 @@ def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdo
             Finding(
                 id=f"reported_overlap:rank{rank}" + ("" if step == NONE else f":step{step}"),
                 severity="warning",
-                title=f"{source} says that {stated / 1000:.3f} ms of {place} is overlapped; its trace holds {here / 1000:.3f} ms",
+                title=f"{source} says that {stated / 1000:.3f} ms of {place} is overlapped; its trace holds "
+                f"{here / 1000:.3f} ms",
                 evidence={"rank": rank, "step": None if step == NONE else step, "stated_us": stated, "found_us": here},
                 known_from="trace",
             )

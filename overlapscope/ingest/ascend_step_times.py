@@ -44,14 +44,10 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
         device = row.get("Device_id")
         subject = f"device {device}" if device and device != "-1" else None
         step = step_of(row.get("Step"))
-        usable.append(
-            any(
-                [
-                    book.add(name, number_of(row.get(title)), step=step, subject=subject)
-                    for title, name in FIGURES.items()
-                ]
-            )
-        )
+        added = [
+            book.add(name, number_of(row.get(title)), step=step, subject=subject) for title, name in FIGURES.items()
+        ]
+        usable.append(any(added))
     if not any(usable):
         raise InputError(f"{shown(path)}: holds no step with figures")
     return Reading(

@@ -14,6 +14,9 @@ from overlapscope.ingest import (
     ascend_info,
     ascend_kernels,
     ascend_step_times,
+    chakra_graph,
+    chakra_protobuf,
+    execution_trace,
     kineto,
 )
 from overlapscope.ingest.bytestream import GZIP_MAGIC
@@ -28,6 +31,9 @@ BUILT_IN: tuple[Reader, ...] = (
     ascend_communication.READER,
     ascend_info.READER,
     ascend_database.READER,
+    execution_trace.READER,
+    chakra_graph.READER,
+    chakra_protobuf.READER,
     kineto.READER,  # last: takes any JSON
 )
 
