@@ -15,7 +15,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import collectives, is_row
 from overlapscope.ingest.ascend_events import AscendCollector, AscendColumns
 from overlapscope.ingest.ascend_flows import arrow_starts, launch_bounds
-from overlapscope.ingest.ascend_folder import is_told_elsewhere, rank_of
+from overlapscope.ingest.ascend_folder import DEVICE_OUTPUT, rank_of
 from overlapscope.ingest.ascend_tasks import device_tasks
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import Classifier
@@ -69,10 +69,6 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
 
     Raises InputError when it cannot be read, has no device work, or has the work of several devices.
     """
-    if is_told_elsewhere(path):
-        return Reading(
-            source=Source(path=shown(path), format=FORMAT, warnings=("trace_view.json tells the same and more",))
-        )
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), shown(path))
     collector = AscendCollector()
@@ -85,6 +81,7 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
         notes.insert(0, "the file ends in the middle of the events; read up to the last whole one")
     rank = rank_of(path)
     return Reading(
+        stands_in=path.absolute().parent.name == DEVICE_OUTPUT,  # the device's part alone, kept beside trace_view.json
         timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.ascend_folder import is_told_elsewhere
+from overlapscope.ingest.ascend_folder import trace_stands_beside
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
@@ -22,7 +22,7 @@ def recognises(head: Head) -> bool:
 def read_database(path: Path, context: ReadContext) -> Reading:
     """Give nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
     del context
-    if is_told_elsewhere(path):
+    if trace_stands_beside(path):
         return Reading(source=Source(path=shown(path), format=FORMAT))
     raise InputError(
         f"{shown(path)}: the database form of an Ascend profile is not read; export it as text "

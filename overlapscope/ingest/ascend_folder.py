@@ -16,6 +16,7 @@ from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
+DEVICE_OUTPUT = "mindstudio_profiler_output"
 _INFO = re.compile(r"^profiler_info_(\d{1,7})\.json$")
 _MAX_INFO_BYTES = 1 << 20
 
@@ -30,22 +31,17 @@ def rank_of(path: Path) -> int:
     UNKNOWN_RANK where neither tells.
     """
     folder = path.absolute().parent
-    folders = (folder, folder.parent) if folder.name == OUTPUT else (folder,)
-    known = [_noted_rank(each) for each in folders] + [rank_from_path(folder)]
+    above = {OUTPUT: 2, DEVICE_OUTPUT: 3}.get(folder.name, 1)
+    folders = (folder, *folder.parents)[:above]
+    known = [*map(_noted_rank, folders), *map(rank_from_path, folders)]
     return next((rank for rank in known if rank is not None), UNKNOWN_RANK)
 
 
-def is_told_elsewhere(path: Path) -> bool:
-    """Whether the folder's `trace_view.json` tells all that this file does, and more."""
-    if path.name.removesuffix(".gz") == TRACE:
-        return False
-    folders = [path.parent, *(folder / OUTPUT for folder in path.absolute().parents[:3])]
-    return any(_stands(folder / name) for folder in folders for name in (TRACE, f"{TRACE}.gz"))
-
-
-def _stands(path: Path) -> bool:
+def trace_stands_beside(path: Path) -> bool:
+    """Whether `trace_view.json`, which tells more, stands in a file's folder or where the profiler would put it."""
+    folders = (path.parent, path.absolute().parent / OUTPUT)
     try:
-        return path.is_file()
+        return any((folder / name).is_file() for folder in folders for name in (TRACE, f"{TRACE}.gz"))
     except OSError:
         return False
 

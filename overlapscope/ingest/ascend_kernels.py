@@ -1,4 +1,4 @@
-"""Read `kernel_details.csv`, where no `trace_view.json` stands beside it: when the device computed and communicated.
+"""Read `kernel_details.csv`, which stands in for a `trace_view.json`: when the device computed and communicated.
 
 Writer: torch_npu `profiler/analysis/prof_view/_kernel_view_parser.py`. Start times carry a tab behind them; rows on
 the accelerator `HCCL` or `COMMUNICATION` are collectives, all others compute. There are no streams, launches, copies
@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import operation_of
-from overlapscope.ingest.ascend_folder import is_told_elsewhere, rank_of
+from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import header_of, rows_of
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
@@ -47,8 +47,6 @@ def recognises(head: Head) -> bool:
 
 def read_kernels(path: Path, context: ReadContext) -> Reading:
     """Read the table. Raises InputError when it holds no timed kernel."""
-    if is_told_elsewhere(path):
-        return Reading(source=Source(path=shown(path), format=FORMAT))
     stream = ByteStream(path, context.max_bytes, context.progress)
     names: list[str] = []
     cores: list[str] = []
@@ -68,6 +66,7 @@ def read_kernels(path: Path, context: ReadContext) -> Reading:
     talks = np.array([cores[row] in _COLLECTIVE_CORES for row in rows.tolist()], np.bool_)
     timeline = _timeline([names[row] for row in rows.tolist()], talks, start[rows], duration[rows], shown(path))
     return Reading(
+        stands_in=True,
         timelines=(replace(timeline, rank=rank_of(path)),),
         fingerprint={"device": "Ascend NPU"},
         source=Source(

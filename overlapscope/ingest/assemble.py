@@ -20,7 +20,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
-    readings = _apart(_with_ranks(readings, given))
+    readings = _apart(_with_ranks(_without_stand_ins(readings), given))
     parts: dict[int, list[RankTimeline]] = {}
     groups: dict[str, Group] = {}
     fingerprint: dict[str, str | int | None] = {}
@@ -63,6 +63,24 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         fingerprint=dict(sorted(fingerprint.items())),
         facts=facts,
     )
+
+
+def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Leave out the timelines of files that stand in for one that is here: of the same folder, or of the same rank."""
+    folders = set()
+    ranks = set()
+    for path, reading in readings:
+        timed = [timeline for timeline in reading.timelines if timeline.basis != "log"]
+        if timed and not reading.stands_in:
+            folders.add(path.parent)
+            ranks |= {timeline.rank for timeline in timed}
+    out = []
+    for path, reading in readings:
+        if reading.stands_in:
+            kept = tuple(each for each in reading.timelines if each.rank == UNKNOWN_RANK or each.rank not in ranks)
+            reading = replace(reading, timelines=() if path.parent in folders else kept)
+        out.append((path, reading))
+    return out
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:

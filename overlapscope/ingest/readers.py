@@ -73,7 +73,11 @@ def _foreign(name: str, reader: Reader):  # type: ignore[no-untyped-def]
 def head_of(path: Path) -> Head:
     """Read the beginning of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
     with open(path, "rb") as file:
-        content = file.read(HEAD_BYTES)
+        return head_within(path, file.read(HEAD_BYTES))
+
+
+def head_within(path: Path, content: bytes) -> Head:
+    """Give the head of a file that begins with `content`, decompressed where that is gzip."""
     if content[:2] == GZIP_MAGIC:
         try:
             content = zlib.decompressobj(wbits=31).decompress(content, HEAD_BYTES)
