@@ -192,13 +192,23 @@ class _Unpacking:
         # What damage cuts short stays: a reader takes what is whole of it, and says so.
         self.written += 1
         with file:
-            total = 0
-            while begin:
-                total += len(begin)
-                self.budget.spend(size=len(begin))
-                _check_ratio(name, total, packed_bytes)
-                file.write(begin)
-                begin = read(BLOCK_BYTES)
+            try:
+                self._copy(file, begin, read, name, packed_bytes)
+            except _TooMuch:
+                self.written -= 1
+                place.unlink()
+                raise
+
+    def _copy(
+        self, file: IO[bytes], begin: bytes, read: Callable[[int], bytes], name: str, packed_bytes: int | None
+    ) -> None:
+        total, block = 0, begin
+        while block:
+            total += len(block)
+            self.budget.spend(size=len(block))
+            _check_ratio(name, total, packed_bytes)
+            file.write(block)
+            block = read(BLOCK_BYTES)
 
 
 def _check_ratio(name: str, total: int, packed_bytes: int | None) -> None:
@@ -207,6 +217,8 @@ def _check_ratio(name: str, total: int, packed_bytes: int | None) -> None:
 
 
 def _is_wanted(place: Path, begin: bytes) -> bool:
+    if not begin.strip(b"\x00 \t\r\n"):
+        return False  # readers give the benefit of the doubt to a blank beginning; a checkpoint has many
     head = head_within(place, begin)
     own = place.name in (MANIFEST, RANK_ENTRY) or place.suffix == ".parquet"
     return not is_archive(head) and (own or reader_of(head) is not None)

@@ -2,7 +2,8 @@
 
 Writer: torch_npu `profiler/analysis/prof_common_func/_trace_event_manager.py` for the host's part, msprof
 `analysis/csrc/application/timeline` for the device's. Time stamps are text with nanosecond decimals, or, in newer
-versions, numbers; durations are numbers. Which process is what stands in metadata events that may follow its work.
+versions, numbers; durations are numbers, with parts of a nanosecond. Both are read as text. Which process is what
+stands in metadata events that may follow its work.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from overlapscope.ingest.collective_args import count
 from overlapscope.ingest.event_text import BROKEN, decode_args, is_utf8
 from overlapscope.ingest.ranges import Growing, Ranges
 from overlapscope.ingest.repair import Mended, mend
-from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
 
@@ -33,7 +34,7 @@ class _Event(msgspec.Struct, gc=False):
     pid: Any = None
     tid: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: Any = 0
+    dur: msgspec.Raw = msgspec.Raw(b"0")
     id: Any = None
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -150,7 +151,7 @@ class AscendCollector:
 
     def _add_timed(self, events: list[_Event]) -> None:
         start, good = text_to_ns([_token(event.ts) for event in events])
-        duration, measured = _durations([event.dur for event in events])
+        duration, measured = text_to_ns([_token(event.dur) for event in events])
         good &= measured
         if not good.all():
             self.dropped += int((~good).sum())
@@ -239,14 +240,6 @@ def _decoded(array: bytes) -> list[_Event] | None:
 def _token(raw: msgspec.Raw) -> str:
     r"""Give the digits of a time stamp, written as a number or as text (in tables a tab follows them)."""
     return str(raw, "utf-8", "replace").strip('"').removesuffix("\\t")
-
-
-def _durations(values: list[Any]) -> tuple[Ints, Any]:
-    try:
-        durations = microseconds_to_ns(values)
-    except NeedsText:
-        return text_to_ns([str(value) for value in values])
-    return durations, np.ones(durations.size, np.bool_)
 
 
 def _counts(values: list[Any]) -> Ints:

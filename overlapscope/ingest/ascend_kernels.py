@@ -64,14 +64,16 @@ def read_kernels(path: Path, context: ReadContext) -> Reading:
         raise InputError(f"{shown(path)}: holds no kernel with a time")
     rows = np.flatnonzero(good)
     talks = np.array([cores[row] in _COLLECTIVE_CORES for row in rows.tolist()], np.bool_)
+    rank = rank_of(path)
     timeline = _timeline([names[row] for row in rows.tolist()], talks, start[rows], duration[rows], shown(path))
     return Reading(
         stands_in=True,
-        timelines=(replace(timeline, rank=rank_of(path)),),
+        timelines=(replace(timeline, rank=rank),),
         fingerprint={"device": "Ascend NPU"},
         source=Source(
             path=shown(path),
             format=FORMAT,
+            ranks=() if rank == UNKNOWN_RANK else (rank,),
             events=len(names),
             dropped=int((~good).sum()),
             truncated=stream.truncated,

@@ -68,19 +68,19 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
     """Leave out the timelines of files that stand in for one that is here: of the same folder, or of the same rank."""
     folders = set()
-    ranks = set()
+    ranks: set[int] = set()
     for path, reading in readings:
         timed = [timeline for timeline in reading.timelines if timeline.basis != "log"]
         if timed and not reading.stands_in:
             folders.add(path.parent)
-            ranks |= {timeline.rank for timeline in timed}
-    out = []
-    for path, reading in readings:
-        if reading.stands_in:
-            kept = tuple(each for each in reading.timelines if each.rank == UNKNOWN_RANK or each.rank not in ranks)
-            reading = replace(reading, timelines=() if path.parent in folders else kept)
-        out.append((path, reading))
-    return out
+            ranks |= {timeline.rank for timeline in timed} - {UNKNOWN_RANK}
+
+    def kept(path: Path, reading: Reading) -> Reading:
+        if not reading.stands_in or path.parent in folders:
+            return replace(reading, timelines=()) if reading.stands_in else reading
+        return replace(reading, timelines=tuple(each for each in reading.timelines if each.rank not in ranks))
+
+    return [(path, kept(path, reading)) for path, reading in readings]
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:

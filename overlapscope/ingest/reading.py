@@ -51,7 +51,7 @@ class Reading:
     fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     stands_in: bool = False
-    """Its timelines tell less of what another file of the same recording tells: they count only where that is absent."""
+    """Its timelines tell less than another file of the same recording: they count only where that is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
