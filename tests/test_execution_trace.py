@@ -337,6 +337,17 @@ def test_a_contradiction_refuses_the_whole_log(tmp_path: Path, wrong: dict[str, 
         join_execution_trace(trace_of, log)
 
 
+def test_a_groups_ranks_behind_its_name_contradict_nothing(tmp_path: Path) -> None:
+    args = collective_args(elements=4096, group="0 [0, 1]") | {"Record function id": 21}
+    trace_of = timed(tmp_path, args)
+    log = call_timeline([Call(op="all_reduce", group="0", seq=5, record_function_id=21)], "et.json")
+    joined = join_execution_trace(trace_of, log)
+    assert calls_of(joined)[0][1:4] == ("0 [0, 1]", 2, 5)
+    other = call_timeline([Call(op="all_reduce", group="0 [2, 3]", record_function_id=21)], "et.json")
+    with pytest.raises(InputError):
+        join_execution_trace(trace_of, other)
+
+
 def test_an_id_that_stands_twice_tells_nothing(tmp_path: Path) -> None:
     trace_of = timed(tmp_path, {"Record function id": 21})
     log = call_timeline([Call(op="all_reduce", seq=n, record_function_id=21) for n in (1, 2)], "et.json")

@@ -27,28 +27,31 @@ def join_execution_trace(timed: RankTimeline, log: RankTimeline) -> RankTimeline
     names = NameTable(timed.names)
     told = recode(log.collectives, log.names, names)
     unknown_op = names.code(UNKNOWN_OP)
+    spelled = names.to_list()
     kinds = column_kinds(timed.collectives)
     columns: dict[str, Any] = {}
     for column in FILLED:
         here, there = getattr(timed.collectives, column), getattr(told, column)[source]
-        missing = -1 if kinds[column] == "name" else NONE
-        absent = [missing, unknown_op] if column == "op" else [missing]
+        is_name = kinds[column] == "name"
+        absent = [-1 if is_name else NONE, unknown_op if column == "op" else NONE]
         lacks, gives = np.isin(here[row], absent), ~np.isin(there, absent)
-        clash = np.flatnonzero(~lacks & gives & (here[row] != there))
-        if clash.size:
-            at = clash[0]
-            spelled = names.to_list()
-            ours, theirs = (int(each) for each in (here[row][at], there[at]))
-            if missing == -1:
-                ours, theirs = spelled[ours], spelled[theirs]  # type: ignore[assignment]
-            raise InputError(
-                f"rank {timed.rank}: the execution trace is not of this recording: the call with record function id "
-                f"{timed.collectives.record_function_id[row[at]]} has {column} {ours} here and {theirs} there"
-            )
+        for at in np.flatnonzero(~lacks & gives & (here[row] != there)).tolist():
+            ours, theirs = (spelled[each[at]] if is_name else int(each[at]) for each in (here[row], there))
+            if column != "group" or not _may_be_one(str(ours), str(theirs)):
+                raise InputError(
+                    f"rank {timed.rank}: the execution trace is not of this recording: the call with record function "
+                    f"id {timed.collectives.record_function_id[row[at]]} has {column} {ours} here and {theirs} there"
+                )
         filled = here.copy()
         filled[row[lacks & gives]] = there[lacks & gives]
         columns[column] = filled
-    return replace(timed, names=tuple(names.to_list()), collectives=replace(timed.collectives, **columns))
+    return replace(timed, names=tuple(spelled), collectives=replace(timed.collectives, **columns))
+
+
+def _may_be_one(a: str, b: str) -> bool:
+    """Whether two names may be of one group: groups of one name get their ranks behind it, where those are known."""
+    same = a.partition(" [")[0] == b.partition(" [")[0]
+    return same and not (a.endswith("]") and b.endswith("]"))
 
 
 def _joined(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
