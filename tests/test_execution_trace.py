@@ -4,8 +4,11 @@ import contextlib
 import gzip
 import json
 import struct
+import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from overlapscope.ingest.join_execution_trace import join_execution_trace
 from overlapscope.ingest.protobuf import NoMessage, fields, signed, varint
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline
 from tests.builders import spelled
 from tests.conftest import shared_file
@@ -592,3 +596,41 @@ def test_wrong_types_everywhere_cost_only_what_they_stand_for(tmp_path: Path) ->
             nodes[3] = nodes[3] | {place: odd}
             calls = calls_of(read(placed(tmp_path, trace(nodes))).timelines[0])
             assert ("all_gather", "3", 2, 4, "bfloat16", 1000, 2000, 31) in calls
+
+
+RECORD = """
+import sys, torch, torch.distributed as dist
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+folder = sys.argv[1]
+dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+observer = ExecutionTraceObserver()
+observer.register_callback(f"{folder}/et.json")
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer) as recording:
+    for elements in (10, 200, 3000):
+        dist.all_reduce(torch.ones(elements))
+    dist.broadcast(torch.ones(7, dtype=torch.float64), 0)
+recording.export_chrome_trace(f"{folder}/kineto.json")
+observer.unregister_callback()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+def test_a_real_pair_of_traces_agrees_on_every_call(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    subprocess.run([sys.executable, "-c", RECORD, str(tmp_path)], check=True, capture_output=True)
+    log = read(tmp_path / "et.json").timelines[0]
+    trace_of = read(tmp_path / "kineto.json").timelines[0]
+    expected = [("all_reduce", "float32", size, 4 * size) for size in (10, 200, 3000)] + [
+        ("broadcast", "float64", 7, 56)
+    ]
+    assert [(call[0], *call[4:7]) for call in calls_of(log)] == expected
+    ids = log.collectives.record_function_id.tolist()
+    assert len(set(ids)) == 4
+    assert trace_of.collectives.record_function_id.tolist() == ids
+    bare = replace(
+        trace_of.collectives, elements=log.collectives.elements * 0 + NONE, bytes=log.collectives.bytes * 0 + NONE
+    )
+    joined = join_execution_trace(replace(trace_of, collectives=bare), log)
+    assert joined.collectives.bytes.tolist() == [each[-1] for each in expected]

@@ -45,7 +45,7 @@ from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 FORMAT = "ascend"
 HARDWARE = "Ascend Hardware"
 COLLECTIVES = frozenset({"HCCL", "Communication"})
-"""What the process of the collectives is called, before and since CANN 8.2."""
+"""What the process of the collectives is called, by older and newer versions of msprof."""
 NO_WORK_PROCESSES = frozenset({"Overlap Analysis", "CANN", "Python GC", "MSTX", "MsTx"})
 """Their timed events are host calls, marks, and the vendor's own sums."""
 _MARKS = re.compile(
