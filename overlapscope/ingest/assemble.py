@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.discover import rank_from_path
 from overlapscope.ingest.merge import merge_sources
+from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.names import NameTable
@@ -20,7 +20,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
-    readings = _apart(_with_ranks(readings, given))
+    readings = _apart(_with_ranks(_without_stand_ins(readings), given))
     parts: dict[int, list[RankTimeline]] = {}
     groups: dict[str, Group] = {}
     fingerprint: dict[str, str | int | None] = {}
@@ -63,6 +63,24 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         fingerprint=dict(sorted(fingerprint.items())),
         facts=facts,
     )
+
+
+def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Leave out the timelines of files that stand in for one that is here: of the same folder, or of the same rank."""
+    folders = set()
+    ranks: set[int] = set()
+    for path, reading in readings:
+        timed = [timeline for timeline in reading.timelines if timeline.basis != "log"]
+        if timed and not reading.stands_in:
+            folders.add(path.parent)
+            ranks |= {timeline.rank for timeline in timed} - {UNKNOWN_RANK}
+
+    def kept(path: Path, reading: Reading) -> Reading:
+        if not reading.stands_in or path.parent in folders:
+            return replace(reading, timelines=()) if reading.stands_in else reading
+        return replace(reading, timelines=tuple(each for each in reading.timelines if each.rank not in ranks))
+
+    return [(path, kept(path, reading)) for path, reading in readings]
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:

@@ -56,6 +56,7 @@ class CollectiveArgs(msgspec.Struct, gc=False):
     old_input_dims: Any = msgspec.field(default=None, name="Input dims")
     input_type: Any = msgspec.field(default=None, name="Input type")
     concrete_inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
+    record_function_id: Any = msgspec.field(default=None, name="Record function id")
 
 
 def dtype_name(spelling: object) -> str | None:
@@ -74,6 +75,11 @@ def count(value: object) -> int | None:
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         value = int(value)
     return value if isinstance(value, int) and 0 <= value < MAX_COUNT else None
+
+
+def function_id(args: CollectiveArgs) -> int | None:
+    """Give the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
+    return count(args.record_function_id) or None
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:

@@ -8,6 +8,7 @@ import numpy as np
 from overlapscope.ingest.classify import CALL, ENTERS, HOST_COLLECTIVE, operation
 from overlapscope.ingest.collective_args import (
     CollectiveArgs,
+    function_id,
     input_dtype,
     input_elements,
 )
@@ -133,6 +134,7 @@ def _collectives(
         elements.append(NONE if count is None else count)
         volumes.append(NONE if volume is None else volume)
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
+    ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
         comm.size,
@@ -147,4 +149,5 @@ def _collectives(
         launch_ns=np.array(launch, np.int64),
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
+        record_function_id=np.array([NONE if each is None else each for each in ids], np.int64),
     )

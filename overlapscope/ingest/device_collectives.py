@@ -11,6 +11,7 @@ from overlapscope.ingest.collective_args import (
     count,
     dtype_name,
     from_concrete_inputs,
+    function_id,
     group_ranks,
     input_dtype,
     input_elements,
@@ -23,6 +24,7 @@ from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
+_NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
 _RANGES = {
     "record": re.compile(rf"^{RECORD}$"),
     "library": LIBRARY_RANGE,
@@ -159,6 +161,7 @@ def _describe(
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
         "bytes": volume_bytes(elements, dtype),
+        "record_function_id": function_id(record) or function_id(call),
     }
 
 
@@ -205,7 +208,7 @@ def _table(
         start_ns=start,
         end_ns=end,
         launch_ns=np.where(launch == np.iinfo(np.int64).max, NONE, launch),
-        **{key: _ints(rows, key) for key in ("group_size", "seq", "elements", "bytes")},
+        **{key: _ints(rows, key) for key in _NUMBERS},
         **{key: _names(columns, rows, key) for key in ("op", "group", "dtype")},
     )
 

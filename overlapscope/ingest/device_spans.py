@@ -15,7 +15,8 @@ from overlapscope.ingest.classify import (
 )
 from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_dialect import BETWEEN_DEVICES, KERNEL, LAUNCHES_KERNEL, MEMCPY, SYNCHRONISATION
-from overlapscope.ingest.kineto_events import KinetoColumns, Ranges
+from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 
 Mask = npt.NDArray[np.bool_]

@@ -1,18 +1,12 @@
-"""Inputs to files: walk folders, look into files, find the rank in a name."""
+"""Inputs to files: walk folders, look into files."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.shown import shown
-from overlapscope.timeline.run import MANIFEST, MAX_RANKS, RANK_ENTRY, is_run_directory
-
-_RANK = re.compile(
-    r"(?<![dtpec]p)(?<![dtpec]p[-_])(?<!local)(?<!local[-_])(?<!node[-_])rank[-_.=]?(\d{1,7})(?!\d)", re.I
-)
-"""A rank in the world; not `local_rank1`, `dp_rank_1` and their like, which are ranks in something else."""
+from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +88,3 @@ def _is_known(path: Path) -> bool:
         return reader_of(head_of(path)) is not None
     except OSError:
         return True  # reading it will tell what is wrong
-
-
-def rank_from_path(path: Path) -> int | None:
-    """Give the rank that a file's name, else its folder's name, speaks of (`rank3`, `rank_03`, `rank-3of8`)."""
-    for part in (path.name, path.parent.name):
-        found = [int(number) for number in _RANK.findall(part) if int(number) <= MAX_RANKS]
-        if found:
-            return found[0] if len(set(found)) == 1 else None
-    return None

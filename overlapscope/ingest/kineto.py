@@ -12,8 +12,9 @@ from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_collectives import GroupBook, assemble
 from overlapscope.ingest.device_spans import link_and_classify
 from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.innermost import NOWHERE
-from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL, STEP
+from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.kineto_events import EventCollector, KinetoColumns, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
@@ -30,7 +31,6 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     make,
-    size,
 )
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 
@@ -117,7 +117,7 @@ def _device_timeline(
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
     book = GroupBook(metadata.groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
-    steps, repeated = _steps(columns, metadata.base_ns)
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), metadata.base_ns)
     base = metadata.base_ns
     row = linked.row
     launch_ns = _based(linked.launch_ns, base)
@@ -134,14 +134,14 @@ def _device_timeline(
         end_ns=columns.device_end_ns[row] + base,
         launch_ns=launch_ns,
         correlation=columns.device_correlation[row],
-        step=_step_at(steps, launch_ns),
+        step=step_at(steps, launch_ns),
         collective=call_of_span,
     )
     timeline = _timeline(
         columns, base, path, truncated, spans, _placed(collectives, base, steps), steps,
         has_device=True, last_launch_ns=linked.last_launch_ns, lost_launch_ns=linked.lost_launch_ns,
     )  # fmt: skip
-    notes = _notes(repeated)
+    notes = repeated_steps(repeated)
     if linked.ambiguous:
         notes.append(f"{linked.ambiguous} device spans have a launch in more than one process; left without")
     return timeline, book.groups(), int((launch_ns == NONE).sum()), notes
@@ -153,7 +153,7 @@ def _cpu_timeline(
     del classifier  # host ranges are told by their own names alone
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, {group.name: group.size for group in metadata.groups})
-    steps, repeated = _steps(columns, base)
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
     launch_ns = _based(found.launch_ns, base)
     begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
     spans = make(
@@ -166,7 +166,7 @@ def _cpu_timeline(
         start_ns=found.start_ns + base,
         end_ns=found.end_ns + base,
         launch_ns=launch_ns,
-        step=_step_at(steps, begun_ns),
+        step=step_at(steps, begun_ns),
         collective=found.collective,
     )
     if spans.start_ns.size == 0:
@@ -175,15 +175,7 @@ def _cpu_timeline(
         columns, base, path, truncated, spans, _placed(found.collectives, base, steps), steps,
         has_device=False, last_launch_ns=NONE, lost_launch_ns=NONE,
     )  # fmt: skip
-    return timeline, metadata.groups, 0, _notes(repeated)
-
-
-def _notes(repeated: int) -> list[str]:
-    if not repeated:
-        return []
-    return [
-        f"{repeated} step marks repeat the number of an earlier step and were left out; are several runs in one file?"
-    ]
+    return timeline, metadata.groups, 0, repeated_steps(repeated)
 
 
 def _timeline(
@@ -249,48 +241,6 @@ def _seen(columns: KinetoColumns) -> tuple[int, int]:
     return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
 
 
-def _steps(columns: KinetoColumns, base: int) -> tuple[Steps, int]:
-    """Give the annotated steps in order of time; our own marks where there are any, else the profiler's.
-
-    Also gives how many marks repeat the number of an earlier step that had ended.
-    """
-    names = columns.names.to_list()
-    matches = {code: found for code, name in enumerate(names) if (found := STEP.match(name))}
-    rows = np.flatnonzero(np.isin(columns.host.name, list(matches)))
-    marks = {matches[int(columns.host.name[row])]["by"] for row in rows.tolist()}
-    by = "overlapscope.step" if "overlapscope.step" in marks else "ProfilerStep"
-    rows = rows[[matches[int(columns.host.name[row])]["by"] == by for row in rows.tolist()]] if rows.size else rows
-    number = np.array([int(matches[int(columns.host.name[row])]["number"]) for row in rows.tolist()], np.int64)
-    order = np.lexsort((number, columns.host.start_ns[rows]))
-    rows, number = rows[order], number[order]
-    # The same step marked on two threads is one step.
-    first = np.unique(number, return_index=True)[1]
-    keep = np.sort(first)
-    ended = {int(number[at]): int(columns.host.end_ns[rows[at]]) for at in keep.tolist()}
-    repeated = sum(
-        int(columns.host.start_ns[rows[at]]) >= ended[int(number[at])]
-        for at in np.setdiff1d(np.arange(number.size), keep).tolist()
-    )
-    steps = make(
-        Steps,
-        keep.size,
-        recording=0,
-        step=number[keep],
-        start_ns=columns.host.start_ns[rows[keep]] + base,
-        end_ns=columns.host.end_ns[rows[keep]] + base,
-    )
-    return steps, repeated
-
-
-def _step_at(steps: Steps, at_ns: Ints) -> Ints:
-    """Give the number of the step whose annotation [start, end) holds each time; NONE outside all."""
-    if size(steps) == 0:
-        return np.full(at_ns.size, NONE, np.int64)
-    row = np.searchsorted(steps.start_ns, at_ns, side="right") - 1
-    inside = (row >= 0) & (at_ns < steps.end_ns[np.maximum(row, 0)])
-    return np.where(inside, steps.step[np.maximum(row, 0)], NONE)
-
-
 def _placed(collectives: Collectives, base: int, steps: Steps) -> Collectives:
     launch_ns = _based(collectives.launch_ns, base)
     return replace(
@@ -298,7 +248,7 @@ def _placed(collectives: Collectives, base: int, steps: Steps) -> Collectives:
         launch_ns=launch_ns,
         start_ns=collectives.start_ns + base,
         end_ns=collectives.end_ns + base,
-        step=_step_at(steps, launch_ns),
+        step=step_at(steps, launch_ns),
     )
 
 

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.ingest.collective_args import CollectiveArgs
+from overlapscope.ingest.event_text import BROKEN, decode_args, is_utf8
 from overlapscope.ingest.kineto_dialect import (
     DEVICE,
     HOST,
@@ -21,6 +22,7 @@ from overlapscope.ingest.kineto_dialect import (
     WINDOW_MARKS,
 )
 from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
+from overlapscope.ingest.ranges import Growing, Ranges
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.timeline.columns import NONE, Ints
@@ -59,33 +61,6 @@ class DeviceArgs(CollectiveArgs, gc=False):
 
 _events = msgspec.json.Decoder(list[_Event])
 _exact = msgspec.json.Decoder(list[_ExactEvent])
-_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-@dataclass(slots=True)
-class _Growing:
-    """Named columns that grow piece by piece."""
-
-    parts: dict[str, list[Any]] = field(default_factory=dict)
-
-    def add(self, **columns: Any) -> None:
-        for name, values in columns.items():
-            self.parts.setdefault(name, []).append(values)
-
-    def joined(self, name: str, dtype: type = np.int64) -> Any:
-        parts = self.parts.pop(name, None)
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
-    """Timed host or device ranges: thread (code of its lane), name code, start and end."""
-
-    lane: Ints
-    name: Codes
-    start_ns: Ints
-    end_ns: Ints
-    is_annotation: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +108,7 @@ class EventCollector:
         self._names = NameTable()
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._lane_codes: dict[tuple[str, str], int] = {}
-        self._tables = {sort: _Growing() for sort in range(5)}
+        self._tables = {sort: Growing() for sort in range(5)}
         self._device_collectives: dict[int, DeviceArgs] = {}
         self._host_args: dict[int, CollectiveArgs] = {}
         self._rows = [0] * 5
@@ -221,7 +196,7 @@ class EventCollector:
         if sort == DEVICE:
             self._add_device_args(first, events)
         elif sort == LAUNCH:
-            linked = _decode_args(events, _Linked)
+            linked = decode_args([event.args for event in events], _Linked)
             self._tables[sort].add(correlation=_correlations(linked))
         elif sort == HOST:
             marked = [
@@ -232,7 +207,7 @@ class EventCollector:
             self._add_host_args(first, events, names)
 
     def _add_device_args(self, first: int, events: list[_Event]) -> None:
-        args = _decode_args(events, DeviceArgs)
+        args = decode_args([event.args for event in events], DeviceArgs)
         sorts = np.array([SORT_OF[event.cat][1] for event in events], np.int8)
         self._tables[DEVICE].add(sort=sorts, correlation=_correlations(args))
         for row, each in enumerate(args, first):
@@ -248,7 +223,7 @@ class EventCollector:
         codes = [code for code, speaks in self._speaking.items() if speaks]
         chosen = np.flatnonzero(np.isin(names, codes)).tolist() if codes else []
         if chosen:
-            args = _decode_args([events[row] for row in chosen], CollectiveArgs)
+            args = decode_args([events[row].args for row in chosen], CollectiveArgs)
             self._host_args.update(zip((first + row for row in chosen), args, strict=True))
 
     def _encode_lanes(self, events: list[_Event]) -> Ints:
@@ -340,11 +315,11 @@ class _Array(msgspec.Struct):
 
 def _decode_events(array: bytes) -> list[_Event] | None:
     """Decode an array of events; None when it is broken in any way."""
-    if not _is_utf8(array):
+    if not is_utf8(array):
         return None
     try:
         return _events.decode(array)
-    except _BROKEN:
+    except BROKEN:
         return None
 
 
@@ -354,7 +329,7 @@ def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
         return b"[" + text, b""
     try:
         array = bytes(msgspec.json.decode(b'{"traceEvents":[' + text, type=_Array).traceEvents)
-    except _BROKEN:
+    except BROKEN:
         return b"", b""
     return array, text[len(array) - 1 :]
 
@@ -375,35 +350,6 @@ class _Exact:
         start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
         duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
         return start, duration, start_good & duration_good
-
-
-def _is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-def _decode_args(events: Sequence[_Event], kind: type[S]) -> list[S]:
-    """Decode the arguments of many events in one call; an odd one, such as null or a list, gives an empty value."""
-    raws = [event.args for event in events]
-    try:
-        return msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[kind])  # type: ignore[valid-type]
-    except _BROKEN:
-        pass
-    out = []
-    for raw in raws:
-        try:
-            out.append(msgspec.json.decode(raw, type=kind))
-        except _BROKEN:
-            out.append(kind())
-    return out
 
 
 def _correlations(args: Sequence[DeviceArgs] | Sequence[_Linked]) -> Ints:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError, UsageError
 from overlapscope.ingest import kineto
+from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.discover import discover
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -50,7 +50,14 @@ def read_inputs(
     when nothing is usable, UsageError when runs and traces are mixed.
     """
     options = options or ReadOptions()
-    inputs = discover(list(paths))
+    with unpacked(list(paths), options.max_bytes) as found:
+        return _read_found(found, paths, options, progress)
+
+
+def _read_found(
+    found: Unpacked, paths: Sequence[Path], options: ReadOptions, progress: Callable[[Path, int], None] | None
+) -> Run:
+    inputs = found.inputs
     if inputs.runs:
         if len(inputs.runs) > 1 or inputs.files:
             listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
@@ -64,19 +71,21 @@ def read_inputs(
 
         return load_run(inputs.runs[0])
     if not inputs.files:
-        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(inputs.passed_over)} files is a trace")
+        why = f": {found.notes[0].warnings[0]}" if found.notes else ""
+        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(inputs.passed_over)} files is a trace{why}")
     classifier = Classifier(options.comm, options.compute)
     readings: list[tuple[Path, Reading]] = []
-    failed: list[Source] = []
+    failed: list[Source] = list(found.notes)
     for path in inputs.files:
-        report = (lambda done, path=path: progress(path, done)) if progress else None
+        named = found.shown_path(path)
+        report = (lambda done, path=named: progress(path, done)) if progress else None
         context = ReadContext(classifier=classifier, max_bytes=options.max_bytes, progress=report)
         try:
-            readings.append((path, _read(path, context)))
+            readings.append((named, found.shown_reading(_read(path, context))))
         except InputError as error:
-            failed.append(Source(path=shown(path), format="unknown", warnings=(_without_path(error, path),)))
+            failed.append(Source(path=shown(named), format="unknown", warnings=(_without_path(error, path),)))
         except MemoryError:
-            failed.append(Source(path=shown(path), format="unknown", warnings=("not enough memory to read it",)))
+            failed.append(Source(path=shown(named), format="unknown", warnings=("not enough memory to read it",)))
     if not readings:
         first = failed[0]
         more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""

@@ -7,7 +7,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import horovod, kineto, training_log
+from overlapscope.ingest import (
+    ascend,
+    ascend_communication,
+    ascend_database,
+    ascend_info,
+    ascend_kernels,
+    ascend_step_times,
+    chakra_graph,
+    chakra_protobuf,
+    execution_trace,
+    horovod,
+    kineto,
+    training_log,
+)
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
@@ -15,6 +28,15 @@ from overlapscope.ingest.text_head import in_later_text
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    ascend.READER,
+    ascend_step_times.READER,
+    ascend_kernels.READER,
+    ascend_communication.READER,
+    ascend_info.READER,
+    ascend_database.READER,
+    execution_trace.READER,
+    chakra_graph.READER,
+    chakra_protobuf.READER,
     horovod.READER,
     training_log.READER,
     kineto.READER,  # last: takes any JSON
@@ -56,7 +78,11 @@ def _foreign(name: str, reader: Reader):  # type: ignore[no-untyped-def]
 def head_of(path: Path) -> Head:
     """Read the beginning of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
     with open(path, "rb") as file:
-        content = file.read(HEAD_BYTES)
+        return head_within(path, file.read(HEAD_BYTES))
+
+
+def head_within(path: Path, content: bytes) -> Head:
+    """Give the head of a file that begins with `content`, decompressed where that is gzip."""
     if content[:2] == GZIP_MAGIC:
         try:
             content = zlib.decompressobj(wbits=31).decompress(content, HEAD_BYTES)

@@ -50,6 +50,8 @@ class Reading:
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    stands_in: bool = False
+    """Its timelines tell less than another file of the same recording: they count only where that is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

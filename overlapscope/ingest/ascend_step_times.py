@@ -1,0 +1,67 @@
+"""Read `step_trace_time.csv`: the Ascend profiler's own sums of each step, shown beside ours.
+
+Writer: torch_npu `profiler/analysis/prof_view/_trace_step_time_parser.py`. Overlapped is Communication less
+Communication(Not Overlapped); Stage runs from the first to the last device work of the step.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.ascend_folder import rank_of
+from overlapscope.ingest.ascend_tables import header_of, number_of, rows_of, step_of
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.run import UNKNOWN_RANK, Source
+
+FORMAT = "ascend_step_times"
+FIGURES: Final = {
+    "Computing": "computing_us",
+    "Communication(Not Overlapped)": "communication_not_overlapped_us",
+    "Overlapped": "overlapped_us",
+    "Communication": "communication_us",
+    "Free": "free_us",
+    "Stage": "stage_us",
+    "Bubble": "bubble_us",
+    "Communication(Not Overlapped and Exclude Receive)": "communication_not_overlapped_nor_receiving_us",
+    "Preparing": "preparing_us",
+}
+
+
+def recognises(head: Head) -> bool:
+    """Whether the titles are those of this table."""
+    return {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"} <= set(header_of(head.text))
+
+
+def read_step_times(path: Path, context: ReadContext) -> Reading:
+    """Read the table. Raises InputError when it has no row with a figure."""
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    book = FigureBook(path.name, rank_of(path))
+    usable = []
+    for row in rows_of(stream, path):
+        device = row.get("Device_id")
+        subject = f"device {device}" if device and device != "-1" else None
+        step = step_of(row.get("Step"))
+        added = [
+            book.add(name, number_of(row.get(title)), step=step, subject=subject) for title, name in FIGURES.items()
+        ]
+        usable.append(any(added))
+    if not any(usable):
+        raise InputError(f"{shown(path)}: holds no step with figures")
+    return Reading(
+        facts=book.facts(),
+        source=Source(
+            path=shown(path),
+            format=FORMAT,
+            ranks=() if book.rank == UNKNOWN_RANK else (book.rank,),
+            events=len(usable),
+            dropped=usable.count(False),
+            truncated=stream.truncated,
+            warnings=tuple(stream.warnings),
+        ),
+    )
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read_step_times)

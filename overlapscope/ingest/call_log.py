@@ -1,0 +1,50 @@
+"""A rank's calls in order, without times, as a timeline of basis `log`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective that a log names; None for what it does not tell."""
+
+    op: str
+    group: str | None = None
+    group_size: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    elements: int | None = None
+    bytes: int | None = None
+    record_function_id: int | None = None
+
+
+_NAMES = ("op", "group", "dtype")
+_NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
+
+
+def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
+    """Give the timeline of a log: its calls in order, no spans, no times."""
+    names = NameTable()
+    columns = {key: [getattr(call, key) for call in calls] for key in (*_NAMES, *_NUMBERS)}
+    return RankTimeline(
+        rank=rank,
+        basis="log",
+        has_device=False,
+        recordings=make(Recordings, 1, source=names.code(source), start_ns=NONE, end_ns=NONE),
+        spans=make(Spans, 0),
+        collectives=make(
+            Collectives,
+            len(calls),
+            recording=0,
+            **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
+            **{key: [NONE if each is None else each for each in columns[key]] for key in _NUMBERS},
+        ),
+        steps=make(Steps, 0),
+        lanes=make(Lanes, 0),
+        annotations=make(Annotations, 0),
+        names=tuple(names.to_list()),
+    )

@@ -1,0 +1,309 @@
+"""Archives among the inputs: read like folders, safely, and nothing left behind."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import overlapscope
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError
+from overlapscope.ingest import archives
+from overlapscope.ingest.archives import unpacked
+from tests.conftest import shared_file
+from tests.kineto_writer import distributed, training, write
+
+Packer = Callable[[Path, dict[str, bytes]], Path]
+
+
+def trace(rank: int) -> bytes:
+    return write(training(), metadata=distributed(rank))
+
+
+def tarred(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def plain(path: Path, members: dict[str, bytes]) -> Path:
+    return tarred(path, members, "w:")
+
+
+def zipped(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+PACKERS = {"tar.gz": tarred, "tar": plain, "zip": zipped}
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files that must be empty after each test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(temporary_folder: Path) -> object:
+    yield
+    assert list(temporary_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_an_archive_is_read_like_a_folder(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    members = {
+        "a/rank0.json": trace(0),
+        "a/rank1.json.gz": gzip.compress(trace(1)),
+        "notes.txt": b"hello",
+        "a/.hidden": b"{}",
+    }
+    for name, content in members.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    archive = PACKERS[kind](tmp_path / f"traces.{kind}", members)
+    packed, loose = overlapscope.load(archive), overlapscope.load(folder)
+    assert packed.analysis().ranks == loose.analysis().ranks
+    assert packed.analysis().collectives == loose.analysis().collectives
+    assert [source.path for source in packed.sources] == [f"{archive}/a/rank0.json", f"{archive}/a/rank1.json.gz"]
+    assert packed.table("recordings", 0)["source"].tolist() == [f"{archive}/a/rank0.json"]
+    assert packed.sources[0].warnings == loose.sources[0].warnings
+
+
+def test_an_archive_in_a_folder_is_opened_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    tarred(folder / "download", {"x/rank1.json": trace(1)})
+    (folder / "rank0.json").write_bytes(trace(0))
+    run = overlapscope.load(folder)
+    assert run.ranks == [0, 1]
+    assert sorted(source.path for source in run.sources) == [f"{folder}/download/x/rank1.json", f"{folder}/rank0.json"]
+
+
+def test_the_real_archive_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    path = shared_file("chakra_et/json_trace.tar.gz")
+    run = overlapscope.load(path)
+    assert [source.path for source in run.sources] == [
+        f"{path}/jsonData/chakra.0.json",
+        f"{path}/jsonData/small_chakra.0.json",
+    ]
+    assert main(["analyze", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["ranks"] == [0]
+
+
+def test_rank_option_names_a_member(tmp_path: Path) -> None:
+    bare = write(training(), metadata={})
+    archive = tarred(tmp_path / "t.tar.gz", {"a/one.json": bare, "a/two.json": trace(1)})
+    assert overlapscope.load(archive, ranks={"one.json": 5}).ranks == [1, 5]
+
+
+def test_a_folder_of_the_profiler_keeps_its_neighbours(tmp_path: Path) -> None:
+    source = shared_file("ascend/msinsight_text_level0/rank1_ascend_pt")
+    members = {f"job/{path.relative_to(source)}": path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    run = overlapscope.load(tarred(tmp_path / "profile.tgz", members))
+    assert run.ranks == [1]
+    assert {len(each.warnings) for each in run.sources} == {0}
+
+
+ESCAPES = [
+    "../evil.json",
+    "/evil.json",
+    "a/../../evil.json",
+    "a/..",
+    "C:evil.json",
+    "a\\..\\evil.json",
+    "x" * 300 + ".json",
+]
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_member_leads_out(kind: str, name: str, tmp_path: Path) -> None:
+    archive = PACKERS[kind](tmp_path / f"t.{kind}", {name: trace(1), "rank0.json": trace(0)})
+    before = sorted(tmp_path.rglob("*"))
+    with unpacked([archive]) as found:
+        inside = [path for folder in found.folders for path in folder.parent.parent.rglob("*") if path.is_file()]
+        assert [path.name for path in inside] == ["rank0.json"]
+        assert sorted(path for path in tmp_path.rglob("*") if "temporary" not in path.parts) == [
+            path for path in before if "temporary" not in path.parts
+        ]
+    run = overlapscope.load(archive)
+    assert run.ranks == [0]
+    assert any("left out" in w or "not read whole" in w for source in run.sources for w in source.warnings)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
+def test_links_and_devices_are_not_made(kind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w") as archive:
+        odd = tarfile.TarInfo("rank1.json")
+        odd.type, odd.linkname = kind, "/etc/passwd"
+        archive.addfile(odd)
+        info = tarfile.TarInfo("rank1.json/inner.json")
+        info.size = len(trace(1))
+        archive.addfile(info, io.BytesIO(trace(1)))
+        info = tarfile.TarInfo("rank0.json")
+        info.size = len(trace(0))
+        archive.addfile(info, io.BytesIO(trace(0)))
+    with unpacked([path]) as found:
+        made = [each for folder in found.folders for each in folder.rglob("*")]
+        assert all(stat.S_ISREG(os.lstat(each).st_mode) or stat.S_ISDIR(os.lstat(each).st_mode) for each in made)
+        assert found.notes[0].warnings[0].startswith("1 members not read whole: 'rank1.json'")
+
+
+def test_a_symbolic_link_in_a_zip_is_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "t.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        link = zipfile.ZipInfo("rank1.json")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("rank0.json", trace(0))
+    with unpacked([path]) as found:
+        assert [file.name for file in found.inputs.files] == ["rank0.json"]
+        assert "no plain file" in found.notes[0].warnings[0]
+
+
+def test_only_members_that_a_reader_knows_are_unpacked(tmp_path: Path) -> None:
+    members = {"model/data.pkl": b"\x80\x02" + b"x" * 1000, "model/data/0": bytes(100_000), "log.txt": b"text"}
+    archive = zipped(tmp_path / "model.pt", members)
+    with unpacked([archive]) as found:
+        assert found.inputs.files == ()
+        assert not [path for folder in found.folders for path in folder.rglob("*") if path.is_file()]
+    with pytest.raises(InputError, match="none of the 3 files is a trace"):
+        overlapscope.load(archive)
+
+
+def test_a_checkpoint_beside_traces_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    zipped(tmp_path / "job" / "model.pt", {"model/data.pkl": b"\x80\x02"})
+    (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
+    run = overlapscope.load(tmp_path / "job")
+    assert [source.path for source in run.sources] == [str(tmp_path / "job" / "rank0.json")]
+    assert any("1 files of the folder do not look like traces" in warning for warning in run.sources[0].warnings)
+
+
+def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tarred(tmp_path / "t.tar.gz", {f"rank{rank}.json": trace(rank) for rank in range(5)})
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
+    with unpacked([archive]) as found:
+        assert len(found.inputs.files) == 3
+        assert "more than 3 members" in found.notes[0].warnings[0]
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 100)
+    with unpacked([archive], max_bytes=2 * len(trace(0)) + 10) as found:
+        assert len(found.inputs.files) == 2
+        assert "more than may be unpacked" in found.notes[0].warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_a_bomb_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (archives, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
+        monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
+    bomb = b'{"traceEvents": [' + b" " * (20 << 20)
+    archive = PACKERS[kind](tmp_path / f"t.{kind}", {"rank0.json": bomb})
+    with unpacked([archive]) as found:
+        assert "bomb" in found.notes[0].warnings[0]
+
+
+def test_an_endless_member_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("rank0.json")
+        info.pax_headers = {"comment": "x" * (2 << 20)}
+        archive.addfile(info)
+    with unpacked([path]) as found:
+        assert "impossibly long" in found.notes[0].warnings[0]
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_a_cut_archive_gives_what_is_whole(kind: str, tmp_path: Path) -> None:
+    members = {f"rank{rank}.json.gz": gzip.compress(trace(rank)) for rank in range(4)}
+    content = PACKERS[kind](tmp_path / f"t.{kind}", members).read_bytes()
+    (tmp_path / "cut").write_bytes(content[: len(content) * 2 // 3])
+    if kind == "zip":  # its directory stands at the end
+        with pytest.raises(InputError, match="damaged"):
+            overlapscope.load(tmp_path / "cut")
+        return
+    run = overlapscope.load(tmp_path / "cut")
+    assert run.ranks[:2] == [0, 1]
+    assert len(run.ranks) < 4
+    assert any("damaged" in warning for source in run.sources for warning in source.warnings)
+
+
+def test_an_encrypted_member_costs_itself(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "t.zip", {"rank0.json": trace(0), "rank1.json": trace(1)})
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02")
+    content[at + 8] |= 1  # the flag of the first member, in the directory
+    path.write_bytes(bytes(content))
+    run = overlapscope.load(path)
+    assert run.ranks == [1]
+    assert any("rank0.json" in warning for source in run.sources for warning in source.warnings)
+
+
+def test_a_folders_name_that_is_also_a_files_costs_that_member(tmp_path: Path) -> None:
+    archive = tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0), "rank0.json/rank1.json": trace(1)})
+    run = overlapscope.load(archive)
+    assert run.ranks == [0]
+
+
+def test_archives_inside_archives_are_passed_over(tmp_path: Path) -> None:
+    inner = tarred(tmp_path / "inner.tar.gz", {"rank1.json": trace(1)}).read_bytes()
+    archive = tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0), "inner.tar.gz": inner})
+    run = overlapscope.load(archive)
+    assert run.ranks == [0]
+    assert any("1 files" in warning for warning in run.sources[0].warnings)
+
+
+def test_a_run_directory_in_an_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(trace(0))
+    overlapscope.load(tmp_path / "rank0.json").save(tmp_path / "run")
+    members = {
+        f"run/{p.relative_to(tmp_path / 'run')}": p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()
+    }
+    with pytest.raises(InputError, match="run directory"):
+        overlapscope.load(tarred(tmp_path / "t.tar.gz", members))
+
+
+def test_an_error_names_the_member_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = tarred(tmp_path / "t.tar.gz", {"a/broken.json": b'{"traceEvents": []}'})
+    assert main(["analyze", str(archive)]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"{archive}/a/broken.json" in lines[0]
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize("kind", PACKERS)
+def test_damage_ends_in_a_run_or_an_input_error(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    path = tmp_path / f"good.{kind}"
+    if not path.exists():
+        PACKERS[kind](path, {"rank0.json": b'{"traceEvents": [{"ph": "X"}]}', "a/rank1.json": trace(1)[:3000]})
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    damaged = tmp_path / f"damaged.{kind}"
+    damaged.write_bytes(bytes(content))
+    with contextlib.suppress(InputError):
+        overlapscope.load(damaged)
