@@ -17,7 +17,7 @@ from overlapscope.ingest.collective_args import (
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
-from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
@@ -65,7 +65,7 @@ class GroupBook:
 
 
 def assemble(
-    columns: KinetoColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
+    columns: TraceColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
 ) -> tuple[Collectives, Ints]:
     """Give the collectives of a trace, and for each device span its row among them (NONE for other spans).
 
@@ -94,7 +94,7 @@ def assemble(
     return _table(columns, spans, rows, comm, call_of_span), call_of_span
 
 
-def _around(columns: KinetoColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
+def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
     """Give the innermost range of one kind around the launch of each communication span."""
     host = columns.host
     found = np.full(comm.size, NOWHERE, np.int64)
@@ -111,7 +111,7 @@ def _around(columns: KinetoColumns, spans: DeviceSpans, comm: Ints, chosen: list
 
 
 def _describe(
-    columns: KinetoColumns,
+    columns: TraceColumns,
     names: list[str],
     spans: DeviceSpans,
     span: int,
@@ -163,7 +163,7 @@ def _describe(
 
 
 def _operation(
-    columns: KinetoColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
+    columns: TraceColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
 ) -> str | None:
     op = operation(args.collective_name)
     if op is not None and op != "coalesced":
@@ -187,7 +187,7 @@ def _operation(
 
 
 def _table(
-    columns: KinetoColumns, spans: DeviceSpans, rows: list[dict[str, int | str | None]], comm: Ints, call_of_span: Ints
+    columns: TraceColumns, spans: DeviceSpans, rows: list[dict[str, int | str | None]], comm: Ints, call_of_span: Ints
 ) -> Collectives:
     total = len(rows)
     start = np.full(total, np.iinfo(np.int64).max, np.int64)
@@ -214,5 +214,5 @@ def _ints(rows: list[dict[str, int | str | None]], key: str) -> Ints:
     return np.array([NONE if row[key] is None else row[key] for row in rows], np.int64)
 
 
-def _names(columns: KinetoColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:
+def _names(columns: TraceColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:
     return [-1 if row[key] is None else columns.names.code(str(row[key])) for row in rows]

@@ -23,6 +23,7 @@ from overlapscope.ingest.kineto_dialect import (
 from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from overlapscope.ingest.trace_columns import Ranges, TraceColumns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
 
@@ -75,50 +76,6 @@ class _Growing:
     def joined(self, name: str, dtype: type = np.int64) -> Any:
         parts = self.parts.pop(name, None)
         return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
-    """Timed host or device ranges: thread (code of its lane), name code, start and end."""
-
-    lane: Ints
-    name: Codes
-    start_ns: Ints
-    end_ns: Ints
-    is_annotation: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoColumns:
-    """All that is kept of one trace. Times are nanoseconds in the trace's own base."""
-
-    lanes: list[tuple[str, str]]
-    """(process, thread) of each lane code."""
-    names: NameTable
-    device_lane: Ints
-    device_sort: Any
-    """KERNEL, MEMCPY or MEMSET."""
-    device_name: Codes
-    device_start_ns: Ints
-    device_end_ns: Ints
-    device_correlation: Ints
-    device_collectives: dict[int, DeviceArgs]
-    """Collective arguments by row of the device columns, where there are any."""
-    launch_lane: Ints
-    launch_name: Codes
-    launch_start_ns: Ints
-    launch_correlation: Ints
-    host: Ranges
-    host_args: dict[int, CollectiveArgs]
-    """Arguments of host ranges whose name speaks of communication, by row."""
-    device_notes: Ranges
-    window: tuple[int, int] | None
-    """When the profiler was on, where the trace says so."""
-    events: int
-    repaired: int
-    dropped: int
-    unknown: Counter[str]
-    """Timed events of categories that are not read."""
 
 
 class EventCollector:
@@ -265,10 +222,10 @@ class EventCollector:
             lanes[pid, tid] = self._lane_codes.setdefault(spelled, len(self._lane_codes))
         return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
 
-    def columns(self) -> KinetoColumns:
+    def columns(self) -> TraceColumns:
         """Give what was collected; the collector is used up."""
         device, launch = self._tables[DEVICE], self._tables[LAUNCH]
-        return KinetoColumns(
+        return TraceColumns(
             lanes=list(self._lane_codes),
             names=self._names,
             device_lane=device.joined("lane"),
@@ -312,7 +269,7 @@ class EventCollector:
 _HOUR_NS = 3600 * 1_000_000_000
 
 
-def without_impossible(columns: KinetoColumns) -> tuple[KinetoColumns, int]:
+def without_impossible(columns: TraceColumns) -> tuple[TraceColumns, int]:
     """Leave out device events at time 0 where all others are hours later.
 
     Kineto clamps negative times to 0 (kineto#109): when such a kernel ran is not known. Gives how many, too.
