@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from overlapscope.ingest.classify import CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
+from overlapscope.ingest.classify import API_RANGE, CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.collective_args import (
     CollectiveArgs,
     count,
@@ -17,17 +17,19 @@ from overlapscope.ingest.collective_args import (
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
-from overlapscope.ingest.trace_columns import TraceColumns
+from overlapscope.ingest.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
+_NO_CALL = ApiCall()
 _RANGES = {
     "record": re.compile(rf"^{RECORD}$"),
     "library": LIBRARY_RANGE,
     "call": CALL,
     "symmetric": SYMMETRIC_MEMORY,
+    "api": API_RANGE,
 }
 """Host ranges that tell of the collective launched inside them."""
 
@@ -84,6 +86,8 @@ def assemble(
     for position, span in enumerate(comm.tolist()):
         around = {kind: int(found[position]) for kind, found in ranges.items()}
         key = next(((kind, around[kind]) for kind in ("record", "library") if around[kind] != NOWHERE), None)
+        if key is None and columns.api_calls.get(around["api"], _NO_CALL).op is not None:
+            key = ("api", around["api"])  # a group of different operations is not one call
         row = seen.get(key) if key else None
         if row is None:
             row = len(rows)
@@ -126,13 +130,14 @@ def _describe(
     library = columns.host_args.get(around["library"], _NO_ARGS)
     call = columns.host_args.get(around["call"], _NO_ARGS)
     symmetric = columns.host_args.get(around["symmetric"], _NO_ARGS)
+    api = columns.api_calls.get(around["api"], _NO_CALL)
     kernel_name = names[int(columns.device_name[spans.row[span]])]
     op = _operation(columns, names, full, around, int(spans.device_note[span]))
     if op is None or op == "coalesced":
-        op = classifier.place(kernel_name)[0].op or op
+        op = api.op or classifier.place(kernel_name)[0].op or op
     op = op or "unknown"
 
-    name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), None)
+    name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), api.group)
     seq, old_size = from_concrete_inputs(record)
     size = book.size_of(name, full) or old_size
     moved_in, moved_out = count(full.in_elements), count(full.out_elements)
@@ -151,6 +156,7 @@ def _describe(
                 moved_in = None
         dtype = dtype or input_dtype(source) or input_dtype(call)
     elements = full_elements(op, moved_in, moved_out, size)
+    moved_bytes = volume_bytes(elements, dtype)
     return {
         "op": op,
         "group": name,
@@ -158,7 +164,7 @@ def _describe(
         "seq": count(kernel.seq) if kernel.seq is not None else count(record.seq) if record.seq is not None else seq,
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
-        "bytes": volume_bytes(elements, dtype),
+        "bytes": api.bytes if moved_bytes is None else moved_bytes,
     }
 
 

@@ -50,6 +50,8 @@ class Reading:
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    ranks_assumed: bool = False
+    """The file holds several ranks and does not say which: they are numbered from 0 in its own order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,8 @@ class ApiCall:
 
     op: str | None = None
     group: str | None = None
-    sent_bytes: int | None = None
-    """What one rank gives: a shard of an all-gather, the whole buffer of an all-reduce; for a reduce-scatter and a
-    receive, what it gets."""
+    bytes: int | None = None
+    """The whole buffer, as DESIGN counts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
