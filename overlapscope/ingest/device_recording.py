@@ -19,6 +19,7 @@ from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
 
+MAX_SHOWN = 16
 Mask = npt.NDArray[np.bool_]
 
 
@@ -130,6 +131,13 @@ def rank_timelines(
             RankBuilt(unit=unit, process_id=_process_id(recording, unit.process), built=replace(one, notes=notes))
         )
     return built, int((place == NO_RANK).sum())
+
+
+def order_note(built: list[RankBuilt], why: str = "") -> str:
+    """Tell that ranks were numbered in the order of devices, and which device became which."""
+    shown = ", ".join(f"device {each.unit.device} (process {each.process_id})" for each in built[:MAX_SHOWN])
+    more = f" and {len(built) - MAX_SHOWN} more" if len(built) > MAX_SHOWN else ""
+    return f"it does not name its ranks; assumed to be, in order, {shown}{more}{why}"
 
 
 def _process_id(recording: DeviceRecording, key: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
-from overlapscope.ingest.device_recording import RankBuilt, rank_timelines
+from overlapscope.ingest.device_recording import RankBuilt, order_note, rank_timelines
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
 from overlapscope.ingest.nsight_tables import KERNELS, RANGES, STRINGS, NsightTables
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
@@ -121,13 +121,7 @@ def _rank(at: int, hint: RankHint, ranks: int) -> int:
 def _told_ranks(built: list[RankBuilt], hint: RankHint) -> list[str]:
     if len(built) == 1:
         return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
-    first = hint.first or 0
-    listed = ", ".join(
-        f"device {each.unit.device} (process {each.process_id}) rank {first + at}" for at, each in enumerate(built[:16])
-    )
-    more = f" and {len(built) - 16} more" if len(built) > 16 else ""
-    why = f"{hint.said_by} says the first" if hint.first is not None else "the file does not say which ranks they are"
-    return [f"ranks are assumed to be in the order of devices: {listed}{more}; {why}"]
+    return [order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")]
 
 
 def _counted(tables: NsightTables, left_out: int) -> list[str]:

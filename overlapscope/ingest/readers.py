@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import kineto, nsight
+from overlapscope.ingest import kineto, nsight, rocprof
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
@@ -15,6 +15,7 @@ from overlapscope.ingest.shown import shown
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
     nsight.READER,
+    rocprof.READER,
     kineto.READER,  # last: takes any JSON
 )
 
