@@ -78,7 +78,7 @@ class NsightTables:
     def _good(self, columns: dict[str, Ints]) -> dict[str, Ints]:
         """Leave out rows without sound times, and end those that end before they begin where they begin."""
         start, end = columns["start"], columns["end"]
-        good = (np.abs(start) < MAX_TIME_NS) & (np.abs(end) < MAX_TIME_NS) & ~((start == 0) & (end == 0))
+        good = _sound(start) & _sound(end) & ~((start == 0) & (end == 0))
         self.dropped += int((~good).sum())
         self.repaired += int((good & (end < start)).sum())
         columns["end"] = np.maximum(start, end)
@@ -151,7 +151,7 @@ class NsightTables:
         for table in CALLS:
             for columns in self._columns(table, ("start", "globalTid", "correlationId", "nameId")):
                 correlation = np.where(columns["correlationId"] == 0, NONE, columns["correlationId"])
-                good = np.abs(columns["start"]) < MAX_TIME_NS
+                good = _sound(columns["start"])
                 self.dropped += int((~good).sum())
                 name = strings.codes(columns["nameId"])
                 linked = _among(correlation, known) & (correlation != NONE)
@@ -189,7 +189,7 @@ class NsightTables:
             start, end = numbers["start"], numbers["end"]
             unended = end == NONE
             self.unended += int(unended.sum())
-            good = ~unended & (name >= 0) & (np.abs(start) < MAX_TIME_NS) & (np.abs(end) < MAX_TIME_NS) & (end >= start)
+            good = ~unended & (name >= 0) & _sound(start) & _sound(end) & (end >= start)
             self.dropped += int((~good & ~unended).sum())
             place = kept + np.cumsum(good) - 1
             domains = numbers.get("domainId", absent)
@@ -293,6 +293,11 @@ def integers(values: Any) -> Ints:
         return np.array(values, np.int64)
     except TypeError:
         return np.array([NONE if value is None else value for value in values], np.int64)
+
+
+def _sound(time_ns: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each time is there and possible."""
+    return (time_ns > -MAX_TIME_NS) & (time_ns < MAX_TIME_NS)  # not abs: NONE has no opposite
 
 
 def _among(values: Ints, known: Ints) -> npt.NDArray[np.bool_]:

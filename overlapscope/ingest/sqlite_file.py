@@ -9,6 +9,7 @@ are never touched: it is opened immutable, so a write-ahead log is not read.
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -24,6 +25,8 @@ MAX_TEXT: Final = 1 << 14
 """Characters kept of one text."""
 _SAFE_FUNCTIONS: Final = frozenset({"typeof", "substr"})
 _ALLOWED: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTION})
+_BROKEN: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second comes from messages of the first that quote damaged text."""
 _WORK_STEP: Final = 1_000_000
 _WORK_PER_BYTE: Final = 20
 _WORK_FREE: Final = 20_000_000
@@ -52,14 +55,20 @@ class SqliteFile:
             self._size = self.path.stat().st_size
             uri = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise InputError(f"{shown(self.path)}: cannot be read: {error}") from error
+        except (OSError, *_BROKEN) as error:
+            raise InputError(f"{shown(self.path)}: cannot be read: {_said(error)}") from error
         try:
             self._harden()
-            self._tables = self._list_tables()
-        except sqlite3.Error as error:
+            try:
+                self._tables = self._list_tables()
+            except sqlite3.DatabaseError as error:
+                # This alone lets SQLite open a file that is shorter than it says, and list the tables that are sound.
+                self._connection.execute("PRAGMA writable_schema=ON")
+                self._tables = self._list_tables()
+                self.damage.append(f"the file is cut or damaged ({_said(error)})")
+        except _BROKEN as error:
             self._connection.close()
-            raise InputError(f"{shown(self.path)}: its table of tables cannot be read: {error}") from error
+            raise InputError(f"{shown(self.path)}: its list of tables cannot be read: {_said(error)}") from error
 
     def __enter__(self) -> "SqliteFile":
         return self
@@ -89,24 +98,35 @@ class SqliteFile:
             wanted.append(blob)
         query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)} NOT INDEXED {where}"
         # A row takes a byte a column, two for its header's and its own length, and two to be found by.
-        left = self._size // (len(self._tables[table]) + 4) + 1
+        row_bytes = len(self._tables[table]) + 4
+        left = self._size // row_bytes + 1
         read = 0
+        for chunk in self._chunks(table, query, CHUNK_ROWS_WITH_TEXT if texts else CHUNK_ROWS):
+            read += len(chunk)
+            columns = list(zip(*chunk, strict=True))
+            self._text_bytes += sum(len(each) for column in columns[len(integers) :] for each in column if each)
+            if read > left or self._text_bytes > self._size + MAX_VALUE_BYTES:
+                raise InputError(f"{shown(self.path)}: table {table} holds more than a file of its size can: damaged")
+            if self.progress:
+                self.progress(len(chunk) * row_bytes)
+            yield columns
+
+    def _chunks(self, table: str, query: str, rows: int) -> Iterator[list[tuple[Any, ...]]]:
+        read = 0
+        chunk: list[tuple[Any, ...]] = []
         try:
             cursor = self._connection.execute(query)
-            while chunk := cursor.fetchmany(CHUNK_ROWS_WITH_TEXT if texts else CHUNK_ROWS):
-                left -= len(chunk)
-                columns = list(zip(*chunk, strict=True))
-                self._text_bytes += sum(len(each) for column in columns[len(integers) :] for each in column if each)
-                if left < 0 or self._text_bytes > self._size + MAX_VALUE_BYTES:
-                    raise InputError(
-                        f"{shown(self.path)}: table {table} holds more than the file's size allows: damaged"
-                    )
+            while True:
+                chunk = []
+                chunk.extend(islice(cursor, rows))  # an error leaves what came before it in the list
+                if not chunk:
+                    return
                 read += len(chunk)
-                if self.progress:
-                    self.progress(len(chunk) * (len(self._tables[table]) + 4))
-                yield columns
-        except sqlite3.Error as error:
-            self._damaged(table, f"damaged behind row {read} ({error}); read up to there", error)
+                yield chunk
+        except _BROKEN as error:
+            yield from [chunk] if chunk else []
+            where = f"damaged behind row {read + len(chunk)} ({_said(error)}); read up to there"
+            self._damaged(table, where, error)
 
     def is_key(self, table: str, column: str) -> bool:
         """Whether rows of the table are found by this column without reading all of it."""
@@ -119,12 +139,12 @@ class SqliteFile:
         )
         try:
             found = self._connection.execute(query, (value,)).fetchone()
-        except sqlite3.Error as error:
-            self._damaged(table, f"damaged ({error}); some names are missing", error)
+        except _BROKEN as error:
+            self._damaged(table, f"damaged ({_said(error)}); some names are missing", error)
             return None
         return as_text(found[0]) if found else None
 
-    def _damaged(self, table: str, what: str, error: sqlite3.Error) -> None:
+    def _damaged(self, table: str, what: str, error: Exception) -> None:
         if self._work > self._allowed_work:
             raise InputError(
                 f"{shown(self.path)}: table {table} takes more work than a sound file of this size: damaged"
@@ -169,6 +189,13 @@ class SqliteFile:
                 self._keys[name] = keys[0]
         self._connection.set_authorizer(_allow_reading)
         return tables
+
+
+def _said(error: Exception) -> str:
+    """Give an error's message on one line: it may quote the file."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it holds text that is no UTF-8"
+    return " ".join("".join(each if each.isprintable() else " " for each in str(error)).split())[:200]
 
 
 def as_text(value: object) -> str | None:
