@@ -23,6 +23,16 @@ class RankUnit:
     device: int
 
 
+def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
+    """Give the two columns of the distinct pairs, sorted, and for each row the place of its pair."""
+    firsts, seconds = np.unique(first), np.unique(second)
+    packed = np.searchsorted(firsts, first) * seconds.size + np.searchsorted(seconds, second)
+    pairs = np.unique(packed)
+    if pairs.size == 0:
+        return pairs, pairs, pairs
+    return firsts[pairs // seconds.size], seconds[pairs % seconds.size], np.searchsorted(pairs, packed)
+
+
 def rank_units(
     process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
 ) -> tuple[list[RankUnit], Ints]:
@@ -30,12 +40,9 @@ def rank_units(
 
     Where nothing ran a kernel, every process on every device is a rank.
     """
-    pairs, at = np.unique(np.stack([process, device]), axis=1, return_inverse=True)
-    at = at.reshape(-1)
-    kernels = np.bincount(at[is_kernel], minlength=pairs.shape[1])
-    busy = np.zeros(pairs.shape[1], np.float64)
-    np.add.at(busy, at[is_kernel], duration_ns[is_kernel].astype(np.float64))
-    of_process, of_device = pairs
+    of_process, of_device, at = distinct_pairs(process, device)
+    kernels = np.bincount(at[is_kernel], minlength=of_process.size)
+    busy = np.bincount(at[is_kernel], duration_ns[is_kernel].astype(np.float64), of_process.size)
     works = kernels > 0 if kernels.any() else np.ones(kernels.size, np.bool_)
     home = np.full(kernels.size, NO_RANK, np.int64)
     for owner in np.unique(of_process[works]).tolist():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from overlapscope.ingest.api_ranges import Payload, api_calls
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.device_ranks import NO_RANK, RankUnit, rank_units
+from overlapscope.ingest.device_ranks import NO_RANK, RankUnit, distinct_pairs, rank_units
 from overlapscope.ingest.device_spans import link_and_classify
 from overlapscope.ingest.step_ranges import step_ranges
 from overlapscope.ingest.trace_columns import KERNEL, Ranges, TraceColumns
@@ -200,21 +200,21 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
 
 
 def _lanes(lanes: dict[tuple[str, str], int], device: Ints, stream: Ints, word: str) -> Ints:
-    pairs, at = np.unique(np.stack([device, stream]), axis=1, return_inverse=True)
+    devices, streams, at = distinct_pairs(device, stream)
     codes = [
         lanes.setdefault((_shown(of_device), word if of_stream == NONE else f"{word} {of_stream}"), len(lanes))
-        for of_device, of_stream in pairs.T.tolist()
+        for of_device, of_stream in zip(devices.tolist(), streams.tolist(), strict=True)
     ]
-    return np.array(codes, np.int64)[at.reshape(-1)]
+    return np.array(codes, np.int64)[at]
 
 
 def _threads(lanes: dict[tuple[str, str], int], recording: DeviceRecording, process: Ints, thread: Ints) -> Ints:
-    pairs, at = np.unique(np.stack([process, thread]), axis=1, return_inverse=True)
+    processes, threads, at = distinct_pairs(process, thread)
     codes = [
         lanes.setdefault((_shown(_process_id(recording, key)), _shown(of_thread)), len(lanes))
-        for key, of_thread in pairs.T.tolist()
+        for key, of_thread in zip(processes.tolist(), threads.tolist(), strict=True)
     ]
-    return np.array(codes, np.int64)[at.reshape(-1)]
+    return np.array(codes, np.int64)[at]
 
 
 def _shown(number: int) -> str:

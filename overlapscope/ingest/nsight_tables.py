@@ -131,9 +131,9 @@ class NsightTables:
         )
 
     def _copy_names(self, kind: Ints) -> npt.NDArray[np.int32]:
-        kinds, at = np.unique(kind, return_inverse=True)
+        kinds = np.unique(kind)
         codes = [self.names.code(f"Memcpy {_COPY_KINDS.get(each, 'of unknown kind')}") for each in kinds.tolist()]
-        return np.array(codes, np.int32)[at.reshape(-1)]
+        return np.array(codes, np.int32)[np.searchsorted(kinds, kind)]
 
     def _launches(self, work: DeviceWork) -> Launches:
         """Give the calls that enqueued what was recorded, and kernel launches whose kernel was not."""
@@ -258,11 +258,11 @@ class _Strings:
 
     def codes(self, ids: Ints) -> npt.NDArray[np.int32]:
         """Give the code of each id; -1 where it is missing or unknown."""
-        distinct, at = np.unique(ids, return_inverse=True)
+        distinct = np.unique(ids)
         if len(self._known) > _MAX_REMEMBERED and not self._whole:
             self._known.clear()
         codes = [self._one(number) for number in distinct.tolist()]
-        return np.array(codes, np.int32)[at.reshape(-1)] if codes else np.empty(0, np.int32)
+        return np.array(codes, np.int32)[np.searchsorted(distinct, ids)]
 
     def _one(self, number: int) -> int:
         if number == NONE:

@@ -96,6 +96,7 @@ class _Rows:
     process_ids: dict[int, int] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)
     """Names of the devices that ran something."""
+    has_streams: bool = False
     events: int = 0
     repaired: int = 0
     dropped: int = 0
@@ -133,7 +134,9 @@ class _Rows:
         self.events += len(both)
         stream = _ints(each.stream_id.handle for each in both)
         # Without streams (--group-by-queue, older versions) every one is 0 or missing: queues stand for them.
-        if np.unique(stream).size <= 1:
+        if (stream > 0).any():
+            self.has_streams = True
+        else:
             stream = np.concatenate([_ints(queues), np.full(len(copies), NONE, np.int64)])
         correlation = _ints(each.correlation_id.internal for each in both)
         self._add(
@@ -216,6 +219,7 @@ class _Rows:
             ranges=HostRanges(**table("ranges")),
             payloads={},
             process_ids=self.process_ids,
+            stream_word="stream" if self.has_streams else "queue",
         )
 
 
