@@ -12,7 +12,9 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.device_recording import RankBuilt, order_note, rank_timelines
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
-from overlapscope.ingest.nsight_tables import KERNELS, RANGES, STRINGS, NsightTables
+from overlapscope.ingest.nsight_ranges import RANGES
+from overlapscope.ingest.nsight_strings import STRINGS
+from overlapscope.ingest.nsight_tables import KERNELS, NsightTables
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.sqlite_file import MAGIC, SqliteFile, as_text
