@@ -323,6 +323,7 @@ def test_what_a_process_does_in_passing_on_another_ones_device_counts_with_its_o
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, 2, 4),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, 5, 8),
         ({"RANK": "1", "SLURM_PROCID": "5"}, 1, None),
+        ({"MV2_COMM_WORLD_RANK": "7"}, 7, None),
         ({"RANK": "8", "WORLD_SIZE": "8"}, UNKNOWN_RANK, None),
         ({"RANK": "-1"}, UNKNOWN_RANK, None),
         ({"LOCAL_RANK": "1"}, UNKNOWN_RANK, None),
@@ -492,7 +493,12 @@ def test_copies_between_devices_inside_nccls_range_communicate(tmp_path: Path) -
 COLLECTIVE, INIT = 7, 11
 SCHEMAS = [
     (1, COLLECTIVE, 16, {"NCCL communicator ID": (None, 18), "Message size [bytes]": (8, 22)}),
-    (1, INIT, 24, {"NCCL communicator ID": (None, 18), "No. of ranks": (8, 5), "Rank": (12, 5)}),
+    (
+        1,
+        INIT,
+        24,
+        {"NCCL communicator ID": (None, 18), "No. of ranks": (8, 5), "Rank": (12, 5), "CUDA device": (16, 5)},
+    ),
 ]
 
 
@@ -543,6 +549,16 @@ def test_payloads_give_sizes_as_nccl_tests_counts_them(
 ) -> None:
     _, told = with_payloads(tmp_path, op, *[blob(message) for message in messages])
     assert told == {"bytes": moved, "group": "0xabcd", "group_size": 4}
+
+
+def test_payloads_of_initialisation_tell_the_members_of_communicators(tmp_path: Path) -> None:
+    reading, _ = with_payloads(tmp_path, "ncclAllReduce", blob(1000))
+    members = reading.facts.members
+    assert size(members) == 1
+    told = [members.member, members.members, members.device, members.process]
+    assert [each.tolist() for each in told] == [[2], [4], [0], [100]]
+    assert reading.facts.name(int(members.communicator[0])) == "0xabcd"
+    assert members.rank.tolist() == [NONE]
 
 
 @pytest.mark.parametrize(

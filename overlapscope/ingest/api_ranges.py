@@ -29,6 +29,8 @@ class Payload:
     members: int | None = None
     member: int | None = None
     """Rank in the communicator."""
+    device: int | None = None
+    """Device as the process numbers it."""
     message_bytes: int | None = None
 
 

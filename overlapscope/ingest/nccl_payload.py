@@ -18,7 +18,13 @@ _HEADER: Final = struct.Struct("<IIIIQQ")
 _INT, _UINT64, _SIZE = 5, 18, 22
 """Entry types of NVTX: int, uint64_t, size_t."""
 _FORMAT: Final = {_INT: struct.Struct("<i"), _UINT64: struct.Struct("<Q"), _SIZE: struct.Struct("<Q")}
-COMMUNICATOR, MESSAGE, MEMBERS, MEMBER = "NCCL communicator ID", "Message size [bytes]", "No. of ranks", "Rank"
+COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE = (
+    "NCCL communicator ID",
+    "Message size [bytes]",
+    "No. of ranks",
+    "Rank",
+    "CUDA device",
+)
 MAX_BLOB: Final = 4096
 
 
@@ -53,5 +59,6 @@ def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], Schema]) 
         group=f"0x{communicator:x}" if communicator else None,
         members=members if members is not None and members > 0 else None,
         member=values.get(MEMBER),
+        device=values.get(DEVICE),
         message_bytes=possible(values[MESSAGE]) if MESSAGE in values else None,
     )

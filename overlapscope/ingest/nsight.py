@@ -10,6 +10,7 @@ import numpy as np
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
+from overlapscope.ingest.communicator_members import member_facts
 from overlapscope.ingest.device_recording import RankBuilt, order_note, rank_timelines
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
 from overlapscope.ingest.nsight_ranges import RANGES
@@ -26,7 +27,7 @@ REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
 _ITS_TABLES: Final = re.compile(
     rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
 )
-_VARIABLE: Final = re.compile(r"(?P<name>[A-Z_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
+_VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
 
 
 def recognises(head: Head) -> bool:
@@ -110,6 +111,7 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         world_size=hint.world_size,
         groups=tuple(groups.values()),
         fingerprint=_fingerprint(info),
+        facts=member_facts(recording),
         ranks_assumed=len(built) > 1 and hint.first is None,
     )
 
