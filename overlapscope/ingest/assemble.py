@@ -97,6 +97,13 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
             else f"--rank {given['']}: there are {len(readings)} inputs; say whose rank it is with FILE={given['']}"
         )
     of_ranks = [path for path, reading in readings if reading.timelines]
+    timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
+    readings = [
+        (path, _numbered(path, reading, given.get(path.name, given.get("")), alone=timed == 1))
+        if reading.ranks_assumed
+        else (path, reading)
+        for path, reading in readings
+    ]
     ranked = [
         (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(of_ranks) == 1))
         for path, reading in readings
@@ -104,15 +111,30 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         names = [path.name for path in of_ranks]
-        each = " ".join(f"--rank {name}={number}" for number, name in enumerate(names[:2]))
+        of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
+        each = " ".join(f"--rank {name}={number * of_first}" for number, name in enumerate(names[:2]))
         raise InputError(f"none of the {len(names)} traces says which rank it is; use {each} ...")
     return ranked
+
+
+def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
+    """Number the ranks of a file that does not say which they are: from where the user says, else from 0 if alone."""
+    if said is not None:
+        moved = tuple(replace(each, rank=said + at) for at, each in enumerate(reading.timelines))
+        return replace(reading, timelines=moved)
+    if alone:
+        return reading
+    unknown = tuple(replace(each, rank=UNKNOWN_RANK) for each in reading.timelines)
+    return _with_warning(
+        replace(reading, timelines=unknown),
+        f"it does not say which its {len(unknown)} ranks are, and there are other inputs; use --rank {path.name}=FIRST",
+    )
 
 
 def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
     if len(reading.timelines) != 1:
         unknown = sum(timeline.rank == UNKNOWN_RANK for timeline in reading.timelines)
-        if said is not None:
+        if said is not None and not reading.ranks_assumed:
             reading = _with_warning(reading, f"--rank {said} is not used: it holds {len(reading.timelines)} ranks")
         if unknown:
             reading = _with_warning(reading, f"{unknown} of its ranks left out: it does not say which they are")

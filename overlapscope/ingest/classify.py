@@ -22,6 +22,11 @@ CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
 """Operations through which a caller enters a collective."""
 ENTERS: Final = re.compile(r"^(?:c10d|_c10d_functional(?:_autograd)?)::")
 """Operations in which a host thread enqueues a collective or waits for one; it computes nothing there."""
+API_RANGE: Final = re.compile(
+    r"^nccl(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAll|Gather|Scatter|Send|Recv"
+    r"|GroupEnd)$"
+)
+"""Ranges that NCCL and RCCL set around their own calls that launch; a group launches when it ends."""
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
 
 
@@ -77,7 +82,7 @@ def speaks_of_comm(name: str) -> bool:
 
 def surrounds_collective(name: str) -> bool:
     """Whether a kernel launched directly inside this host range is a collective's."""
-    return name == RECORD or LIBRARY_RANGE.match(name) is not None
+    return name == RECORD or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
 
 
 def operation(spelling: object) -> str | None:

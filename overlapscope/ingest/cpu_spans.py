@@ -12,7 +12,7 @@ from overlapscope.ingest.collective_args import (
     input_dtype,
     input_elements,
 )
-from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
@@ -38,7 +38,7 @@ class CpuSpans:
     collectives: Collectives
 
 
-def cpu_spans(columns: KinetoColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
+def cpu_spans(columns: TraceColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
     """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
     its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) computes. Annotations are neither.
 
@@ -81,7 +81,7 @@ def cpu_spans(columns: KinetoColumns, world_size: int | None, groups: dict[str, 
     )
 
 
-def _match(columns: KinetoColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
+def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
     """Give for each executed collective the call it came from (row of the host ranges).
 
     A process group executes its queue in order, so the first call of the same kind and size that began before the
@@ -108,7 +108,7 @@ def _match(columns: KinetoColumns, names: list[str], comm: Ints, entered: Ints) 
 
 
 def _collectives(
-    columns: KinetoColumns,
+    columns: TraceColumns,
     names: list[str],
     comm: Ints,
     call_of: list[int | None],

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from overlapscope.ingest.classify import CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
+from overlapscope.ingest.classify import API_RANGE, CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.collective_args import (
     CollectiveArgs,
     count,
@@ -18,18 +18,20 @@ from overlapscope.ingest.collective_args import (
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
-from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.ingest.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
 _NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
+_NO_CALL = ApiCall()
 _RANGES = {
     "record": re.compile(rf"^{RECORD}$"),
     "library": LIBRARY_RANGE,
     "call": CALL,
     "symmetric": SYMMETRIC_MEMORY,
+    "api": API_RANGE,
 }
 """Host ranges that tell of the collective launched inside them."""
 
@@ -67,7 +69,7 @@ class GroupBook:
 
 
 def assemble(
-    columns: KinetoColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
+    columns: TraceColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
 ) -> tuple[Collectives, Ints]:
     """Give the collectives of a trace, and for each device span its row among them (NONE for other spans).
 
@@ -86,6 +88,8 @@ def assemble(
     for position, span in enumerate(comm.tolist()):
         around = {kind: int(found[position]) for kind, found in ranges.items()}
         key = next(((kind, around[kind]) for kind in ("record", "library") if around[kind] != NOWHERE), None)
+        if key is None and columns.api_calls.get(around["api"], _NO_CALL).op is not None:
+            key = ("api", around["api"])  # a group of different operations is not one call
         row = seen.get(key) if key else None
         if row is None:
             row = len(rows)
@@ -96,7 +100,7 @@ def assemble(
     return _table(columns, spans, rows, comm, call_of_span), call_of_span
 
 
-def _around(columns: KinetoColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
+def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
     """Give the innermost range of one kind around the launch of each communication span."""
     host = columns.host
     found = np.full(comm.size, NOWHERE, np.int64)
@@ -113,7 +117,7 @@ def _around(columns: KinetoColumns, spans: DeviceSpans, comm: Ints, chosen: list
 
 
 def _describe(
-    columns: KinetoColumns,
+    columns: TraceColumns,
     names: list[str],
     spans: DeviceSpans,
     span: int,
@@ -128,13 +132,14 @@ def _describe(
     library = columns.host_args.get(around["library"], _NO_ARGS)
     call = columns.host_args.get(around["call"], _NO_ARGS)
     symmetric = columns.host_args.get(around["symmetric"], _NO_ARGS)
+    api = columns.api_calls.get(around["api"], _NO_CALL)
     kernel_name = names[int(columns.device_name[spans.row[span]])]
     op = _operation(columns, names, full, around, int(spans.device_note[span]))
     if op is None or op == "coalesced":
-        op = classifier.place(kernel_name)[0].op or op
+        op = api.op or classifier.place(kernel_name)[0].op or op
     op = op or "unknown"
 
-    name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), None)
+    name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), api.group)
     seq, old_size = from_concrete_inputs(record)
     size = book.size_of(name, full) or old_size
     moved_in, moved_out = count(full.in_elements), count(full.out_elements)
@@ -153,6 +158,7 @@ def _describe(
                 moved_in = None
         dtype = dtype or input_dtype(source) or input_dtype(call)
     elements = full_elements(op, moved_in, moved_out, size)
+    moved_bytes = volume_bytes(elements, dtype)
     return {
         "op": op,
         "group": name,
@@ -160,13 +166,13 @@ def _describe(
         "seq": count(kernel.seq) if kernel.seq is not None else count(record.seq) if record.seq is not None else seq,
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
-        "bytes": volume_bytes(elements, dtype),
+        "bytes": api.bytes if moved_bytes is None else moved_bytes,
         "record_function_id": function_id(record) or function_id(call),
     }
 
 
 def _operation(
-    columns: KinetoColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
+    columns: TraceColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
 ) -> str | None:
     op = operation(args.collective_name)
     if op is not None and op != "coalesced":
@@ -190,7 +196,7 @@ def _operation(
 
 
 def _table(
-    columns: KinetoColumns, spans: DeviceSpans, rows: list[dict[str, int | str | None]], comm: Ints, call_of_span: Ints
+    columns: TraceColumns, spans: DeviceSpans, rows: list[dict[str, int | str | None]], comm: Ints, call_of_span: Ints
 ) -> Collectives:
     total = len(rows)
     start = np.full(total, np.iinfo(np.int64).max, np.int64)
@@ -217,5 +223,5 @@ def _ints(rows: list[dict[str, int | str | None]], key: str) -> Ints:
     return np.array([NONE if row[key] is None else row[key] for row in rows], np.int64)
 
 
-def _names(columns: KinetoColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:
+def _names(columns: TraceColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:
     return [-1 if row[key] is None else columns.names.code(str(row[key])) for row in rows]

@@ -14,9 +14,9 @@ from overlapscope.ingest.classify import (
     surrounds_collective,
 )
 from overlapscope.ingest.innermost import NOWHERE, innermost
-from overlapscope.ingest.kineto_dialect import BETWEEN_DEVICES, KERNEL, LAUNCHES_KERNEL, MEMCPY, SYNCHRONISATION
-from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.ingest.kineto_dialect import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
 from overlapscope.ingest.ranges import Ranges
+from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 
 Mask = npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ class DeviceSpans:
     """Spans whose correlation stands in several processes of one file, left without a launch."""
 
 
-def link_and_classify(columns: KinetoColumns, classifier: Classifier) -> DeviceSpans:
+def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSpans:
     """Give the device spans of a trace with launch, host operation, kind and note.
 
     Evidence for communication, in this order: the user's patterns; a fused kernel's name (which counts as
@@ -77,7 +77,7 @@ def link_and_classify(columns: KinetoColumns, classifier: Classifier) -> DeviceS
     )
 
 
-def _launches(columns: KinetoColumns, correlation: Ints) -> tuple[Ints, int]:
+def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     """Give each span's launch (row of the launch columns), by correlation; graphs give many spans one launch.
 
     A correlation that several processes of the file use says nothing: those spans stay without a launch.
@@ -103,7 +103,7 @@ def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
     return [codes.setdefault(process, len(codes)) for process, _ in lanes]
 
 
-def _device_notes(columns: KinetoColumns, names: list[str], row: Ints, asked: Mask) -> Ints:
+def _device_notes(columns: TraceColumns, names: list[str], row: Ints, asked: Mask) -> Ints:
     """Give the library range on the same stream that holds a span, for the spans asked for."""
     notes: Ranges = columns.device_notes
     found = np.full(row.size, NOWHERE, np.int64)
@@ -121,7 +121,7 @@ def _device_notes(columns: KinetoColumns, names: list[str], row: Ints, asked: Ma
 
 
 def _kinds(
-    columns: KinetoColumns, names: list[str], classifier: Classifier, row: Ints, host_row: Ints, device_note: Ints
+    columns: TraceColumns, names: list[str], classifier: Classifier, row: Ints, host_row: Ints, device_note: Ints
 ) -> tuple[Small, Small]:
     name = columns.device_name[row]
     sort = columns.device_sort[row]
@@ -162,7 +162,7 @@ def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Ma
     return np.asarray(own[host_name], np.bool_)
 
 
-def _on_compute_lanes(columns: KinetoColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:
+def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:
     """Whether the span's lane is one that computes: it holds a known compute kernel, or the most compute time."""
     lanes = len(columns.lanes)
     busy = np.zeros(lanes, np.int64)
@@ -175,7 +175,7 @@ def _on_compute_lanes(columns: KinetoColumns, row: Ints, lane: Ints, kind: Small
     return np.asarray(computes[lane], np.bool_)
 
 
-def _launch_bounds(columns: KinetoColumns, names: list[str], linked: Ints) -> tuple[int, int]:
+def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tuple[int, int]:
     """Give the last launch with a device span, and the first kernel launch after it, whose span was not recorded."""
     if linked.size == 0:
         return NONE, NONE

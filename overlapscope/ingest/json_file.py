@@ -14,10 +14,10 @@ MAX_BYTES = 1 << 30
 """Decoded values take several times their text; a format that gets larger than this must be streamed."""
 
 
-def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
-    """Give the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
+def json_text(path: Path, context: ReadContext) -> tuple[bytes, ByteStream]:
+    """Give the content of a file as UTF-8 and the stream it came from; other bytes are replaced, with a warning.
 
-    Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
+    Raises InputError when it cannot be read or is too large.
     """
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
     content = b"".join(stream.blocks())
@@ -26,7 +26,16 @@ def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
     except UnicodeDecodeError:
         stream.warnings.append("bytes that are no UTF-8 were replaced")
         content = content.decode("utf-8", "replace").encode()
+    return content.removeprefix(b"\xef\xbb\xbf"), stream
+
+
+def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
+    """Give the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
+
+    Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
+    """
+    content, stream = json_text(path, context)
     try:
-        return msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf")), stream
+        return msgspec.json.decode(content), stream
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{shown(path)}: is not whole JSON: {error}") from error

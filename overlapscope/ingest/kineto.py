@@ -9,30 +9,18 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import Classifier, speaks_of_comm
 from overlapscope.ingest.cpu_spans import cpu_spans
-from overlapscope.ingest.device_collectives import GroupBook, assemble
 from overlapscope.ingest.device_spans import link_and_classify
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
-from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
-from overlapscope.ingest.kineto_events import EventCollector, KinetoColumns, without_impossible
+from overlapscope.ingest.kineto_events import EventCollector, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
-from overlapscope.timeline.columns import (
-    DEVICE,
-    HOST,
-    NONE,
-    Annotations,
-    Collectives,
-    Ints,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    make,
-)
-from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
+from overlapscope.ingest.trace_columns import TraceColumns
+from overlapscope.ingest.trace_timeline import Built, device_timeline, moved, placed, trace_timeline
+from overlapscope.timeline.columns import NONE, Spans, make
+from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 FORMAT = "kineto"
 
@@ -73,12 +61,12 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     if columns.device_name.size == 0:
         _refuse_lost_device(columns, metadata, shown(path), truncated)
     build = _device_timeline if columns.device_name.size else _cpu_timeline
-    timeline, groups, unlinked, notes = build(columns, metadata, context.classifier, shown(path), truncated)
+    built = build(columns, metadata, context.classifier, shown(path), truncated)
     rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
     return Reading(
-        timelines=(replace(timeline, rank=rank),),
+        timelines=(replace(built.timeline, rank=rank),),
         world_size=metadata.world_size,
-        groups=groups,
+        groups=built.groups,
         fingerprint=dict(metadata.fingerprint),
         source=Source(
             path=shown(path),
@@ -87,13 +75,13 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
             repaired=columns.repaired,
             dropped=columns.dropped,
             truncated=truncated,
-            unlinked=unlinked,
-            warnings=tuple(warnings + notes),
+            unlinked=built.unlinked,
+            warnings=(*warnings, *built.notes),
         ),
     )
 
 
-def _refuse_lost_device(columns: KinetoColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:
+def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:
     """Raise InputError for a device run whose device events are missing: it must not pass for a CPU run.
 
     Kineto writes host events first, so a cut file may hold these alone.
@@ -106,55 +94,28 @@ def _refuse_lost_device(columns: KinetoColumns, metadata: TraceMetadata, path: s
         raise InputError(f"{path}: the run used a device, but no device work is in the trace: {why}")
 
 
-_Built = tuple[RankTimeline, tuple[Group, ...], int, list[str]]
-
-
 def _device_timeline(
-    columns: KinetoColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
-) -> _Built:
+    columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
+) -> Built:
     linked = link_and_classify(columns, classifier)
     if linked.row.size == 0:
         return _cpu_timeline(columns, metadata, classifier, path, truncated)
-    book = GroupBook(metadata.groups)
-    collectives, call_of_span = assemble(columns, linked, classifier, book)
-    steps, repeated = host_steps(columns.host, columns.names.to_list(), metadata.base_ns)
     base = metadata.base_ns
-    row = linked.row
-    launch_ns = _based(linked.launch_ns, base)
-    spans = make(
-        Spans,
-        row.size,
-        recording=0,
-        lane=columns.device_lane[row],
-        kind=linked.kind,
-        note=linked.note,
-        name=columns.device_name[row],
-        host_op=np.where(linked.host_row == NOWHERE, -1, np.append(columns.host.name, -1)[linked.host_row]),
-        start_ns=columns.device_start_ns[row] + base,
-        end_ns=columns.device_end_ns[row] + base,
-        launch_ns=launch_ns,
-        correlation=columns.device_correlation[row],
-        step=step_at(steps, launch_ns),
-        collective=call_of_span,
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    built = device_timeline(
+        columns, linked, classifier, steps, metadata.groups, base_ns=base, source=path, truncated=truncated
     )
-    timeline = _timeline(
-        columns, base, path, truncated, spans, _placed(collectives, base, steps), steps,
-        has_device=True, last_launch_ns=linked.last_launch_ns, lost_launch_ns=linked.lost_launch_ns,
-    )  # fmt: skip
-    notes = repeated_steps(repeated)
-    if linked.ambiguous:
-        notes.append(f"{linked.ambiguous} device spans have a launch in more than one process; left without")
-    return timeline, book.groups(), int((launch_ns == NONE).sum()), notes
+    return replace(built, notes=(*repeated_steps(repeated), *built.notes))
 
 
 def _cpu_timeline(
-    columns: KinetoColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
-) -> _Built:
+    columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
+) -> Built:
     del classifier  # host ranges are told by their own names alone
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, {group.name: group.size for group in metadata.groups})
     steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
-    launch_ns = _based(found.launch_ns, base)
+    launch_ns = moved(found.launch_ns, base)
     begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
     spans = make(
         Spans,
@@ -171,93 +132,17 @@ def _cpu_timeline(
     )
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
-    timeline = _timeline(
-        columns, base, path, truncated, spans, _placed(found.collectives, base, steps), steps,
-        has_device=False, last_launch_ns=NONE, lost_launch_ns=NONE,
-    )  # fmt: skip
-    return timeline, metadata.groups, 0, repeated_steps(repeated)
-
-
-def _timeline(
-    columns: KinetoColumns,
-    base: int,
-    path: str,
-    truncated: bool,
-    spans: Spans,
-    collectives: Collectives,
-    steps: Steps,
-    *,
-    has_device: bool,
-    last_launch_ns: int,
-    lost_launch_ns: int,
-) -> RankTimeline:
-    marked = np.flatnonzero(columns.host.is_annotation)
-    window = columns.window or _seen(columns)
-    code = columns.names.code
-    process, label = zip(*columns.lanes, strict=True)
-    is_device = np.zeros(len(columns.lanes), np.bool_)
-    is_device[columns.device_lane] = True
-    return RankTimeline(
-        rank=UNKNOWN_RANK,
-        basis="trace",
-        has_device=has_device,
-        recordings=make(
-            Recordings,
-            1,
-            source=code(path),
-            start_ns=window[0] + base,
-            end_ns=window[1] + base,
-            last_launch_ns=_moved(last_launch_ns, base),
-            lost_launch_ns=_moved(lost_launch_ns, base),
-            truncated=truncated,
-        ),
-        spans=spans,
-        collectives=collectives,
-        steps=steps,
-        lanes=make(
-            Lanes,
-            len(columns.lanes),
-            kind=np.where(is_device, DEVICE, HOST),
-            process=columns.names.encode(process),
-            label=columns.names.encode(label),
-        ),
-        annotations=make(
-            Annotations,
-            marked.size,
-            recording=0,
-            lane=columns.host.lane[marked],
-            name=columns.host.name[marked],
-            start_ns=columns.host.start_ns[marked] + base,
-            end_ns=columns.host.end_ns[marked] + base,
-        ),
-        names=tuple(columns.names.to_list()),
+    timeline = trace_timeline(
+        columns,
+        spans,
+        placed(found.collectives, steps, base),
+        steps,
+        base_ns=base,
+        source=path,
+        truncated=truncated,
+        has_device=False,
     )
-
-
-def _seen(columns: KinetoColumns) -> tuple[int, int]:
-    """Give the first start and last end of anything kept, where the trace has no window of its own."""
-    starts = [columns.device_start_ns, columns.launch_start_ns, columns.host.start_ns]
-    ends = [columns.device_end_ns, columns.launch_start_ns, columns.host.end_ns]
-    return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
-
-
-def _placed(collectives: Collectives, base: int, steps: Steps) -> Collectives:
-    launch_ns = _based(collectives.launch_ns, base)
-    return replace(
-        collectives,
-        launch_ns=launch_ns,
-        start_ns=collectives.start_ns + base,
-        end_ns=collectives.end_ns + base,
-        step=step_at(steps, launch_ns),
-    )
-
-
-def _based(times: Ints, base: int) -> Ints:
-    return np.where(times == NONE, NONE, times + base)
-
-
-def _moved(time: int, base: int) -> int:
-    return NONE if time == NONE else time + base
+    return Built(timeline=timeline, groups=metadata.groups, unlinked=0, notes=tuple(repeated_steps(repeated)))
 
 
 READER = Reader(format=FORMAT, recognises=recognises, read=read_kineto)

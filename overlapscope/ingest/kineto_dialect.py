@@ -3,10 +3,11 @@
 import re
 from typing import Final
 
+from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, MEMSET
+
 DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW = range(5)
 """What an event is to us: device work, an API call that enqueues it, a host range, a range projected on the device,
 the profiler's own range."""
-KERNEL, MEMCPY, MEMSET = range(3)
 OPERATION, ANNOTATION = range(2)
 
 SORT_OF: Final = {

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
 from overlapscope.ingest.ranges import Growing, Ranges
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
 
@@ -61,39 +62,7 @@ class DeviceArgs(CollectiveArgs, gc=False):
 
 _events = msgspec.json.Decoder(list[_Event])
 _exact = msgspec.json.Decoder(list[_ExactEvent])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoColumns:
-    """All that is kept of one trace. Times are nanoseconds in the trace's own base."""
-
-    lanes: list[tuple[str, str]]
-    """(process, thread) of each lane code."""
-    names: NameTable
-    device_lane: Ints
-    device_sort: Any
-    """KERNEL, MEMCPY or MEMSET."""
-    device_name: Codes
-    device_start_ns: Ints
-    device_end_ns: Ints
-    device_correlation: Ints
-    device_collectives: dict[int, DeviceArgs]
-    """Collective arguments by row of the device columns, where there are any."""
-    launch_lane: Ints
-    launch_name: Codes
-    launch_start_ns: Ints
-    launch_correlation: Ints
-    host: Ranges
-    host_args: dict[int, CollectiveArgs]
-    """Arguments of host ranges whose name speaks of communication, by row."""
-    device_notes: Ranges
-    window: tuple[int, int] | None
-    """When the profiler was on, where the trace says so."""
-    events: int
-    repaired: int
-    dropped: int
-    unknown: Counter[str]
-    """Timed events of categories that are not read."""
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EventCollector:
@@ -240,10 +209,10 @@ class EventCollector:
             lanes[pid, tid] = self._lane_codes.setdefault(spelled, len(self._lane_codes))
         return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
 
-    def columns(self) -> KinetoColumns:
+    def columns(self) -> TraceColumns:
         """Give what was collected; the collector is used up."""
         device, launch = self._tables[DEVICE], self._tables[LAUNCH]
-        return KinetoColumns(
+        return TraceColumns(
             lanes=list(self._lane_codes),
             names=self._names,
             device_lane=device.joined("lane"),
@@ -287,7 +256,7 @@ class EventCollector:
 _HOUR_NS = 3600 * 1_000_000_000
 
 
-def without_impossible(columns: KinetoColumns) -> tuple[KinetoColumns, int]:
+def without_impossible(columns: TraceColumns) -> tuple[TraceColumns, int]:
     """Leave out device events at time 0 where all others are hours later.
 
     Kineto clamps negative times to 0 (kineto#109): when such a kernel ran is not known. Gives how many, too.

@@ -19,6 +19,8 @@ from overlapscope.ingest import (
     execution_trace,
     horovod,
     kineto,
+    nsight,
+    rocprof,
     training_log,
 )
 from overlapscope.ingest.bytestream import GZIP_MAGIC
@@ -28,6 +30,8 @@ from overlapscope.ingest.text_head import in_later_text
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    nsight.READER,
+    rocprof.READER,
     ascend.READER,
     ascend_step_times.READER,
     ascend_kernels.READER,

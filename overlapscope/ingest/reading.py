@@ -52,6 +52,8 @@ class Reading:
     facts: Facts = field(default_factory=Facts)
     stands_in: bool = False
     """Its timelines tell less than another file of the same recording: they count only where that is absent."""
+    ranks_assumed: bool = False
+    """The file holds several ranks and does not say which: they are numbered from 0 in its own order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
