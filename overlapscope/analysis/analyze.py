@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.told import Told, told
@@ -143,6 +144,7 @@ def analyze(run: Run) -> Analysis:
     ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += recording_gaps(run.sources, _linkage(run))
+    findings += desync(run)
     return Analysis(
         sources=[
             SourceInfo(

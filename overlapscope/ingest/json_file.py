@@ -20,13 +20,17 @@ def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
     Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
     """
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
-    content = b"".join(stream.blocks())
+    return decode_json(b"".join(stream.blocks()), stream), stream
+
+
+def decode_json(content: bytes, stream: ByteStream) -> Any:
+    """Give the decoded content of a stream, of which it notes what was replaced. Raises InputError as `read_json`."""
     try:
         content.decode()
     except UnicodeDecodeError:
         stream.warnings.append("bytes that are no UTF-8 were replaced")
         content = content.decode("utf-8", "replace").encode()
     try:
-        return msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf")), stream
+        return msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{shown(path)}: is not whole JSON: {error}") from error
+        raise InputError(f"{shown(stream.path)}: is not whole JSON: {error}") from error

@@ -1,5 +1,6 @@
 """Every reader there is: our own, and those that other packages bring by an entry point."""
 
+import os
 import zlib
 from dataclasses import replace
 from functools import cache
@@ -7,13 +8,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import kineto
+from overlapscope.ingest import c10d_watchdog, flight_recorder, kineto
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    flight_recorder.READER,
+    c10d_watchdog.READER,
     kineto.READER,  # last: takes any JSON
 )
 
@@ -51,15 +54,19 @@ def _foreign(name: str, reader: Reader):  # type: ignore[no-untyped-def]
 
 
 def head_of(path: Path) -> Head:
-    """Read the beginning of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
+    """Read the beginning and end of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
+    tail = b""
     with open(path, "rb") as file:
         content = file.read(HEAD_BYTES)
+        if content[:2] != GZIP_MAGIC and (size := os.fstat(file.fileno()).st_size) > HEAD_BYTES:
+            file.seek(max(HEAD_BYTES, size - HEAD_BYTES))
+            tail = file.read(HEAD_BYTES)
     if content[:2] == GZIP_MAGIC:
         try:
             content = zlib.decompressobj(wbits=31).decompress(content, HEAD_BYTES)
         except zlib.error:
             content = b""
-    return Head(path=path, content=content)
+    return Head(path=path, content=content, tail=tail)
 
 
 def reader_of(head: Head) -> Reader | None:
