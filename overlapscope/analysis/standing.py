@@ -68,6 +68,11 @@ def standings(run: Run) -> list[GroupStandings]:
         )
         ranks = found.setdefault((facts.name(int(table.group[row])), facts.name(int(table.backend[row]))), {})
         ranks[rank] = _joined(ranks[rank], here) if rank in ranks else here
+    for group in {group for group, backend in found if backend is None}:
+        others = [key for key in found if key[0] == group and key[1] is not None]
+        if len(others) == 1:  # a dump without calls does not say whose group it is
+            for rank, here in found.pop((group, None)).items():
+                found[others[0]].setdefault(rank, here)
     order = sorted(found, key=lambda key: tuple((part is not None, part or "") for part in key))
     return [
         GroupStandings(

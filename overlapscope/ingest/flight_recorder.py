@@ -73,7 +73,10 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     calls, dropped = read_entries(dump.get("entries"))
     groups = read_groups(dump.get("pg_config"), calls)
     records = [call.record for call in calls]
-    rows = standings(dump.get("pg_status"), calls, groups, complete=bool(calls) and records == list(range(len(calls))))
+    status = dump.get("pg_status")
+    # A group's status is there from its first call on, whether calls are dumped or not.
+    complete = records == list(range(len(calls))) if calls else status == {}
+    rows = standings(status, calls, groups, complete=complete)
     uncounted = _uncounted(calls) if numbered else set()
     if uncounted:
         rows = tuple(row for row in rows if row.group not in uncounted)

@@ -92,8 +92,8 @@ def watchdog_lines(line: bytes) -> Iterator[WatchdogLine]:
         return
     text = line.decode("utf-8", "replace")
     headers = list(_HEADER.finditer(text))
-    for header, following in zip(headers, [*headers[1:], None], strict=True):
-        end = following.start() if following else len(text)
+    for place, header in enumerate(headers, 1):
+        end = headers[place].start() if place < len(headers) else len(text)
         body = text[header.end() : min(end, header.end() + MAX_MESSAGE)]
         message = _message(body, header["rank"], header["backend"].lower())
         if message is not None:
