@@ -53,9 +53,9 @@ def failed(rank: int, seq: int, enqueued: int, completed: int, group: str = DEFA
 def told(rank: int, enqueued: int, completed: int) -> str:
     return (
         f"[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1746] [{DEFAULT_GROUP} Rank {rank}] Received a dump "
-        "signal due to a collective timeout from  rank 7 and we will try our best to dump the debug info. Last enqueued NCCL "
-        f"work: {enqueued}, last completed NCCL work: {completed}.This is most likely caused by incorrect usages of "
-        "collectives"
+        "signal due to a collective timeout from  rank 7 and we will try our best to dump the debug info. "
+        f"Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely caused by "
+        "incorrect usages of collectives"
     )
 
 
