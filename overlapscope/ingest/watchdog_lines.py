@@ -1,8 +1,8 @@
 """The grammar of c10d's watchdog lines: what `ProcessGroupNCCL.cpp` (XCCL, ...) logs when a collective hangs.
 
-Torch to 2.1 writes `[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught ...`. Later `[rank1]:` stands in front and the
-group is named: `[PG 0 Rank 1]`, then `[PG 0 (default_pg) Rank 1]`, then `[PG ID 0 PG GUID 0(default_pg) Rank 1]`; a time
-without a year joins the file's name. Anything may stand before that on the line: a progress bar, a launcher's
+Torch to 2.1 writes `[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught ...`. Later `[rank1]:` stands in front, a
+time without a year joins the file's name, and the group is named: `[PG 0 Rank 1]`, `[PG 0 (default_pg) Rank 1]`,
+then `[PG ID 0 PG GUID 0(default_pg) Rank 1]`. Anything may stand before that on the line: a progress bar, a launcher's
 prefix, another rank's message.
 """
 
