@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.reported import reported_overlap
@@ -149,6 +150,7 @@ def analyze(run: Run) -> Analysis:
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
+    findings += desync(run)
     return Analysis(
         sources=[
             SourceInfo(

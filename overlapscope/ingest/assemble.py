@@ -10,7 +10,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
-from overlapscope.timeline.facts import join_facts
+from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 
@@ -151,7 +151,8 @@ def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> R
         rank = 0
     if rank is None:
         return _with_warning(reading, f"left out: no rank stands in the trace or its name; use --rank {path.name}=N")
-    return replace(reading, timelines=(replace(timeline, rank=rank),))
+    facts = with_rank(reading.facts, rank) if stated is None else reading.facts
+    return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)
 
 
 def _apart(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
@@ -172,7 +173,18 @@ def _renamed(reading: Reading, shared: set[str]) -> Reading:
         if group.name in shared and group.ranks is not None
     }
     groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in reading.groups)
-    return replace(reading, groups=groups, timelines=tuple(_with_names(each, new) for each in reading.timelines))
+    timelines = tuple(_with_names(each, new) for each in reading.timelines)
+    return replace(reading, groups=groups, timelines=timelines, facts=_with_group_names(reading.facts, new))
+
+
+def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
+    names = NameTable(facts.names)
+    codes = np.append(np.arange(len(facts.names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in facts.names:
+            codes[facts.names.index(old)] = names.code(name)
+    progress = replace(facts.progress, group=codes[facts.progress.group])
+    return replace(facts, names=tuple(names.to_list()), progress=progress)
 
 
 def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:

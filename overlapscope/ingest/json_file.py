@@ -20,13 +20,7 @@ def json_text(path: Path, context: ReadContext) -> tuple[bytes, ByteStream]:
     Raises InputError when it cannot be read or is too large.
     """
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
-    content = b"".join(stream.blocks())
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        stream.warnings.append("bytes that are no UTF-8 were replaced")
-        content = content.decode("utf-8", "replace").encode()
-    return content.removeprefix(b"\xef\xbb\xbf"), stream
+    return _as_utf8(b"".join(stream.blocks()), stream), stream
 
 
 def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
@@ -35,7 +29,25 @@ def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
     Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
     """
     content, stream = json_text(path, context)
+    return _decoded(content, stream), stream
+
+
+def decode_json(content: bytes, stream: ByteStream) -> Any:
+    """Give the decoded content of a stream, of which it notes what was replaced. Raises InputError as `read_json`."""
+    return _decoded(_as_utf8(content, stream), stream)
+
+
+def _as_utf8(content: bytes, stream: ByteStream) -> bytes:
     try:
-        return msgspec.json.decode(content), stream
+        content.decode()
+    except UnicodeDecodeError:
+        stream.warnings.append("bytes that are no UTF-8 were replaced")
+        content = content.decode("utf-8", "replace").encode()
+    return content.removeprefix(b"\xef\xbb\xbf")
+
+
+def _decoded(content: bytes, stream: ByteStream) -> Any:
+    try:
+        return msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{shown(path)}: is not whole JSON: {error}") from error
+        raise InputError(f"{shown(stream.path)}: is not whole JSON: {error}") from error

@@ -1,5 +1,6 @@
 """Every reader there is: our own, and those that other packages bring by an entry point."""
 
+import os
 import zlib
 from dataclasses import replace
 from functools import cache
@@ -14,9 +15,11 @@ from overlapscope.ingest import (
     ascend_info,
     ascend_kernels,
     ascend_step_times,
+    c10d_watchdog,
     chakra_graph,
     chakra_protobuf,
     execution_trace,
+    flight_recorder,
     horovod,
     kineto,
     nsight,
@@ -32,6 +35,7 @@ ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
     nsight.READER,
     rocprof.READER,
+    flight_recorder.READER,
     ascend.READER,
     ascend_step_times.READER,
     ascend_kernels.READER,
@@ -43,6 +47,7 @@ BUILT_IN: tuple[Reader, ...] = (
     chakra_protobuf.READER,
     horovod.READER,
     training_log.READER,
+    c10d_watchdog.READER,
     kineto.READER,  # last: takes any JSON
 )
 
@@ -80,9 +85,14 @@ def _foreign(name: str, reader: Reader):  # type: ignore[no-untyped-def]
 
 
 def head_of(path: Path) -> Head:
-    """Read the beginning of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
+    """Read the beginning and end of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
+    tail = b""
     with open(path, "rb") as file:
-        return head_within(path, file.read(HEAD_BYTES))
+        content = file.read(HEAD_BYTES)
+        if content[:2] != GZIP_MAGIC and (size := os.fstat(file.fileno()).st_size) > HEAD_BYTES:
+            file.seek(max(HEAD_BYTES, size - HEAD_BYTES))
+            tail = file.read(HEAD_BYTES)
+    return replace(head_within(path, content), tail=tail)
 
 
 def head_within(path: Path, content: bytes) -> Head:

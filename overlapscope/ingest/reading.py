@@ -19,6 +19,8 @@ class Head:
     path: Path
     content: bytes
     """Up to HEAD_BYTES, decompressed where the file is gzip."""
+    tail: bytes = b""
+    """The last HEAD_BYTES of a longer file that is not gzip: a job's log tells of its end there."""
 
     @property
     def text(self) -> str:
@@ -60,7 +62,8 @@ class Reading:
 class Reader:
     """One source format.
 
-    `recognises` looks at the head alone, never at the name, and says no when unsure: another reader may know better.
+    `recognises` looks at the head alone (its tail included), never at the name, and says no when unsure: another reader
+    may know better.
     `read` raises InputError, naming the file and the place in it, when nothing in it can be used; what it had to
     repair or leave out stands counted in the reading's source.
     """

@@ -5,10 +5,12 @@ into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from overlapscope.timeline.columns import Codes, Columns, Floats, Ints, Small, concat, make, recode, size
+import numpy as np
+
+from overlapscope.timeline.columns import NONE, Codes, Columns, Floats, Ints, Small, concat, make, recode, size
 from overlapscope.timeline.names import NameTable
 
 UNTOLD, NO, YES = range(3)
@@ -147,13 +149,20 @@ class Progress(Columns):
     source: Codes
     rank: Ints
     group: Codes
+    backend: Codes
+    """Library whose collectives are counted (`nccl`, `gloo`): a group may use several, each with a count of its own."""
     enqueued: Ints
-    """Sequence number of the last collective that was enqueued; likewise the others."""
+    """Sequence number of the last collective that was enqueued, 0 before the first; likewise the others."""
     started: Ints
     completed: Ints
+    pending: Ints
+    """Sequence number of the oldest collective that was enqueued and had not completed."""
     op: Codes
-    """Operation the rank was in when it timed out, and its sequence number."""
+    """Its operation and elements, and the line of the user's code that called it: `file:line (function)`."""
+    elements: Ints
+    called_at: Codes
     stuck_at: Ints
+    """The same number where that collective timed out, and the time it was given."""
     timeout_ns: Ints
 
 
@@ -205,6 +214,20 @@ class Facts:
     def name(self, code: int) -> str | None:
         """Give what a code stands for; None for a missing one."""
         return self.names[code] if code >= 0 else None
+
+
+def with_rank(facts: Facts, rank: int) -> Facts:
+    """Give the facts of a source that turned out to be one rank's, and that did not say which itself."""
+    return replace(
+        facts,
+        progress=replace(facts.progress, rank=_filled(facts.progress.rank, rank)),
+        messages=replace(facts.messages, rank=_filled(facts.messages.rank, rank)),
+        figures=replace(facts.figures, rank=_filled(facts.figures.rank, rank)),
+    )
+
+
+def _filled(column: Ints, value: int) -> Ints:
+    return np.where(column == NONE, value, column)
 
 
 def join_facts(parts: Sequence[Facts]) -> Facts:

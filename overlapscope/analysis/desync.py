@@ -1,0 +1,202 @@
+"""Ranks out of step: who entered which collective last, who is missing in it, and who called something else.
+
+From flight-recorder dumps and from what c10d's watchdog logged, by one path. Dumps are taken at slightly different
+moments and hold only the newest calls, so a rank that is behind is a fact of that moment: it is a warning only where
+something had waited too long. Sends and receives have numbers of their own on each rank and are not compared.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Final, Literal
+
+from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.mismatch import mismatched
+from overlapscope.analysis.rank_words import MAX_LISTED, call_label, first_of, group_label, id_part, listed, rank_list
+from overlapscope.analysis.standing import DUMP, GroupStandings, Standing, collective_calls, members, standings
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Run
+
+LONG_PENDING_NS: Final = 30_000_000_000
+"""A collective that is still pending while its rank entered others for this long is stuck, not just under way."""
+SECOND_NS: Final = 1_000_000_000
+
+
+def desync(run: Run) -> list[Finding]:
+    """Find groups whose ranks wait in different collectives, or called different ones, and ranks without a dump."""
+    findings: list[Finding] = []
+    found = standings(run)
+    told = [rank for each in found for rank in each.ranks]
+    for each in found:
+        if each.group is None:
+            findings += _apart(None, "a group that the log does not name", each.ranks, certain=False)
+            continue
+        inside = members(run, each.group, told)
+        if inside is not None:
+            expected = set(inside)
+            ranks = {rank: standing for rank, standing in each.ranks.items() if rank in expected}
+            findings += _in_group(run, each.group, ranks, expected)
+    return findings + _without_dump(run, found, worrying=any(each.severity == "warning" for each in findings))
+
+
+def _in_group(run: Run, group: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
+    label = group_label(run, group)
+    mismatch = mismatched(run, group, label, ranks)
+    behind = _apart(group, label, ranks, certain=True) or _behind(run, group, label, ranks)
+    return mismatch + (behind or ([] if mismatch else _stuck(run, group, label, ranks, expected)))
+
+
+def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, certain: bool) -> list[Finding]:
+    """Find ranks of one group that timed out in different collectives."""
+    late = {rank: each for rank, each in ranks.items() if each.timed_out and each.pending is not None}
+    by_number: dict[int, list[int]] = {}
+    for rank, each in late.items():
+        by_number.setdefault(each.pending or 0, []).append(rank)
+    if len(by_number) < 2:
+        return []
+    places = [f"{rank_list(by_number[seq])} in {call_label(late[by_number[seq][0]])}" for seq in sorted(by_number)]
+    doubt = "" if certain else ", if they are of one group"
+    return [
+        Finding(
+            id=f"desync:apart:{id_part(group)}",
+            severity="warning" if certain else "info",
+            title=f"ranks of {label} timed out in different collectives{doubt}: {listed(places, 4, '; ')}",
+            evidence={"group": group, "waiting_in": first_of({str(rank): late[rank].pending for rank in sorted(late)})},
+            known_from="log",
+        )
+    ]
+
+
+def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+    """Find ranks that had not entered a collective in which others waited."""
+    waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
+    if not waiting:
+        return []
+    seq = min(each.pending or 0 for each in waiting.values())
+    certain = _why_stuck(run, group, waiting, seq)
+    missing = {rank: each for rank, each in ranks.items() if each.entered is not None and each.entered < seq}
+    if certain is None:
+        # A rank that others have overtaken in what all of them must have entered was dumped before them.
+        done = max((each.completed or 0 for each in ranks.values()), default=0)
+        missing = {rank: each for rank, each in missing.items() if (each.entered or 0) >= done}
+    if not missing:
+        return []
+    inside = [rank for rank, each in ranks.items() if each.entered is not None and each.entered >= seq]
+    first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
+    called = f" (called at {first.called_at})" if first.called_at else ""
+    # A log counts a call once the library has taken it, which a call that hangs inside the library is not.
+    verb = "entered" if all(each.dump is not None for each in missing.values()) else "enqueued"
+    when = "" if certain else "; dumps of different moments may look so too"
+    return [
+        Finding(
+            id=f"desync:missing:{id_part(group)}:{seq}",
+            severity="warning" if certain else "info",
+            title=f"{rank_list(missing)} had not {verb} {call_label(first)} of {label}, "
+            f"in which {rank_list(inside)} waited{called}{when}",
+            evidence={
+                "group": group,
+                "seq": seq,
+                "missing_ranks": sorted(missing)[:MAX_LISTED],
+                "missing": len(missing),
+                "waiting_ranks": sorted(inside)[:MAX_LISTED],
+                "last_entered": first_of(
+                    {str(rank): _last(run, group, rank, ranks[rank]) for rank in [*sorted(missing), *sorted(inside)]}
+                ),
+                "stuck_because": certain,
+            },
+            known_from="log",
+        )
+    ]
+
+
+def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
+    """Give the collective that a rank entered last, with its operation where its dump still shows it."""
+    rows, numbers = collective_calls(run, group, rank, standing.dump)
+    rows = rows[numbers == standing.entered]
+    timeline = run.ranks.get(rank)
+    op = timeline.names[int(timeline.collectives.op[rows[0]])] if timeline is not None and rows.size else ""
+    return f"{op} #{standing.entered}".strip()
+
+
+def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
+    """Find a collective that every rank known of had entered and that did not end."""
+    waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
+    if not waiting:
+        return []
+    seq = min(each.pending or 0 for each in waiting.values())
+    certain = _why_stuck(run, group, waiting, seq)
+    known = [rank for rank, each in ranks.items() if each.entered is not None]
+    if certain is None or not all((ranks[rank].entered or 0) >= seq for rank in known):
+        return []
+    first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
+    called = f" (called at {first.called_at})" if first.called_at else ""
+    unknown = sorted(expected - set(known))
+    if unknown:
+        title = (
+            f"{call_label(first)} of {label} did not end on {rank_list(waiting)}{called}; "
+            f"nothing is known of {rank_list(unknown)}"
+        )
+    else:
+        title = (
+            f"{call_label(first)} of {label} did not end, though all {len(known)} ranks had entered it{called}: "
+            "look for a device or a link that stands still"
+        )
+    return [
+        Finding(
+            id=f"desync:stuck:{id_part(group)}:{seq}",
+            severity="warning",
+            title=title,
+            evidence={
+                "group": group,
+                "seq": seq,
+                "waiting_ranks": sorted(waiting)[:MAX_LISTED],
+                "unknown_ranks": unknown[:MAX_LISTED],
+                "stuck_because": certain,
+            },
+            known_from="log",
+        )
+    ]
+
+
+def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) -> str | None:
+    """Give what tells that a collective was stuck and not just under way when the ranks were dumped."""
+    late = [each.timeout_ns for each in waiting.values() if each.timed_out and each.pending == seq]
+    if late:
+        limits = [limit for limit in late if limit is not None]
+        return f"timed out after {max(limits) / SECOND_NS:g} s" if limits else "timed out"
+    held = max((_pending_for(run, group, rank, each, seq) for rank, each in waiting.items()), default=0)
+    return f"pending while other calls went on for {held / SECOND_NS:.0f} s" if held >= LONG_PENDING_NS else None
+
+
+def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) -> int:
+    """Give how long after a call, by the rank's own clock, the rank still entered others; 0 where it is not known."""
+    rows, numbers = collective_calls(run, group, rank, standing.dump)
+    if rows.size == 0:
+        return 0
+    times = run.ranks[rank].collectives.launch_ns
+    begun = times[rows[numbers == seq]]
+    begun = begun[begun != NONE]
+    return int(times.max() - begun.min()) if begun.size else 0
+
+
+def _without_dump(run: Run, found: Sequence[GroupStandings], *, worrying: bool) -> list[Finding]:
+    """Name the ranks that should have a dump beside those that have one."""
+    dumped = {rank for source in run.sources if source.format == DUMP for rank in source.ranks}
+    if not dumped:
+        return []
+    expected = set(range(run.world_size or 0))
+    used = {each.group for each in found}
+    for group in run.groups:
+        if group.ranks is not None and group.name in used and dumped & set(group.ranks):
+            expected |= set(group.ranks)
+    lacking = sorted(expected - dumped)
+    if not lacking:
+        return []
+    severity: Literal["info", "warning"] = "warning" if worrying else "info"
+    return [
+        Finding(
+            id="no_dump",
+            severity=severity,
+            title=f"no dump of {rank_list(lacking)}: how far they had come is not known",
+            evidence={"ranks": lacking[:MAX_LISTED], "missing": len(lacking), "dumped": len(dumped)},
+            known_from="log",
+        )
+    ]

@@ -1,0 +1,288 @@
+"""Read dumps of torch's flight recorder: which collectives a rank had entered, and how far it had come in each.
+
+Written by torch/csrc/distributed/c10d/FlightRecorder (until torch 2.4 TraceUtils.h), as a pickle or as JSON, in
+versions 1.4 to 2.10. Times of discovery in it are those of a watchdog that looks every 100 ms; they are no times of
+device work and are not used as such.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
+from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
+from overlapscope.ingest.json_file import decode_json
+from overlapscope.ingest.plain_pickle import decode_plain
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.columns import (
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    make,
+)
+from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline, Source
+
+FORMAT: Final = "flight_recorder"
+MAX_BYTES: Final = 256 << 20
+"""A buffer of 100,000 calls with their stacks takes a quarter of it."""
+MAX_TIMEOUTS: Final = 100
+"""More calls that timed out are counted, not listed."""
+NEWEST_MAJOR: Final = 2
+_PROTO: Final = b"\x80"
+_TELLING: Final = (
+    b"collective_seq_id", b"p2p_seq_id", b"record_id", b"profiling_name", b"time_created_ns", b"input_sizes",
+    b"output_sizes", b"time_discovered_started_ns", b"pg_status", b"pg_config", b"last_enqueued_collective",
+    b"nccl_comm_state", b"comm_lib_version", b"nccl_version", b"retired",
+)  # fmt: skip
+ENOUGH_TELLING: Final = 3
+_RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
+
+
+def recognises(head: Head) -> bool:
+    """Whether a pickle or a JSON object begins, and holds several of the recorder's own keys."""
+    content = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if content[:1] not in (b"{", _PROTO) or b'"traceEvents"' in content:
+        return False
+    quote = b"" if content[:1] == _PROTO else b'"'
+    return sum(quote + key + quote in content for key in _TELLING) >= ENOUGH_TELLING
+
+
+def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
+    """Read one dump, pickle or JSON, plain or gzip.
+
+    Raises InputError, naming the byte, for a pickle that is more than plain data, and for what holds no dump.
+    """
+    dump, stream = _decoded(path, context)
+    warnings = list(stream.warnings)
+    if not isinstance(dump, dict) or not any(key in dump for key in ("entries", "pg_status", "pg_config")):
+        raise InputError(f"{shown(path)}: is no flight-recorder dump: it holds no entries, pg_status or pg_config")
+    version = text(dump.get("version"))
+    warnings += _doubts(version)
+    numbered = version is not None and version.startswith("1.")
+    calls, dropped = read_entries(dump.get("entries"))
+    groups = read_groups(dump.get("pg_config"), calls)
+    records = [call.record for call in calls]
+    status = dump.get("pg_status")
+    # A group's status is there from its first call on, whether calls are dumped or not.
+    complete = records == list(range(len(calls))) if calls else status == {}
+    rows = standings(status, calls, groups, complete=complete)
+    uncounted = _uncounted(calls) if numbered else set()
+    if uncounted:
+        rows = tuple(row for row in rows if row.group not in uncounted)
+        warnings.append(
+            f"version {version} counts sends and collectives together: the calls of "
+            f"{len(uncounted)} groups that send have no number"
+        )
+    rank = _rank_of(path, groups)
+    backends = {call.backend for call in calls if call.backend is not None}
+    timeline = _timeline(path, rank, calls, groups, uncounted, on_host=backends == {"gloo"})
+    return Reading(
+        source=Source(
+            path=shown(path), format=FORMAT, events=len(calls), dropped=dropped, truncated=stream.truncated,
+            warnings=tuple(warnings),
+        ),
+        timelines=(timeline,),
+        world_size=world_size(groups, numbered=numbered),
+        groups=groups,
+        fingerprint=_fingerprint(dump, backends),
+        facts=_facts(path, rank, calls, groups, rows, records),
+    )  # fmt: skip
+
+
+def _decoded(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
+    stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
+    content = b"".join(stream.blocks())
+    if content[:1] != _PROTO:
+        return decode_json(content, stream), stream
+    dump, length = decode_plain(content, shown(path))
+    if length < len(content):
+        stream.warnings.append(f"{len(content) - length} bytes after the pickle were left out")
+    return dump, stream
+
+
+def _doubts(version: str | None) -> list[str]:
+    major = re.match(r"\d{1,9}", version or "")
+    if major is None:
+        return ["says no version; read as those known"]
+    if int(major[0]) > NEWEST_MAJOR:
+        return [f"is of version {version}, newer than those known (to 2.10): what changed since may be read wrongly"]
+    return []
+
+
+def _uncounted(calls: Sequence[Call]) -> set[str | None]:
+    """Give the groups of an old dump whose one count runs over sends and batches too, differently on each rank."""
+    return {call.group for call in calls if call.point_to_point or call.closes_batch}
+
+
+def _rank_of(path: Path, groups: Sequence[Group]) -> int:
+    """Give the rank that the recorder put behind its prefix in the file's name; a `rank` before it is left to others.
+
+    A number that is no member of any group is no rank.
+    """
+    found = _RANK_AT_END.search(path.name)
+    if found is None or "rank" in path.name.lower() or int(found[1]) > MAX_RANKS:
+        return UNKNOWN_RANK
+    members = {rank for group in groups for rank in group.ranks or ()}
+    return int(found[1]) if not members or int(found[1]) in members else UNKNOWN_RANK
+
+
+def _timeline(
+    path: Path, rank: int, calls: Sequence[Call], groups: Sequence[Group], uncounted: set[str | None], *, on_host: bool
+) -> RankTimeline:
+    names = NameTable()
+    sizes = {group.name: group.size for group in groups}
+    total = len(calls)
+    collectives = make(
+        Collectives,
+        total,
+        recording=0,
+        group=names.encode([call.group for call in calls]),
+        seq=[NONE if call.group in uncounted else _or_none(call.seq) for call in calls],
+        op=names.encode([call.op for call in calls]),
+        executed_op=[names.code("send_recv") if call.closes_batch and call.point_to_point else -1 for call in calls],
+        dtype=[-1 if call.dtype is None else names.code(call.dtype) for call in calls],
+        elements=[_or_none(call.elements(sizes.get(call.group))) for call in calls],
+        bytes=[_or_none(call.bytes(sizes.get(call.group))) for call in calls],
+        group_size=[_or_none(sizes.get(call.group)) for call in calls],
+        launch_ns=[_or_none(call.launch_ns) for call in calls],
+        start_ns=NONE,
+        end_ns=NONE,
+        state=[call.state for call in calls],
+    )
+    return RankTimeline(
+        rank=rank,
+        basis="log",
+        has_device=not on_host,
+        recordings=make(Recordings, 1, source=names.code(shown(path))),
+        spans=make(Spans, 0),
+        collectives=collectives,
+        steps=make(Steps, 0),
+        lanes=make(Lanes, 0),
+        annotations=make(Annotations, 0),
+        names=tuple(names.to_list()),
+    )
+
+
+def _or_none(value: int | None) -> int:
+    return NONE if value is None else value
+
+
+def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:
+    backend = next(iter(backends)) if len(backends) == 1 else None
+    nccl, library = text(dump.get("nccl_version")), text(dump.get("comm_lib_version"))
+    if nccl is None and backend == "nccl":
+        nccl, library = library, None
+    known = {"backend": backend, "nccl_version": nccl, "comm_lib_version": library}
+    return {key: value for key, value in known.items() if value}
+
+
+def _facts(
+    path: Path,
+    rank: int,
+    calls: Sequence[Call],
+    groups: Sequence[Group],
+    rows: Sequence[Standing],
+    records: Sequence[int | None],
+) -> Facts:
+    names = NameTable()
+    place = names.code(shown(path))
+    who = NONE if rank == UNKNOWN_RANK else rank
+    sizes = {group.name: group.size for group in groups}
+    pending = [row.pending for row in rows]
+    called = [called_at(call.frames) if call is not None else None for call in pending]
+
+    def codes(values: Sequence[str | None]) -> list[int]:
+        return [-1 if value is None else names.code(value) for value in values]
+
+    progress = make(
+        Progress,
+        len(rows),
+        source=place,
+        rank=who,
+        group=codes([row.group for row in rows]),
+        backend=codes([row.backend for row in rows]),
+        enqueued=[_or_none(row.enqueued) for row in rows],
+        started=[_or_none(row.started) for row in rows],
+        completed=[_or_none(row.completed) for row in rows],
+        pending=[_or_none(call.seq) if call else NONE for call in pending],
+        op=codes([call.op if call else None for call in pending]),
+        elements=[_or_none(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        called_at=codes(called),
+        stuck_at=[_or_none(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[_or_none(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
+    )
+    said = _messages(calls, records)
+    timed = _durations(calls, sizes)
+    return Facts(
+        progress=progress,
+        messages=make(
+            Messages,
+            len(said),
+            source=place,
+            rank=who,
+            kind=[kind for kind, _ in said],
+            text=codes([t for _, t in said]),
+        ),
+        figures=make(
+            Figures,
+            len(timed),
+            source=place,
+            rank=who,
+            subject=codes([subject for subject, _, _ in timed]),
+            name=codes([name for _, name, _ in timed]),
+            value=[value for _, _, value in timed],
+        ),
+        names=tuple(names.to_list()),
+    )
+
+
+def _messages(calls: Sequence[Call], records: Sequence[int | None]) -> list[tuple[int, str]]:
+    """Tell of calls that timed out, and of those that the recorder had overwritten."""
+    said = []
+    late = [call for call in calls if call.timed_out]
+    for call in late[:MAX_TIMEOUTS]:
+        limit = f" after {call.timeout_ns / NS_PER_MS / 1000:g} s" if call.timeout_ns else ""
+        place = called_at(call.frames)
+        where = "" if place is None else f", called at {place}"
+        number = "" if call.seq is None else f" #{call.seq}"
+        said.append((TIMEOUT, f"{call.op}{number} of group {call.group!r} timed out{limit}{where}"))
+    if len(late) > MAX_TIMEOUTS:
+        said.append((TIMEOUT, f"{len(late) - MAX_TIMEOUTS} more calls timed out"))
+    first = records[0] if records else None
+    if first:
+        said.append((INFO, f"the {first} calls before these were overwritten (TORCH_FR_BUFFER_SIZE)"))
+    return said
+
+
+def _durations(calls: Sequence[Call], sizes: Mapping[str, int | None]) -> list[tuple[str, str, float]]:
+    """Sum up what TORCH_NCCL_ENABLE_TIMING measured: times between events around a call, waiting for others included.
+
+    They have no place in time, so no overlap follows from them; the least of a kind bounds its transfer from above.
+    """
+    kinds: dict[str, list[float]] = {}
+    for call in calls:
+        if call.duration_ms is not None:
+            size = call.bytes(sizes.get(call.group))
+            shape = "" if size is None else f" {size} B {call.dtype}"
+            kinds.setdefault(f"{call.op}{shape}, group {call.group}", []).append(call.duration_ms)
+    return [
+        (subject, name, value)
+        for subject, values in sorted(kinds.items())
+        for name, value in (
+            ("call_ms_min", min(values)), ("call_ms_median", float(median(values))), ("calls_count", float(len(values)))
+        )
+    ]  # fmt: skip
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read_flight_recorder)
