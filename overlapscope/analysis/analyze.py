@@ -11,6 +11,7 @@ from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.told import Told, told
+from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import Run
 
@@ -143,6 +144,7 @@ def analyze(run: Run) -> Analysis:
     ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += recording_gaps(run.sources, _linkage(run))
+    findings += topology_findings(run.facts)
     return Analysis(
         sources=[
             SourceInfo(

@@ -7,13 +7,18 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import kineto
+from overlapscope.ingest import kineto, measured_tables, nccl_profiler, nccl_tests, topo_matrix, topo_xml
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    nccl_tests.READER,
+    nccl_profiler.READER,
+    topo_matrix.READER,
+    topo_xml.READER,
+    measured_tables.READER,
     kineto.READER,  # last: takes any JSON
 )
 
