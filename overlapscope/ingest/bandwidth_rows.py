@@ -32,7 +32,7 @@ DTYPES: Final = {
 }
 """The tests' names (`test_typenames`) and torch's; rccl-tests' fp8 may be either encoding, so its name stays."""
 REDUCTIONS: Final = frozenset({"sum", "prod", "max", "min", "avg", "mulsum"})
-_NUMBER: Final = re.compile(r"[0-9]{1,15}(?:\.([0-9]{1,9}))?(?:e([+-][0-9]{1,3}))?", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,15}(?:\.([0-9]{1,20}))?(?:e([+-][0-9]{1,3}))?", re.ASCII)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 

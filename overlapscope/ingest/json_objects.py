@@ -30,37 +30,55 @@ class JsonObjects:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each object in order. Raises InputError as the stream does."""
         parts: list[bytes] = []
-        size = depth = try_at = 0
+        size = depth = balanced_at = closed_at = 0
         for line in lines(self.stream):
             text = line.strip(_BETWEEN)
-            if parts:
-                alone = self._decoded(text, count=False) if line[:1] == b"{" else None
-                if alone is not None:  # what came before was cut
-                    self.dropped += 1
-                    parts = []
+            if parts and self._begins_anew(line, text, parts):
+                self.dropped += 1
+                parts = []
             if not parts:
-                text = text[1:].lstrip(_BETWEEN) if text[:1] == b"[" else text
-                if text in (b"", b"]", b"{}]", b"{}"):
+                line = line.lstrip(_BETWEEN)
+                line = line[1:].lstrip(_BETWEEN) if line[:1] == b"[" else line
+                if line.rstrip(_BETWEEN) in (b"", b"]", b"{}]", b"{}"):
                     continue
-                size = depth = try_at = 0
-            parts.append(text)
-            size += len(text) + 1
-            # Braces within strings make this count wrong: it only tells when it is worth to look.
-            depth += text.count(b"{") - text.count(b"}")
-            if (depth <= 0 and size >= try_at) or size > MAX_OBJECT_BYTES:
+                if b"{" not in line:
+                    self.dropped += 1
+                    continue
+                size = depth = balanced_at = closed_at = 0
+            parts.append(line)
+            size += len(line) + 1
+            depth += line.count(b"{") - line.count(b"}")
+            # When it is worth to look for the end: braces within strings make their count wrong. What disappoints is
+            # looked at again when twice as long, so that no file takes more than its length times a logarithm.
+            alone = len(parts) == 1 and text.endswith(b"}")
+            balanced, closed = depth <= 0 and size >= balanced_at, line[:1] == b"}" and size >= closed_at
+            if alone or balanced or closed or size > MAX_OBJECT_BYTES:
                 found, rest = self._split(b"\n".join(parts))
                 yield from found
                 parts = [rest] if rest else []
-                size, try_at = len(rest), 2 * len(rest)
+                size = len(rest)
+                balanced_at = 2 * size if balanced else balanced_at
+                closed_at = 2 * size if closed else closed_at
         found, rest = self._split(b"\n".join(parts))
         yield from found
         if rest:
             self.truncated = True
             self.dropped += 1
 
+    def _begins_anew(self, line: bytes, text: bytes, parts: list[bytes]) -> bool:
+        """Whether a line begins the next object, which tells that the last one was cut.
+
+        It does when it is whole after a single other line, or opens one without the indentation that lines had before.
+        """
+        if line[:1] != b"{":
+            return False
+        if len(parts) == 1:
+            return self._decoded(text, count=False) is not None
+        return text == b"{" and parts[1][:1] in (b" ", b"\t")
+
     def _split(self, text: bytes) -> tuple[list[dict[str, Any]], bytes]:
         """Give the whole objects at the beginning of a text, and what follows them."""
-        whole = self._decoded(text)
+        whole = self._decoded(text.strip(_BETWEEN))
         if whole is not None:
             return [whole], b""
         found: list[dict[str, Any]] = []

@@ -72,7 +72,7 @@ def read_measured_table(path: Path, context: ReadContext) -> Reading:
     kind = _kind(columns)
     if kind is None:
         raise InputError(
-            f"{shown(path)}: its header ({', '.join(header)[:200]}) is not understood; see the columns in docs/sources.md"
+            f"{shown(path)}: its header ({', '.join(header)[:200]}) is not understood; docs/sources.md tells which are"
         )
     whole = []
     broken: list[int] = []
