@@ -18,7 +18,8 @@ SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 """Programs whose column `count` is one rank's share."""
 HEADER = (
     "#                                                              out-of-place                       in-place\n"
-    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+    "#       size         count      type   redop    root"
+    "     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
     "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)\n"
 )
 
@@ -70,7 +71,8 @@ def table(op: str, ranks: int, measured: Sequence[Measured], *, check: bool = Tr
 def devices(ranks: int, *, groups: int = 1, device: str = "NVIDIA H100 80GB HBM3") -> str:
     """Print the list of devices; `groups` collectives run side by side."""
     lines = [
-        f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {4000 + rank:6d} on {'node0':>10} device {rank % 8:2d} [0x1b] {device}\n"
+        f"#  Rank {rank:2d} Group {rank % groups:2d} Pid {4000 + rank:6d} on {'node0':>10} "
+        f"device {rank % 8:2d} [0x1b] {device}\n"
         for rank in range(ranks)
     ]
     return "# Using devices\n" + "".join(lines) + "#\n"

@@ -23,6 +23,7 @@ from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 from tests.builders import spelled
 from tests.conftest import shared_file
+from tests.hostile import read_or_refuse
 
 
 def read_text(tmp_path: Path, text: str) -> Reading:
@@ -57,7 +58,12 @@ def test_the_real_events_give_each_rank_s_call_and_its_device_time() -> None:
     for rank in range(4):
         calls = calls_of(reading, rank)
         assert (calls["op"], calls["bytes"], calls["dtype"]) == (["all_reduce"], [33554432 * 4], ["float32"])
-        assert (calls["algorithm"], calls["protocol"], calls["channels"], calls["seq"]) == (["RING"], ["SIMPLE"], [24], [0])
+        assert (calls["algorithm"], calls["protocol"], calls["channels"], calls["seq"]) == (
+            ["RING"],
+            ["SIMPLE"],
+            [24],
+            [0],
+        )
         assert (calls["start_ns"], calls["end_ns"], calls["launch_ns"]) == ([None], [None], [None])
 
 
@@ -101,7 +107,11 @@ def record(
 ) -> dict[str, Any]:
     whole = message * (ranks if coll in ("AllGather", "ReduceScatter") else 1)
     algbw = whole / 1e9 / (time_us / 1e6)
-    factor = {"AllReduce": 2 * (ranks - 1) / ranks, "AllGather": (ranks - 1) / ranks, "ReduceScatter": (ranks - 1) / ranks}
+    factor = {
+        "AllReduce": 2 * (ranks - 1) / ranks,
+        "AllGather": (ranks - 1) / ranks,
+        "ReduceScatter": (ranks - 1) / ranks,
+    }
     return {
         "header": {"id": comm, "comm_name": "unknown", "rank": rank, "n_ranks": ranks, "nnodes": 1},
         "metadata": {
@@ -141,7 +151,9 @@ def test_inspector_records_give_calls_and_measurements(tmp_path: Path) -> None:
     assert [each["time_ns"] for each in measured] == [100_000.0] * 3
     assert measured[1]["algbw_gbs"] == pytest.approx(0.08)
     assert measured[1]["busbw_gbs"] == pytest.approx(0.07)
-    assert [(each["rank"], each["communicator"], each["seq"]) for each in measured] == [(2, "0xabc", 1 + at) for at in range(3)]
+    assert [(each["rank"], each["communicator"], each["seq"]) for each in measured] == [
+        (2, "0xabc", 1 + at) for at in range(3)
+    ]
     assert reading.source.warnings == ()
     (member,) = rows_of(reading, "members")
     assert (member["communicator"], member["member"], member["members"], member["rank"]) == ("0xabc", 2, 8, 2)
@@ -210,7 +222,10 @@ def test_uneven_gathers_have_no_known_size(tmp_path: Path) -> None:
 def test_sends_are_calls_too(tmp_path: Path) -> None:
     sent = record()
     perf = sent.pop("coll_perf")
-    sent["p2p_perf"] = {key.replace("coll", "p2p"): value for key, value in perf.items()} | {"p2p": "Send", "p2p_peer": 3}
+    sent["p2p_perf"] = {key.replace("coll", "p2p"): value for key, value in perf.items()} | {
+        "p2p": "Send",
+        "p2p_peer": 3,
+    }
     reading = read_text(tmp_path, json.dumps(sent))
     assert calls_of(reading, 2)["op"] == ["send"]
 
@@ -266,8 +281,9 @@ def plugin_call(
     """Print a collective and its channels as print_event.cc does."""
     head = f'"pid": 4157654, "tid": 1, "ts": {764237 + number}.294922'
     lines = [
-        f'{{"name": "{func}", "cat": "COLL", "ph": "b", "id": {number}, {head}, "args": {{"SeqNum": {number}, "CommHash": '
-        f'{comm}, "Rank": {rank}, "Count": {count}, "Datatype": "ncclBfloat16", "Algorithm": "RING", "Protocol": "LL", '
+        f'{{"name": "{func}", "cat": "COLL", "ph": "b", "id": {number}, {head}, '
+        f'"args": {{"SeqNum": {number}, "CommHash": {comm}, "Rank": {rank}, "Count": {count}, '
+        '"Datatype": "ncclBfloat16", "Algorithm": "RING", "Protocol": "LL", '
         f'"{channels}": 2}}}},'
     ]
     for channel, (start, stop) in enumerate(clocks):
@@ -281,7 +297,7 @@ def plugin_call(
 
 
 def plugin_file(*calls: list[str]) -> str:
-    group = ['{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 0.000000, "args": {"groupId": 0}},']
+    group = ['{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 0.000000, "args": {}},']
     return "\n".join(["[", *group, *(line for call in calls for line in call), "{}]", ""])
 
 
@@ -328,7 +344,7 @@ def test_the_invalid_json_of_the_first_versions_is_repaired_and_counted(tmp_path
 
 
 def test_copy_engine_collectives_without_rank_are_counted(tmp_path: Path) -> None:
-    copied = '{"name": "AllGather", "cat": "CE_COLL", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 1.0, "args": {"count": 8}},'
+    copied = '{"name": "AllGather", "cat": "CE_COLL", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 1.0, "args": {}},'
     reading = read_text(tmp_path, plugin_file(plugin_call(0), [copied]))
     assert any("1 collectives by copy engines" in each for each in reading.source.warnings)
 
@@ -371,8 +387,20 @@ def test_addresses_that_are_used_again_belong_to_the_latest_call(tmp_path: Path)
         lines += [
             {**common, "type": "ncclProfileColl", "eventAddr": "0xc", "details": details},
             {"recordType": "state", "name": "KernelChStop", "eventAddr": "0xk", "pTimer": stop},
-            {**common, "type": "ncclProfileKernelCh", "parentObj": "0xc", "eventAddr": "0xk", "details": {"pTimer": start}},
-            {**common, "type": "ncclProfileKernelCh", "parentObj": "0xother", "eventAddr": "0xk", "details": {"pTimer": start}},
+            {
+                **common,
+                "type": "ncclProfileKernelCh",
+                "parentObj": "0xc",
+                "eventAddr": "0xk",
+                "details": {"pTimer": start},
+            },
+            {
+                **common,
+                "type": "ncclProfileKernelCh",
+                "parentObj": "0xother",
+                "eventAddr": "0xk",
+                "details": {"pTimer": start},
+            },
         ]
         expected.append(float(stop - start))
     reading = read_text(tmp_path, "\n".join(map(json.dumps, lines)))
@@ -398,7 +426,11 @@ values = st.recursive(
     array=st.booleans(),
 )
 def test_objects_are_found_however_they_are_laid_out(
-    records: list[dict[str, Any]], indent: int | None, between: str, array: bool, tmp_path_factory: pytest.TempPathFactory
+    records: list[dict[str, Any]],
+    indent: int | None,
+    between: str,
+    array: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     text = between.join(json.dumps(each, indent=indent) for each in records)
     path = tmp_path_factory.mktemp("objects") / "f"
@@ -413,7 +445,8 @@ FILES = (
     json.dumps(record(), indent=1),
     plugin_file(plugin_call(0, clocks=[(GPU, GPU + 9)]), plugin_call(1)),
     '{"type": "ProfilerLifecycle", "func": "ProfilerInit", "commId": 7, "rank": 0, "details": {"nranks": 4}}\n'
-    '{"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc", "details": {"func": "Reduce"}}',
+    '{"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc", '
+    '"details": {"func": "Reduce"}}',
 )
 ODD = ["9" * 30, "-1", "1.5", "true", "null", "[]", "{}", '"x"', "1e400", "NaN", "[" * 500, "\\", '"']
 
@@ -447,12 +480,8 @@ def test_values_of_the_wrong_type_give_a_result_or_one_error(
 def check(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f"
     path.write_text(text)
-    READER.recognises(head_of(path))
-    try:
-        reading = READER.read(path, ReadContext())
-    except InputError as error:
-        assert str(path) in str(error)
-        assert "\n" not in str(error)
+    reading = read_or_refuse(READER, path)
+    if reading is None:
         return
     for timeline in reading.timelines:
         calls = timeline.collectives

@@ -36,17 +36,18 @@ class JsonObjects:
             if parts and self._begins_anew(line, text, parts):
                 self.dropped += 1
                 parts = []
+            piece = line
             if not parts:
-                line = line.lstrip(_BETWEEN)
-                line = line[1:].lstrip(_BETWEEN) if line[:1] == b"[" else line
-                if line.rstrip(_BETWEEN) in (b"", b"]", b"{}]", b"{}"):
+                piece = line.lstrip(_BETWEEN)
+                piece = piece[1:].lstrip(_BETWEEN) if piece[:1] == b"[" else piece
+                if piece.rstrip(_BETWEEN) in (b"", b"]", b"{}]", b"{}"):
                     continue
-                if b"{" not in line:
+                if b"{" not in piece:
                     self.dropped += 1
                     continue
                 size = depth = balanced_at = closed_at = 0
-            parts.append(line)
-            size += len(line) + 1
+            parts.append(piece)
+            size += len(piece) + 1
             depth += line.count(b"{") - line.count(b"}")
             # When it is worth to look for the end: braces within strings make their count wrong. What disappoints is
             # looked at again when twice as long, so that no file takes more than its length times a logarithm.
