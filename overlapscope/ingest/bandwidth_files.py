@@ -206,7 +206,7 @@ def _csv_records(text: str) -> Iterator[dict[str, Any] | None]:
     for values in lines:
         keys = header
         if len(values) == len(header) + 1 and "nodes" not in header:
-            keys = [*header[:2], "nodes", *header[2:]]  # the header forgot a column until 2025
+            keys = [*header[:2], "nodes", *header[2:]]  # older versions' header lacks it
         if any(values):
             yield dict(zip(keys, map(_number_or_text, values), strict=True)) if len(keys) == len(values) else None
 

@@ -41,7 +41,7 @@ _BARE: Final = re.compile(
 
 
 def quoted(text: bytes) -> bytes:
-    """Quote what versions before 2.26 wrote bare: addresses and names of types."""
+    """Quote what the first versions wrote bare: addresses and names of types."""
     return _BARE.sub(lambda found: found[1] or b'"' + found[2] + b'"', text)
 
 
