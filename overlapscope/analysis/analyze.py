@@ -15,6 +15,7 @@ from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
+from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import Run
 
@@ -151,6 +152,7 @@ def analyze(run: Run) -> Analysis:
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     findings += desync(run)
+    findings += topology_findings(run.facts)
     return Analysis(
         sources=[
             SourceInfo(

@@ -11,6 +11,7 @@ import numpy as np
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.volume import bus_factor
 
 
 class CollectiveRow(msgspec.Struct, kw_only=True, frozen=True):
@@ -56,15 +57,6 @@ class _Key:
 
 _NAMES = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 _NUMBERS = ("group_size", "bytes")
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Give busbw / algbw as nccl-tests defines it (PERFORMANCE.md of nccl-tests)."""
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (ranks - 1) / ranks
-    return 1.0
 
 
 def collective_rows(ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]]) -> list[CollectiveRow]:

@@ -22,8 +22,13 @@ from overlapscope.ingest import (
     flight_recorder,
     horovod,
     kineto,
+    measured_tables,
+    nccl_profiler,
+    nccl_tests,
     nsight,
     rocprof,
+    topo_matrix,
+    topo_xml,
     training_log,
 )
 from overlapscope.ingest.bytestream import GZIP_MAGIC
@@ -48,6 +53,11 @@ BUILT_IN: tuple[Reader, ...] = (
     horovod.READER,
     training_log.READER,
     c10d_watchdog.READER,
+    nccl_tests.READER,
+    nccl_profiler.READER,
+    topo_matrix.READER,
+    topo_xml.READER,
+    measured_tables.READER,
     kineto.READER,  # last: takes any JSON
 )
 

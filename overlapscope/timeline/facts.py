@@ -126,6 +126,10 @@ class Measurements(Columns):
     busbw_gbs: Floats
     wrong: Ints
     """Elements with a wrong result; NONE when not checked."""
+    communicator: Codes
+    """With `seq` and `rank`, which call of a job it is; missing for a benchmark's mean of many. A single rank's time
+    holds its waiting for the others: the least over the ranks of a call is what the transfer took."""
+    seq: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,3 +59,12 @@ def volume_bytes(elements: int | None, dtype: str | None) -> int | None:
     """Give the bytes of so many elements; None where either is unknown or the product is impossible."""
     item = ITEM_BYTES.get(dtype or "")
     return possible(elements * item) if elements is not None and item else None
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Give busbw / algbw as nccl-tests computes it (doc/PERFORMANCE.md and each test's `GetBw`)."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0

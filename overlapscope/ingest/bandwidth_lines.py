@@ -1,0 +1,193 @@
+"""Bandwidth tables of nccl-tests and rccl-tests, picked out of any text line by line.
+
+The tests print to the same terminal as NCCL's own log, mpirun, and people's notes. A line belongs to a table when its
+columns fit and either a table's header stands above it or its algbw is its size over its time.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from overlapscope.ingest.bandwidth_identity import Identity, identify
+from overlapscope.ingest.bandwidth_rows import DTYPES, Row, agrees, read_row
+from overlapscope.ingest.classify import operation
+
+MAX_LINE: Final = 4096
+MAX_TOKENS: Final = 64
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}m")
+_PREFIX: Final = re.compile(
+    r"\s*(?:\[\d{1,9}(?:,\d{1,9})?\](?:<std(?:out|err)>)?:|\d{1,9}:|\[\w[\w.-]{0,99}:\d{1,9}\]:?|\[rank\d{1,9}\]:"
+    r"|\(\w{1,40} pid=\d{1,9}[^()]{0,80}\)|<std(?:out|err)>:)(?=\s|#|\d)"
+)
+"""What mpirun, srun -l, torchrun and Ray put before each line."""
+_LOG: Final = re.compile(
+    r"[A-Za-z][\w.-]{0,99}:\d{1,9}:\d{1,9} (?:\[-?\d{1,9}\] )?(?:\d+\.\d+ \w+:\d+ )?NCCL (?:INFO|WARN|TRACE|CALL)"
+)
+_HEADER: Final = re.compile(r"\bsize\s+count\s+type\b.*?\b(time|cputime)\s+algbw\s+busbw\b")
+_DEVICE: Final = re.compile(
+    r"#\s*Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\d+\s+\[[^\]]{1,40}\]\s*(.*)"
+)
+_SETUP: Final = re.compile(r"#\s*nThreads?:?\s+(\d{1,6})\s+nGpus:?\s+(\d{1,6})\b")
+_PROGRAM: Final = re.compile(
+    r"(?<![A-Za-z0-9])(all_reduce(?:_bias)?|all_gather|reduce_scatter|broadcast|reduce|alltoallv?|gather|scatter|sendrecv"
+    r"|hypercube)_perf(?![A-Za-z0-9])"
+)
+_GAP: Final = re.compile(r"\S\s{25,}\S")
+_STAMP: Final = re.compile(r"\d{4}-\d{2}-\d{2}\s+\d{2}:\d{2}:\d{2}\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthTable:
+    """The lines of one run of one test program, and what is known of them."""
+
+    rows: tuple[Row, ...]
+    identity: Identity
+    cpu_time: bool = False
+    """The time column holds what the host spent, not what the operation took."""
+
+
+@dataclass(slots=True)
+class BandwidthLines:
+    """Takes the lines of a text in order; `finish` gives the tables that stood in it."""
+
+    tables: list[BandwidthTable] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    broken: int = 0
+    """Lines of a table that cannot be read."""
+    devices: Counter[str] = field(default_factory=Counter)
+    """Names of the devices the tests ran on."""
+    _rows: list[Row] = field(default_factory=list)
+    _header: bool = False
+    _width: int = 4
+    _cpu_time: bool = False
+    _sides: str = ""
+    _halves: int = 2
+    _named: set[str] = field(default_factory=set)
+    _started: str | None = None
+    _groups: Counter[str] = field(default_factory=Counter)
+    _last_rank: int = -1
+    _per_process: int = 1
+    _pending: str = ""
+
+    def take(self, line: str) -> bool:
+        """Take one line; tell whether it is part of a test's output. Other lines leave what was read untouched."""
+        text = _ANSI.sub("", line[:MAX_LINE])
+        for _ in range(3):
+            text = _PREFIX.sub("", text, count=1) if _PREFIX.match(text) else text
+        logged = _LOG.search(text) if "NCCL" in text else None
+        if logged:
+            # The program prints a line in pieces; the library's own message may fall between two of them.
+            return self._take_piece(text[: logged.start()], whole=False)
+        if "#" in text or "_perf" in text or "size" in text:
+            known = self._take_note(text)
+            if known or text.lstrip().startswith("#"):
+                return known
+        return self._take_piece(text, whole=True)
+
+    def finish(self) -> list[BandwidthTable]:
+        """Give all tables, in order; to be called once, after the last line."""
+        self._end()
+        return self.tables
+
+    def _take_note(self, text: str) -> bool:
+        setup = _SETUP.search(text) if "nThread" in text else None
+        header = _HEADER.search(text) if "algbw" in text else None
+        device = _DEVICE.search(text) if "Rank" in text else None
+        program = _PROGRAM.findall(text)
+        if "Collective test concluded" in text or "Avg bus bandwidth" in text or "Out of bounds values" in text:
+            if "Avg" in text:
+                self._end()
+            return True
+        if setup or "Collective test starting" in text:
+            self._end(keep_program=setup is not None)
+            self._per_process = max(1, int(setup[1]) * int(setup[2])) if setup else 1
+            self._started = _named_operation(program[0]) if program else self._started
+            return True
+        if device:
+            self._groups[device[2] or "0"] += 1
+            self._last_rank = max(self._last_rank, int(device[1]))
+            self.devices[device[3].strip()] += 1
+            return True
+        if header:
+            self._read_header(text, header)
+            return True
+        self._named.update(op for each in program if (op := _named_operation(each)))
+        if "out-of-place" in text or "in-place" in text:
+            self._sides = text
+            return True
+        return "(elements)" in text or text.strip() == "#" or "Using devices" in text
+
+    def _read_header(self, text: str, header: re.Match[str]) -> None:
+        if self._rows:
+            self._end()
+        self._header = True
+        self._cpu_time = header[1] == "cputime"
+        self._width = 8 if "i_min" in text else 4
+        self._halves = text.count("algbw")
+
+    def _take_piece(self, text: str, *, whole: bool) -> bool:
+        joined = f"{self._pending} {text}" if self._pending else text
+        tokens = joined.split(None, MAX_TOKENS)
+        at = next((at for at in range(len(tokens) - 2) if _begins_row(tokens, at)), None)
+        if at is None:
+            self._pending = ""
+            return False
+        if not whole:
+            self._pending = joined if len(joined) < MAX_LINE else ""
+            return True
+        continued, self._pending = bool(self._pending), ""
+        tokens = tokens[at:]
+        if _STAMP.search(joined):
+            tokens = tokens[:-2]
+        alone_in_place = "out-of-place" not in self._sides and "in-place" in self._sides and self._halves == 1
+        alone_in_place |= self._halves == 2 and not continued and len(tokens) < 10 and bool(_GAP.search(text.strip()))
+        row = read_row(tokens, width=self._width, only_in_place=alone_in_place)
+        if row is None or not (self._header or _sure(row)):
+            self.broken += self._header
+            return self._header
+        self._rows.append(row)
+        return True
+
+    def _end(self, *, keep_program: bool = False) -> None:
+        """Close the table, if one is open, and forget what was said of it."""
+        if self._rows:
+            named = self._started or (next(iter(self._named)) if len(self._named) == 1 else None)
+            identity = identify(self._rows, named, self._ranks(), cpu_time=self._cpu_time)
+            self.warnings += identity.warnings
+            table = BandwidthTable(rows=tuple(self._rows), identity=identity, cpu_time=self._cpu_time)
+            self.tables.append(table)
+            self._named = set()
+        if self._rows or not keep_program:
+            self._started = None
+        self._rows, self._header, self._width, self._cpu_time, self._sides, self._halves = [], False, 4, False, "", 2
+        self._groups, self._last_rank, self._per_process, self._pending = Counter(), -1, 1, ""
+
+    def _ranks(self) -> int | None:
+        """Count the ranks of each parallel group in the list of devices; None when it is cut or groups differ.
+
+        The tests give each process 2048 characters for its devices; what does not fit is not listed.
+        """
+        listed, sizes = self._groups.total(), set(self._groups.values())
+        whole = listed == self._last_rank + 1 and listed % self._per_process == 0
+        return sizes.pop() if len(sizes) == 1 and whole else None
+
+
+def _begins_row(tokens: list[str], at: int) -> bool:
+    return tokens[at + 2] in DTYPES and tokens[at].isdecimal() and tokens[at + 1].isdecimal()
+
+
+def _sure(row: Row) -> bool:
+    """Whether the figures alone tell that this is a bandwidth: every algbw is its size over its time."""
+    told = [agrees(row, timing) for timing in row.timings]
+    return bool(told) and all(told)
+
+
+def program_operation(path: str) -> str | None:
+    """Give the operation that a test program measures, by its name; None when it is no test program."""
+    found = _PROGRAM.search(path)
+    return _named_operation(found[1]) if found else None
+
+
+def _named_operation(program: str) -> str | None:
+    return operation(program.removesuffix("_bias"))
