@@ -310,6 +310,26 @@ def test_calls_without_a_group_are_found_among_all_calls_of_the_rank() -> None:
     assert [call.algorithm for call in joined] == [call.algorithm for call in run[2:]]
 
 
+def test_a_group_without_a_communicator_in_the_log_is_named() -> None:
+    part = [Call("all_reduce", 5, group="tp")]
+    groups = (WORLD, Group(name="tp", size=2, ranks=(0, 1)))
+    result = merged(trace(part), log(logged(step(1))), groups=groups)
+    assert told(result).startswith("rank 0, group 'tp': no communicator of the log may have its ranks")
+
+
+def test_communicators_that_a_log_without_calls_tells_of_are_named_after_their_groups() -> None:
+    result = merged(trace(step(1)), log([]))
+    assert result.groups == (WORLD,)
+    assert {result.facts.name(code) for code in result.facts.members.group.tolist()} == {"0"}
+
+
+def test_a_communicator_that_only_calls_tell_of_is_named_too() -> None:
+    result = merge_sources({0: [trace(step(1)), log(logged(step(1), size=4))]}, (WORLD,), Facts())
+    table, facts = result.facts.members, result.facts
+    assert [(facts.name(int(table.communicator[0])), facts.name(int(table.group[0])))] == [(MAIN, "0")]
+    assert table.rank.tolist() == [0]
+
+
 # --- several ranks --------------------------------------------------------------------------------------------------
 
 

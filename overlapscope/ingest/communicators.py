@@ -98,7 +98,9 @@ def find_served(pairs: Mapping[int, Pair], communicators: Mapping[str, Known], g
     left = _by_calls(waiting, served)
     between = [look.between_pairs(process_groups[name]) for name in sorted(process_groups)]
     for name, fits in left.items():
-        if not any(name == sent for sent, _ in chain.from_iterable(between)):
+        if not waiting[name]:
+            look.miss(name)
+        elif not any(name == sent for sent, _ in chain.from_iterable(between)):
             _refuse(name, sorted(fits), waiting[name], left, served)
     for rank, (timeline, log) in pairs.items():
         if None in calls[rank] and log.collectives.group.size:
@@ -183,6 +185,17 @@ class _Look:
             if isinstance(places[rank], str) and sent.any() and not sent.all():
                 places[rank] = locate(timeline, rows[~sent], log, logged, size)
         return places
+
+    def miss(self, name: str) -> None:
+        """Note that no communicator may have the group's ranks, on the ranks whose logs hold calls at all."""
+        text = (
+            "no communicator of the log may have its ranks, so its calls are not joined with the log; is the log whole "
+            "(NCCL_DEBUG_SUBSYS with INIT and COLL from the start)?"
+        )
+        for rank, (_, log) in self.pairs.items():
+            found = any(group == name for group, _ in self.served.located.get(rank, []))
+            if name in self.calls[rank] and log.collectives.op.size and not found:
+                self.served.notes.append(Note(rank=rank, group=name, kind="no communicator", text=text))
 
     def between_pairs(self, group: Known) -> list[tuple[str, int]]:
         """Look for sends and receives of the group on communicators of two ranks, of which a rank may have several;
@@ -272,8 +285,6 @@ def _refuse(
     elif fits:
         text = f"its calls and those of group {', '.join(map(repr, also))} fit communicator {fits[0]} alike: not joined"
         text += "; is the log whole?"
-    elif not ranks:
-        return
     else:
         for each in found.values():
             _tell(each, name, served)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.ingest.align import Alignment
 from overlapscope.ingest.call_sequences import ANY_CALL, contradict, spelled
 from overlapscope.ingest.locate import Located
 from overlapscope.timeline.columns import MISSING, NONE, UNKNOWN, Flags, Ints, column_kinds
@@ -67,7 +68,8 @@ def join_calls(
             unsure |= ~sure & ~alignment.left_out & ~wrong
     if with_seq:
         changed["seq"] = _with_seq(timeline.collectives.seq, rows, long.value(log.collectives.seq), partner, wrong)
-    refused += _uncertain(alignment.count, rows.size, int(unsure.sum()), located.alignment.gaps)
+    open_ = int(((partner == NONE) & ~alignment.left_out).sum())
+    refused += _uncertain(alignment, open_, int(unsure.sum()))
     if differ:
         listed = " and ".join(differ)
         refused.append(("differ", f"the log names another {listed} than the trace for some calls: the trace's is kept"))
@@ -88,7 +90,9 @@ def _with_seq(mine: Ints, rows: Ints, seq: Ints, partner: Ints, wrong: Flags) ->
     return changed
 
 
-def _uncertain(places: int, calls: int, unsure: int, gaps: int) -> list[tuple[str, str]]:
+def _uncertain(alignment: Alignment, unplaced: int, unsure: int) -> list[tuple[str, str]]:
+    """Say which calls are not placed, for which the places differ, and what either side lacks."""
+    places, calls = alignment.count, alignment.left_out.size
     reasons = []
     if unsure:
         reasons.append(
@@ -98,19 +102,21 @@ def _uncertain(places: int, calls: int, unsure: int, gaps: int) -> list[tuple[st
                 f"{calls} calls: left out there; record a step that no other is like, e.g. the first",
             )
         )
-    if places > 1:
+    if unplaced:
+        which = "its" if unplaced == calls else f"{unplaced} of its"
         reasons.append(
             (
                 "places",
-                f"its {calls} calls fit the log at {places} places, as steps repeat: joined where all agree, without "
-                "sequence numbers; record from the first step on if they matter",
+                f"{which} {calls} calls fit the log at {places} places, as steps repeat: joined where all agree, "
+                "without sequence numbers; record from the first step on if they matter",
             )
         )
-    if gaps:
+    if alignment.gaps:
+        only = "call" if alignment.gaps == 1 else "calls"
         reasons.append(
             (
                 "gaps",
-                f"trace and log differ by {gaps} calls that only one of them has: the others are joined; "
+                f"trace and log differ by {alignment.gaps} {only} that only one of them has: the others are joined; "
                 "look for lost lines of the log, or kernels that the trace lacks",
             )
         )
