@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.merge import Merged, merge_sources
+from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Group, RankTimeline
 from tests.call_logs import Call, calls_in, communicator_groups, log, members_facts, trace
+from tests.conftest import shared_file
 
 WORLD = Group(name="0", description="default_pg", size=4, ranks=(0, 1, 2, 3))
 MAIN = "0x5d01"
@@ -352,6 +354,25 @@ def test_the_librarys_numbers_are_not_mixed_with_torchs() -> None:
     assert "rank 1, group '0': its log numbers calls otherwise than torch does" in told(result)
 
 
+def test_numbers_are_not_mixed_where_torchs_are_of_an_unknown_group() -> None:
+    part = [replace(call, seq=900 + at, group=None, size=4) for at, call in enumerate(step(1))]
+    lines = logged([*INIT, *step(1)])
+    bare = [replace(call, group=None) for call in step(1)]
+    result = merged(trace(part), log(lines), log(lines, rank=1), trace(bare, rank=2), log(lines, rank=2))
+    assert [call.seq for call in calls_in(result.ranks[0])] == [900, 901, 902, 903]
+    for rank in (1, 2):
+        assert {call.seq for call in calls_in(result.ranks[rank])} == {None}
+        assert {call.group for call in calls_in(result.ranks[rank])} == {"0"}
+
+
+def test_calls_of_a_known_size_without_a_group_are_not_looked_for_on_other_sizes() -> None:
+    part = [replace(call, group=None, size=4) for call in step(1)]
+    between = logged([Call("all_reduce", 5)] * 6, OTHER)
+    lines = [line for pair in zip(logged([*INIT, *step(1)]), [*between, between[0]], strict=True) for line in pair]
+    result = merged(trace(part), log(lines), **{f"c{MAIN}": (0, 1, 2, 3), f"c{OTHER}": (0, 1)})
+    assert [call.algorithm for call in calls_in(result.ranks[0])] == ["TREE", "RING", "RING", "TREE"]
+
+
 def test_one_reason_of_many_ranks_is_told_once() -> None:
     ranks = range(4)
     parts = [trace([Call("all_reduce", 123)], rank=rank) for rank in ranks]
@@ -486,6 +507,57 @@ def test_an_execution_trace_is_kept_apart_and_named() -> None:
 def test_two_recordings_of_one_time_are_still_refused() -> None:
     with pytest.raises(InputError, match="recorded twice"):
         merged(trace(step(1), source="a"), trace(step(1), source="b"), log([]))
+
+
+# --- real traces, with the log that their calls would have given ------------------------------------------------------
+
+
+def in_launch_order(timeline: RankTimeline) -> list[Call]:
+    order = timeline.collectives.launch_ns.argsort(kind="stable")
+    calls = calls_in(timeline)
+    return [calls[row] for row in order.tolist()]
+
+
+def as_library(call: Call, members: int) -> list[Call]:
+    if call.op != "all_to_all":
+        return [call]
+    part, rest = divmod(call.elements or 0, members)
+    sizes = [part] * (members - 1) + [part + rest]
+    return [Call(op, elements, call.dtype) for elements in sizes for op in ("send", "recv")]
+
+
+@pytest.mark.parametrize(
+    ("file", "members"),
+    [
+        ("kineto/a100_ddp_rank0of2_collective_args.json.gz", 2),
+        ("kineto/a100_rank3of8_six_steps.json.gz", 8),
+        ("kineto/megatron_tp8/megatron_kineto_3.json.gz", 8),
+    ],
+)
+def test_a_real_trace_is_found_in_the_log_of_a_longer_run(file: str, members: int) -> None:
+    run = read_inputs([shared_file(file)])
+    ((rank, timeline),) = run.ranks.items()
+    recorded = in_launch_order(timeline)
+    lines: list[Call] = []
+    for number, call in enumerate([*INIT, *recorded, *recorded, Call("reduce", 1), *recorded[: len(recorded) // 2]]):
+        by_size = "TREE" if (call.elements or 0) < 1500 else "RING"
+        lines += [chosen(c, number, channels=number, algorithm=by_size) for c in as_library(call, members)]
+    ranks = tuple(range(members))
+    result = merged(timeline, log(lines, rank=rank), groups=run.groups, **{f"c{MAIN}": ranks})
+    joined = in_launch_order(result.ranks[rank])
+    expected = ["TREE" if (call.elements or 0) < 1500 else "RING" for call in recorded]
+    assert [call.algorithm for call in joined] == expected  # the same in both copies of the recorded steps
+    assert {call.channels for call in joined} == {None}  # another one in each copy
+    assert {call.group for call in joined} == {"0" if run.groups else MAIN}
+    assert [call.seq for call in joined] == [call.seq for call in recorded]
+    assert "its" in told(result)
+    once = merged(timeline, log(lines[: len(INIT)] + [
+        line for line in lines[len(INIT):] if (line.seq or 0) < len(INIT) + len(recorded)
+    ], rank=rank), groups=run.groups, **{f"c{MAIN}": ranks})  # fmt: skip
+    assert [call.channels for call in in_launch_order(once.ranks[rank])] == [
+        number + len(INIT) for number in range(len(recorded))
+    ]
+    assert once.notes == ()
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------

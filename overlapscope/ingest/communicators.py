@@ -102,10 +102,7 @@ def find_served(pairs: Mapping[int, Pair], communicators: Mapping[str, Known], g
             look.miss(name)
         elif not any(name == sent for sent, _ in chain.from_iterable(between)):
             _refuse(name, sorted(fits), waiting[name], left, served)
-    for rank, (timeline, log) in pairs.items():
-        if None in calls[rank] and log.collectives.group.size:
-            found = locate(timeline, calls[rank][None], log, in_order(log, _all(log)), None)
-            _tell({rank: found}, None, served)
+    look.without_group()
     return served
 
 
@@ -185,6 +182,19 @@ class _Look:
             if isinstance(places[rank], str) and sent.any() and not sent.all():
                 places[rank] = locate(timeline, rows[~sent], log, logged, size)
         return places
+
+    def without_group(self) -> None:
+        """Look for calls whose group is not known among all those of groups as large as theirs."""
+        for rank, (timeline, log) in self.pairs.items():
+            rows = self.calls[rank].get(None)
+            if rows is None or not log.collectives.group.size:
+                continue
+            sizes = set(timeline.collectives.group_size[rows].tolist()) - {NONE}
+            size = sizes.pop() if len(sizes) == 1 and (timeline.collectives.group_size[rows] != NONE).all() else None
+            own = [each.name for each in self.communicators.values() if size is None or each.size in (None, size)]
+            logged = _rows_of(log, own) if size is not None else in_order(log, _all(log))
+            if logged.size:
+                _tell({rank: locate(timeline, rows, log, logged, size)}, None, self.served)
 
     def miss(self, name: str) -> None:
         """Note that no communicator may have the group's ranks, on the ranks whose logs hold calls at all."""

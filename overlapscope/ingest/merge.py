@@ -101,7 +101,9 @@ def _with_library_logs(
     for rank, located in served.located.items():
         for name, found in located:
             columns = (*CHOSEN, "group_size", *VOLUME, *(("group",) if name is None else ()))
-            joined = join_calls(ranks[rank], logs[rank], found, columns, with_seq=name not in counted)
+            # A call of an unknown group may be of any group.
+            with_seq = not counted if name is None else counted.isdisjoint((name, None))
+            joined = join_calls(ranks[rank], logs[rank], found, columns, with_seq=with_seq)
             ranks[rank] = joined.timeline
             notes += [Note(rank=rank, group=name, kind=kind, text=text) for kind, text in joined.refused]
     notes += served.notes
@@ -114,14 +116,14 @@ def _with_library_logs(
     return Merged(ranks=ranks, groups=left, facts=named, notes=sentences(notes))
 
 
-def _numbered(timeline: RankTimeline) -> set[str]:
-    """Give the groups some of whose calls have a sequence number."""
+def _numbered(timeline: RankTimeline) -> set[str | None]:
+    """Give the groups some of whose calls have a sequence number; None where the group is not known."""
     codes = np.unique(timeline.collectives.group[timeline.collectives.seq != NONE])
-    return {timeline.names[code] for code in codes.tolist() if code >= 0}
+    return {timeline.names[code] if code >= 0 else None for code in codes.tolist()}
 
 
 def _with_group_names(
-    timeline: RankTimeline, renamed: Mapping[str, str], counted: set[str], *, is_log: bool
+    timeline: RankTimeline, renamed: Mapping[str, str], counted: set[str | None], *, is_log: bool
 ) -> tuple[RankTimeline, list[Note]]:
     """Call groups by their process group's name.
 
@@ -134,12 +136,11 @@ def _with_group_names(
     notes = []
     seq = timeline.collectives.seq
     for code in np.unique(timeline.collectives.group).tolist():
-        group = renamed.get(timeline.names[code]) if code >= 0 else None
-        if group is None:
-            continue
-        codes[code] = names.code(group)
+        group = renamed.get(timeline.names[code], timeline.names[code]) if code >= 0 else None
+        if group is not None:
+            codes[code] = names.code(group)
         here = (timeline.collectives.group == code) & (seq != NONE)
-        if is_log and group in counted and here.any():
+        if is_log and not counted.isdisjoint((group, None)) and here.any():
             seq = np.where(here, NONE, seq)
             text = (
                 "its log numbers calls otherwise than torch does on other ranks: the log's numbers are left out; "
