@@ -595,6 +595,23 @@ def test_any_sources_merge_and_the_traces_own_values_stay(
         assert before.state in (0, after.state)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("07"), st.sampled_from([1, 2, 1000])), min_size=1, max_size=14),
+    st.data(),
+)
+def test_a_group_never_gains_what_the_library_did_on_another_ones_communicator(
+    run: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    calls = [Call("all_reduce", size, group=group) for group, size in run]
+    algorithm = {"0": "RING", "7": "TREE"}
+    own = {"0": MAIN, "7": OTHER}
+    lines = [chosen(c, at, own[c.group or ""], algorithm=algorithm[c.group or ""]) for at, c in enumerate(calls)]
+    first = data.draw(st.integers(0, len(calls) - 1))
+    part = calls[first : data.draw(st.integers(first + 1, len(calls)))]
+    for call in calls_in(merged(trace(part), log(lines), groups=(WORLD, TWIN), **TWINS).ranks[0]):
+        assert call.algorithm in (None, algorithm[call.group or ""])
+
+
 steps = st.lists(st.sampled_from([1, 2, 1000, 2000]), min_size=1, max_size=5)
 
 

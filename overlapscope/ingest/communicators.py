@@ -87,7 +87,8 @@ def find_served(pairs: Mapping[int, Pair], communicators: Mapping[str, Known], g
             if name is not None:
                 process_groups[name] = _with_calls(process_groups.get(name, Known(name=name)), pairs[rank][0], rows)
     _by_ranks(process_groups, communicators, served)
-    look = _Look(pairs=pairs, calls=calls, communicators=communicators, served=served)
+    logged = {rank: _by_group(log) for rank, (_, log) in pairs.items()}
+    look = _Look(pairs=pairs, calls=calls, logged=logged, communicators=communicators, served=served)
     waiting = {}
     for name in sorted({name for by_group in calls.values() for name in by_group if name is not None}):
         own = [each for each, group in served.groups.items() if group == name]
@@ -152,8 +153,15 @@ class _Look:
 
     pairs: Mapping[int, Pair]
     calls: Mapping[int, Mapping[str | None, Ints]]
+    """Rows of each rank's calls by group, in order; likewise of its log's by communicator."""
+    logged: Mapping[int, Mapping[str | None, Ints]]
     communicators: Mapping[str, Known]
     served: Served
+
+    def rows_of(self, rank: int, names: Iterable[str | None]) -> Ints:
+        """Give the rows of the log's calls on these communicators, in order."""
+        parts = [self.logged[rank][name] for name in names if name in self.logged[rank]]
+        return np.sort(np.concatenate([*parts, np.empty(0, np.int64)]))
 
     def fits(self, group: Known) -> dict[str, dict[int, Located | str]]:
         """Give for each communicator that may serve the group what looking for its calls there gave, by rank."""
@@ -174,7 +182,7 @@ class _Look:
         size = max((self.communicators[each].size or 0 for each in own), default=0) or None
         for rank, (timeline, log) in self.pairs.items():
             rows = self.calls[rank].get(name)
-            logged = _rows_of(log, own)
+            logged = self.rows_of(rank, own)
             if rows is None or not logged.size:
                 continue
             places[rank] = locate(timeline, rows, log, logged, size)
@@ -191,8 +199,8 @@ class _Look:
                 continue
             sizes = set(timeline.collectives.group_size[rows].tolist()) - {NONE}
             size = sizes.pop() if len(sizes) == 1 and (timeline.collectives.group_size[rows] != NONE).all() else None
-            own = [each.name for each in self.communicators.values() if size is None or each.size in (None, size)]
-            logged = _rows_of(log, own) if size is not None else in_order(log, _all(log))
+            may_be = [each.name for each in self.communicators.values() if each.size in (None, size)]
+            logged = self.rows_of(rank, self.logged[rank] if size is None else [*may_be, None])
             if logged.size:
                 _tell({rank: locate(timeline, rows, log, logged, size)}, None, self.served)
 
@@ -216,7 +224,7 @@ class _Look:
         found = []
         for rank, (timeline, log) in self.pairs.items():
             rows = self.calls[rank].get(group.name)
-            logged = _rows_of(log, own)
+            logged = self.rows_of(rank, own)
             if rows is None or not logged.size:
                 continue
             known = [each.short.rows for name, each in self.served.located.get(rank, []) if name == group.name]
@@ -235,12 +243,6 @@ def _is_sent(timeline: RankTimeline, rows: Ints) -> Flags:
     codes = [code for code, name in enumerate(timeline.names) if name in POINT_TO_POINT]
     flags: Flags = np.isin(timeline.collectives.op[rows], codes)
     return flags
-
-
-def _rows_of(log: RankTimeline, names: Iterable[str]) -> Ints:
-    chosen = set(names)
-    codes = [code for code, name in enumerate(log.names) if name in chosen]
-    return in_order(log, np.isin(log.collectives.group, codes))
 
 
 def _by_calls(waiting: Mapping[str, Mapping[str, Mapping[int, Located | str]]], served: Served) -> dict[str, set[str]]:

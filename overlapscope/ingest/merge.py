@@ -97,7 +97,8 @@ def _with_library_logs(
     communicators = communicators_of([*logs.values(), *alone], groups, facts)
     pairs: dict[int, Pair] = {rank: (ranks[rank], log) for rank, log in logs.items()}
     served = find_served(pairs, communicators, groups)
-    counted = {name for timeline in ranks.values() if timeline not in alone for name in _numbered(timeline)}
+    of_library = {timeline.rank for timeline in alone}
+    counted = {name for rank, timeline in ranks.items() if rank not in of_library for name in _numbered(timeline)}
     for rank, located in served.located.items():
         for name, found in located:
             columns = (*CHOSEN, "group_size", *VOLUME, *(("group",) if name is None else ()))
@@ -109,7 +110,7 @@ def _with_library_logs(
     notes += served.notes
     renamed = {name: group for name, group in served.groups.items() if name != group}
     for rank, timeline in ranks.items():
-        ranks[rank], told = _with_group_names(timeline, renamed, counted, is_log=timeline in alone)
+        ranks[rank], told = _with_group_names(timeline, renamed, counted, is_log=rank in of_library)
         notes += told
     left = tuple(group for group in groups if group.name not in renamed)
     named = _with_groups(facts, served, logs, alone)
