@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.errors import UsageError
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.timeline.arrow import to_arrow
@@ -59,7 +60,7 @@ class LoadedRun:
         for info in self.analysis().ranks:
             rows.append({"rank": info.rank, "step": None, "complete": None, **_figures(info.whole)})
             rows += [{"rank": info.rank, "step": s.step, "complete": s.complete, **_figures(s)} for s in info.steps]
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(rows, columns=["rank", "step", "complete", *_figures(Breakdown())])
         integers = [name for name in frame.columns if name.endswith("_ns") or name in ("rank", "step")]
         types = dict.fromkeys(integers, "Int64") | {"complete": "boolean"}
         ratios = [name for name in frame.columns if name not in types]

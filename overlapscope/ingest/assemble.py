@@ -61,7 +61,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
-        facts=facts,
+        facts=merged.facts,
     )
 
 

@@ -4,7 +4,7 @@ import os
 import zlib
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
@@ -68,30 +68,52 @@ def readers() -> tuple[Reader, ...]:
 
     Raises InputError, naming the entry point, when one of them cannot be loaded or is no reader.
     """
-    brought = []
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
+    return (*(_guarded(_whose(point), _loaded(point)) for point in points), *BUILT_IN)
+
+
+def _whose(point: EntryPoint) -> str:
+    package = f" of {point.dist.name}" if point.dist is not None else ""
+    return f"the reader {point.name!r}{package} ({point.value})"
+
+
+def _loaded(point: EntryPoint) -> Reader:
+    try:
+        reader = point.load()
+    except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is
+        raise InputError(f"{_whose(point)} cannot be loaded: {_said(error)}; update or uninstall it") from error
+    if not isinstance(reader, Reader):
+        raise InputError(f"{_whose(point)} is no overlapscope.ingest.reading.Reader; update or uninstall it")
+    return reader
+
+
+def _guarded(whose: str, reader: Reader) -> Reader:
+    """Give a reader whose failures are errors of ours that name the file and the reader."""
+
+    def recognises(head: Head) -> bool:
         try:
-            reader = point.load()
-        except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is
-            raise InputError(
-                f"the reader {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(reader, Reader):
-            raise InputError(f"the reader {point.name!r} ({point.value}) is no overlapscope.ingest.reading.Reader")
-        brought.append(replace(reader, read=_foreign(point.name, reader)))
-    return (*brought, *BUILT_IN)
+            return bool(reader.recognises(head))
+        except (OverlapScopeError, OSError, MemoryError):
+            raise
+        except Exception as error:  # foreign code, as above
+            raise InputError(f"{shown(head.path)}: {whose} failed to look at it: {_said(error)}") from error
 
-
-def _foreign(name: str, reader: Reader):  # type: ignore[no-untyped-def]
     def read(path: Path, context: ReadContext) -> Reading:
         try:
-            return reader.read(path, context)
+            reading = reader.read(path, context)
         except (OverlapScopeError, MemoryError):
             raise
         except Exception as error:  # foreign code, as above
-            raise InputError(f"{shown(path)}: the reader {name!r} failed: {type(error).__name__}: {error}") from error
+            raise InputError(f"{shown(path)}: {whose} failed: {_said(error)}") from error
+        if not isinstance(reading, Reading):
+            raise InputError(f"{shown(path)}: {whose} gave no Reading but {type(reading).__name__}")
+        return reading
 
-    return read
+    return replace(reader, recognises=recognises, read=read)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def head_of(path: Path) -> Head:

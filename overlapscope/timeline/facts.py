@@ -25,7 +25,10 @@ class Members(Columns):
     """One row for each member of each communicator that a log tells of."""
 
     communicator: Codes
-    """The same name on all members; names the group of the same ranks in `Run.groups`."""
+    """The library's name for it, the same on all members."""
+    group: Codes
+    """The process group in `Run.groups` that it serves; missing where the sources do not tell. A group may have several
+    communicators: one for each pair of ranks that sends."""
     member: Ints
     """Rank in the communicator."""
     members: Ints
