@@ -27,7 +27,7 @@ def chosen(call: Call, seq: int | None, communicator: str = MAIN, **changes: obj
     """The call as the library's log has it: algorithm and channels by its size."""
     size = call.elements or 0
     values = {"algorithm": "TREE" if size < 1500 else "RING", "protocol": "LL", "channels": size // 1000 + 2}
-    return replace(call, group=communicator, seq=seq, **{**values, **changes})
+    return replace(call, group=communicator, seq=seq, record=None, **{**values, **changes})
 
 
 def step(number: int = 0) -> list[Call]:
@@ -498,10 +498,20 @@ def test_logs_that_contradict_each_other_are_not_put_together() -> None:
     assert "other.log is left out" in told(result)
 
 
-def test_an_execution_trace_is_kept_apart_and_named() -> None:
-    result = merged(trace(step(1)), log([replace(call, record=at) for at, call in enumerate(step(1))]))
-    assert calls_in(result.ranks[0]) == step(1)
-    assert "its execution trace is not joined" in told(result)
+def test_an_execution_trace_fills_what_the_trace_lacks() -> None:
+    bare = [replace(call, elements=None, record=at) for at, call in enumerate(step(1))]
+    full = [replace(call, seq=7 + at, record=at) for at, call in enumerate(step(1))]
+    result = merged(trace(bare), log(full))
+    assert [(call.elements, call.seq) for call in calls_in(result.ranks[0])] == [(c.elements, c.seq) for c in full]
+    assert result.notes == ()
+
+
+def test_an_execution_trace_of_another_recording_is_left_out_and_named() -> None:
+    ours = [replace(call, record=at) for at, call in enumerate(step(1))]
+    other = [replace(call, elements=1, record=at) for at, call in enumerate(step(1))]
+    result = merged(trace(ours), log(other))
+    assert calls_in(result.ranks[0]) == ours
+    assert "its execution trace is left out: the execution trace is not of this recording" in told(result)
 
 
 def test_two_recordings_of_one_time_are_still_refused() -> None:

@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.errors import InputError
 from overlapscope.ingest.communicators import Pair, Served, communicators_of, find_served
 from overlapscope.ingest.join_calls import CHOSEN, VOLUME, join_calls
+from overlapscope.ingest.join_execution_trace import join_execution_trace
 from overlapscope.ingest.join_flight_recorder import join_flight_recorder
 from overlapscope.ingest.merge_notes import Note, sentences
 from overlapscope.ingest.one_log import one_log
@@ -79,9 +81,12 @@ def kind_of(log: RankTimeline) -> str:
 
 
 def _join_execution_trace(timed: RankTimeline, log: RankTimeline) -> tuple[RankTimeline, list[Note]]:
-    """Join by `record_function_id`. The place for `overlapscope.ingest.join_execution_trace`, which is to come."""
-    text = "its execution trace is not joined: its calls are left out; analyze it alone to see them"
-    return timed, [Note(rank=log.rank, group=None, kind=EXECUTION_TRACE, text=text)]
+    """Join by `record_function_id`."""
+    try:
+        return join_execution_trace(timed, log), []
+    except InputError as error:
+        text = f"its execution trace is left out: {str(error).removeprefix(f'rank {timed.rank}: ')}"
+        return timed, [Note(rank=log.rank, group=None, kind=EXECUTION_TRACE, text=text)]
 
 
 def _with_library_logs(
