@@ -9,7 +9,9 @@ import numpy as np
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.steps import step_windows, whole_windows
+from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.run import Run
@@ -142,6 +144,7 @@ def analyze(run: Run) -> Analysis:
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
     ]
     findings += unplaced(unclassified, fused, compute_ns)
+    findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
     findings += recording_gaps(run.sources, _linkage(run))
     return Analysis(
         sources=[

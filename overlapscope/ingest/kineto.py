@@ -38,8 +38,9 @@ FORMAT = "kineto"
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file begins like JSON, or is too damaged or short to tell."""
-    return head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")[:1] in (b"{", b"[", b"")
+    """Whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    return text[:1] in (b"{", b"") or (text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"]", b",", b""))
 
 
 def read_kineto(path: Path, context: ReadContext) -> Reading:

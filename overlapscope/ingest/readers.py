@@ -7,13 +7,16 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import kineto
+from overlapscope.ingest import horovod, kineto, training_log
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.text_head import in_later_text
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
+    horovod.READER,
+    training_log.READER,
     kineto.READER,  # last: takes any JSON
 )
 
@@ -64,4 +67,5 @@ def head_of(path: Path) -> Head:
 
 def reader_of(head: Head) -> Reader | None:
     """Give the reader that knows the file; None when none does."""
-    return next((reader for reader in readers() if reader.recognises(head)), None)
+    known = next((reader for reader in readers() if reader.recognises(head)), None)
+    return known or in_later_text(head, [reader for reader in readers() if reader.anywhere])

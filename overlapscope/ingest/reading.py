@@ -64,3 +64,6 @@ class Reader:
     format: str
     recognises: Callable[[Head], bool]
     read: Callable[[Path, ReadContext], Reading]
+    anywhere: bool = False
+    """What it looks for are lines that may begin anywhere in a text: where no reader knows the head of a text file,
+    `recognises` is asked of its later parts too."""

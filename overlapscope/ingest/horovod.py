@@ -1,0 +1,201 @@
+"""Read a Horovod timeline (HOROVOD_TIMELINE): how each tensor's time goes into negotiating, waiting, copying, moving.
+
+The file is an array of Chrome events that rank 0 writes; its processes are tensors. Before Horovod 0.20.1 it is never
+closed and ends in a comma, and so it does after a crash; later versions write all events on one line. Names are not
+escaped. What it shows is the coordinator's view from the host: no compute, and device work only as the host saw it
+end. Overlap cannot be computed from it, so it gives figures and no timeline.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.horovod_figures import horovod_figures
+from overlapscope.ingest.horovod_tensors import Tensors
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.repair import mend
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.run import MAX_RANKS, Source
+
+FORMAT = "horovod"
+MAX_TENSORS = 1_000_000
+_OPERATIONS = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
+_MARKS = (
+    re.compile(rb'"name"\s*:\s*"NEGOTIATE_' + _OPERATIONS + rb'"'),
+    re.compile(rb'"name"\s*:\s*"CYCLE_START"'),
+    re.compile(rb'"ph"\s*:\s*"B"\s*,\s*"name"\s*:\s*"' + _OPERATIONS + rb'"'),
+)
+_MAX_US = 1 << 52
+_RANK = re.compile(r"[0-9]{1,7}")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: Any = None
+    ts: Any = None
+    pid: Any = None
+    dur: Any = None
+    args: Any = None
+
+
+_events = msgspec.json.Decoder(list[_Event])
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is an array that begins with Horovod's own events."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return re.match(rb"\[\s*\{", text) is not None and any(mark.search(text) for mark in _MARKS)
+
+
+def read_horovod(path: Path, context: ReadContext) -> Reading:
+    """Read one timeline, plain or gzip, whole or cut short, in pieces.
+
+    Raises InputError when it cannot be read, or holds no event of a tensor.
+    """
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    chunks = EventChunks(stream.blocks(), shown(path))
+    events = _Events()
+    for piece in chunks.pieces(events.take):
+        events.take_broken(piece)
+    closed, cut = events.take_last(chunks.tail)
+    events.tensors.finish()
+    if not events.tensors.tensors:
+        raise InputError(f"{shown(path)}: tells of no tensor; was the timeline on while the job trained?")
+    warnings = [*stream.warnings, *_warnings(events)]
+    if not closed and not cut and not stream.truncated:
+        warnings.append("the list of events is not closed, as Horovod before 0.20.1 leaves it, or a job that broke off")
+    facts, notes = horovod_figures(events.tensors, events.names, shown(path))
+    return Reading(
+        facts=facts,
+        source=Source(
+            path=shown(path),
+            format=FORMAT,
+            events=events.events,
+            repaired=events.repaired,
+            dropped=events.dropped,
+            truncated=stream.truncated or cut,
+            warnings=(*warnings, *notes),
+        ),
+    )
+
+
+class _Events:
+    """Takes pieces of the event array to the tensors they tell of."""
+
+    def __init__(self) -> None:
+        self.tensors = Tensors()
+        self.names: dict[int, str] = {}
+        self.events = self.repaired = self.dropped = 0
+        self.long_ticks = self.longest_us = self.foreign = 0
+
+    def take(self, piece: bytes) -> bool:
+        """Take a piece of whole events; False, and nothing taken, when it does not decode."""
+        try:
+            piece.decode()
+            events = _events.decode(b"[" + piece + b"]")
+        except _BROKEN:
+            return False
+        for event in events:
+            self._take_event(event)
+        return True
+
+    def take_broken(self, piece: bytes) -> None:
+        """Take what can be mended of a piece."""
+        self._mend(piece, last=False)
+
+    def take_last(self, text: bytes) -> tuple[bool, bool]:
+        """Take the end of the file; give whether the array was closed, and whether an event was cut."""
+        text = text.rstrip(b" \t\r\n\x00")
+        if text.endswith(b"]") and self.take(text[:-1]):
+            return True, False
+        dropped = self.dropped
+        closed = self._mend(text, last=True)
+        return closed, not closed and self.dropped > dropped
+
+    def _mend(self, text: bytes, *, last: bool) -> bool:
+        mended = mend(text, last=last)
+        self.repaired += mended.repaired
+        self.dropped += mended.dropped
+        for event in _events.decode(b"[" + mended.events + b"]"):
+            self._take_event(event)
+        return mended.closed
+
+    def _take_event(self, event: _Event) -> None:
+        self.events += 1
+        phase = event.ph
+        if phase == "i":
+            self._take_mark(event)
+            return
+        if phase == "M":
+            self._take_name(event)
+            return
+        if phase not in ("B", "E", "X"):
+            self.dropped += not phase
+            self.foreign += phase != ""
+            return
+        pid, at_us = self._pid(event.pid), _microseconds(event.ts)
+        if pid is None or at_us is None:
+            self.dropped += 1
+        elif phase == "E":
+            self.tensors.end(pid, at_us, event.args)
+        elif phase == "B" and isinstance(event.name, str):
+            self.tensors.begin(pid, event.name, at_us)
+        elif phase == "X" and isinstance(event.name, str) and _is_rank(event.name):
+            if event.dur != 0:
+                self.long_ticks += 1
+                self.longest_us = max(self.longest_us, _microseconds(event.dur) or 0)
+            self.tensors.ready(pid, int(event.name), at_us)
+        else:
+            self.foreign += 1
+
+    def _take_mark(self, event: _Event) -> None:
+        if event.name == "CYCLE_START":
+            self.tensors.readiness.cycle_start()
+        else:
+            self.foreign += 1
+
+    def _take_name(self, event: _Event) -> None:
+        pid = self._pid(event.pid)
+        name = event.args.get("name") if isinstance(event.args, dict) else None
+        if pid is not None and isinstance(name, str) and event.name == "process_name":
+            self.names.setdefault(pid, name)
+
+    def _pid(self, pid: object) -> int | None:
+        """Give a tensor's number; None for what is none, or for more tensors than any model has."""
+        if type(pid) is not int or not 0 <= pid < _MAX_US:
+            return None
+        known = self.tensors.tensors
+        return pid if pid in known or max(len(known), len(self.names)) < MAX_TENSORS else None
+
+
+def _microseconds(value: object) -> int | None:
+    if type(value) is float and value.is_integer():
+        value = int(value) if abs(value) < _MAX_US else None
+    return value if type(value) is int and 0 <= value < _MAX_US else None
+
+
+def _is_rank(name: str) -> bool:
+    return _RANK.fullmatch(name) is not None and int(name) <= MAX_RANKS
+
+
+def _warnings(events: _Events) -> list[str]:
+    tensors = events.tensors
+    counted = (
+        (events.long_ticks, f"ready ticks have a duration (up to {events.longest_us} us); a tick has none: left out"),
+        (events.foreign, "events that no Horovod writes were left out"),
+        (tensors.contradictory, "operations or negotiations whose times contradict each other were left out"),
+        (tensors.unfinished, "negotiations or operations have no end and were left out"),
+        (tensors.unmatched, "ends have no beginning"),
+        (tensors.stray_ticks, "ready ticks stand outside any negotiation and were left out"),
+        (tensors.bare, "operations have no negotiation before them"),
+    )
+    return [f"{count} {what}" for count, what in counted if count]
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read_horovod)

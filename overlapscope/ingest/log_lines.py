@@ -1,0 +1,42 @@
+"""The contract of a format whose lines stand among the others of a training log."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from overlapscope.timeline.facts import Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the lines of one format gave."""
+
+    facts: Facts = field(default_factory=Facts)
+    lines: int = 0
+    """Lines that were understood; 0 when the log has none of the format."""
+    dropped: int = 0
+    """Lines that are of the format, but too damaged to be understood."""
+    warnings: tuple[str, ...] = ()
+
+
+class LogLines(Protocol):
+    """Takes the lines of one format out of a log."""
+
+    def wants(self, line: bytes) -> bool:
+        """Whether the line may be of the format; asked of every line, so it must be quick."""
+
+    def take(self, line: str) -> None:
+        """Take a line that is wanted, without colours and launcher's prefix."""
+
+    def found(self, source: str) -> Found:
+        """Give what all lines told; `source` is the log as it is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """One format of lines."""
+
+    name: str
+    in_text: Callable[[bytes], bool]
+    """Whether a part of a log surely holds lines of it, and does not merely speak of them."""
+    lines: Callable[[], LogLines]

@@ -1,0 +1,45 @@
+"""Look further into a text than its head: a training log's telling lines may begin after megabytes of others."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.reading import HEAD_BYTES, Head, Reader
+
+FURTHER_BYTES = 4 << 20
+"""How far a text is searched: some ten milliseconds a file, so that a folder of logs stays quick to open."""
+_OVERLAP = 4 << 10
+"""What is looked for may lie across the end of a part; none of it is longer."""
+_CONTROL = bytes(byte for byte in range(0x20) if byte not in b"\t\n\r\b\f\x1b")
+
+
+def in_later_text(head: Head, readers: Sequence[Reader]) -> Reader | None:
+    """Give the reader that recognises a later part of a text; None where there is none, or the file is no text."""
+    if not readers or len(head.content) < HEAD_BYTES or not _is_text(head.content):
+        return None
+    try:
+        for part in _parts(head.path):
+            later = Head(path=head.path, content=part)
+            for reader in readers:
+                if reader.recognises(later):
+                    return reader
+    except InputError:
+        return None  # reading it will tell what is wrong
+    return None
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    """Give the text from its beginning, in parts that overlap."""
+    seen = 0
+    before = b""
+    for block in ByteStream(path).blocks():
+        yield before + block
+        seen += len(block)
+        if seen >= FURTHER_BYTES:
+            return
+        before = block[-_OVERLAP:]
+
+
+def _is_text(content: bytes) -> bool:
+    return len(content) - len(content.translate(None, _CONTROL)) <= len(content) // 1000

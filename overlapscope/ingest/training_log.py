@@ -1,0 +1,68 @@
+"""Read a training log: the lines of every known format that stand in it, in one pass.
+
+A further format is one more LogFormat in FORMATS.
+"""
+
+import re
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.ingest import deepspeed_comms, megatron_timers
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.launcher_prefix import plain
+from overlapscope.ingest.lines import lines
+from overlapscope.ingest.log_lines import LogFormat
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.facts import join_facts
+from overlapscope.timeline.run import Source
+
+FORMATS: tuple[LogFormat, ...] = (deepspeed_comms.LINES, megatron_timers.LINES)
+_OTHER_LINES = (
+    (re.compile(rb"NCCL (?:INFO|WARN) "), "NCCL"),
+    (re.compile(rb"ProcessGroupNCCL\.cpp:[0-9]"), "torch watchdog"),
+)
+"""Formats that other readers know, whose lines are not read here."""
+_JSON = re.compile(rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])")
+
+
+def recognises(head: Head) -> bool:
+    """Whether a text holds lines of a known format."""
+    return _JSON.match(head.content) is None and any(each.in_text(head.content) for each in FORMATS)
+
+
+def read_training_log(path: Path, context: ReadContext) -> Reading:
+    """Read the lines of all known formats; the source's format names those that were found.
+
+    Raises InputError when the file cannot be read or holds none.
+    """
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    takers = [(each.name, each.lines()) for each in FORMATS]
+    others = dict.fromkeys((name for _, name in _OTHER_LINES), 0)
+    for line in lines(stream):
+        for _, taker in takers:
+            if taker.wants(line):
+                taker.take(plain(line))
+        if b"NCCL" in line:
+            for mark, name in _OTHER_LINES:
+                others[name] += mark.search(line) is not None
+    found = [(name, taker.found(shown(path))) for name, taker in takers]
+    told = [(name, each) for name, each in found if each.lines]
+    if not told:
+        raise InputError(f"{shown(path)}: holds no line of {' or '.join(each.name for each in FORMATS)} that is whole")
+    warnings = [*stream.warnings, *(warning for _, each in told for warning in each.warnings)]
+    warnings += [f"{count} {name} lines of this file are not read" for name, count in others.items() if count]
+    return Reading(
+        facts=join_facts([each.facts for _, each in told]),
+        source=Source(
+            path=shown(path),
+            format="+".join(name for name, _ in told),
+            events=sum(each.lines for _, each in told),
+            dropped=sum(each.dropped for _, each in found),
+            truncated=stream.truncated,
+            warnings=tuple(warnings),
+        ),
+    )
+
+
+READER = Reader(format="training_log", recognises=recognises, read=read_training_log, anywhere=True)
