@@ -14,6 +14,15 @@ from overlapscope.timeline.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
+
+    transfer_ns: npt.NDArray[np.int64]
+    call: npt.NDArray[np.int64]
+    """Number of the matched call, the same on all its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Across:
     """What the ranks of a run tell together."""
 
@@ -27,13 +36,22 @@ class Across:
         """Collectives matched, each counted once."""
         return sum(block.calls for block in self.matching.blocks)
 
-    def transfers(self, run: Run) -> dict[int, npt.NDArray[np.int64]]:
-        """Give, for each rank, the transfer of each of its collectives; NONE where waiting could not be split off."""
-        found = {rank: np.full(size(timeline.collectives), NONE, np.int64) for rank, timeline in run.ranks.items()}
+    def transfers(self, run: Run) -> dict[int, Transfers]:
+        """Give the transfers of each rank's collectives."""
+        found = {
+            rank: Transfers(
+                transfer_ns=np.full(size(timeline.collectives), NONE, np.int64),
+                call=np.full(size(timeline.collectives), NONE, np.int64),
+            )
+            for rank, timeline in run.ranks.items()
+        }
+        calls = 0
         for each in self.splits:
             if each.block.whole:
                 for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
-                    found[rank][rows] = each.transfer_ns
+                    found[rank].transfer_ns[rows] = each.transfer_ns
+                    found[rank].call[rows] = calls + np.arange(each.block.calls)
+                calls += each.block.calls
         return found
 
 

@@ -1,4 +1,4 @@
-"""Clock offsets between ranks, from the ends of matched collectives, which all members share within tens of microseconds.
+"""Clock offsets between ranks, from the ends of matched collectives, which members share within tens of microseconds.
 
 Offsets are what a rank's clock shows more than that of the lowest rank it is connected with. They are joint over the
 graph of groups: each is the median distance of the rank's ends to the centre of their calls, repeated until it rests.
@@ -25,7 +25,7 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Offset and drift of each rank whose clock is connected with another's; `reference_ns` is where drift is nought."""
+    """Offset and drift of each rank that shares calls with another; `reference_ns` is where drift is nought."""
 
     offset_ns: Mapping[int, float] = field(default_factory=dict)
     drift: Mapping[int, float] = field(default_factory=dict)
@@ -67,8 +67,8 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
     sharing = _sharing(offsets, hosts or {})
     clocks = Clocks(offset_ns=_one_a_host(offsets, sharing), reference_ns=reference)
     for _ in range(ROUNDS):
-        far = _distances(blocks, clocks)
-        moves = {rank: float(np.median(np.concatenate([far[each] for each in sharing[rank]]))) for rank in far}
+        behind = _distances(blocks, clocks)
+        moves = {rank: float(np.median(np.concatenate([behind[each] for each in sharing[rank]]))) for rank in behind}
         offsets = {rank: offset + moves[rank] for rank, offset in clocks.offset_ns.items()}
         clocks = Clocks(offset_ns=offsets, reference_ns=reference)
         if max(map(abs, moves.values())) < RESTS_WITHIN_NS:

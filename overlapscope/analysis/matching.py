@@ -1,7 +1,7 @@
 """The same collective on every rank that took part: by its number in the group, else by order, checked by its ends.
 
-A pairing by order alone is a guess: a recording that was cut or sampled shifts it. So it needs equal numbers of calls on
-all ranks, and `agreeing` drops what does not end together once clocks are aligned.
+A pairing by order alone is a guess: a recording that was cut or sampled shifts it. So it needs equal numbers of calls
+on all ranks, and `agreeing` drops what does not end together once clocks are aligned.
 """
 
 from collections import defaultdict
@@ -64,7 +64,7 @@ class _Kind:
 
 
 def match(run: Run) -> Matching:
-    """Pair the symmetric collectives of all recorded ranks. Groups whose members are not known are paired only by order."""
+    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired."""
     blocks: list[Matched] = []
     reasons: list[str] = []
     unmatched = 0
@@ -98,8 +98,8 @@ def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matchi
             continue
         unmatched += block.rows.size
         reasons.append(
-            f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} are not "
-            f"paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
+            f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} "
+            f"are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
         )
     return replace(matching, blocks=tuple(kept), unmatched=unmatched, reasons=tuple(reasons))
 
@@ -127,9 +127,7 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, In
         yield (timeline.names[code] if code >= 0 else None), rows[calls.group[rows] == code]
 
 
-def _match_group(
-    run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Ints]
-) -> Matching:
+def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Ints]) -> Matching:
     """Pair the calls of one group. `rows_of` holds the rows of its symmetric calls by rank."""
     total = sum(rows.size for rows in rows_of.values())
     expected = [rank for rank in members if rank in run.ranks] if members is not None else sorted(rows_of)
@@ -137,7 +135,9 @@ def _match_group(
         return Matching(unmatched=total)
     silent = [rank for rank in expected if rank not in rows_of]
     if silent:
-        why = f"{_named(group)}: nothing of it was recorded on rank {_listed(silent)}, a member; its calls are not paired"
+        why = (
+            f"{_named(group)}: nothing of it was recorded on rank {_listed(silent)}, a member; its calls are not paired"
+        )
         return Matching(unmatched=total, reasons=(why,))
     whole = members is not None and len(expected) == len(members)
     by_number = all(_numbered(run.ranks[rank].collectives, rows_of[rank]) for rank in expected)
@@ -165,7 +165,7 @@ def _by_number(
         rows[at] = rows_of[rank][order[np.searchsorted(numbers[order], np.sort(common))]]
     kinds = [_kinds(run.ranks[rank], rows[at]) for at, rank in enumerate(ranks)]
     columns: dict[_Kind, list[int]] = defaultdict(list)
-    reasons = []
+    reasons: list[str] = []
     for column, seen in enumerate(zip(*kinds, strict=True)):
         if all(each == seen[0] for each in seen):
             columns[seen[0]].append(column)
@@ -177,7 +177,8 @@ def _by_number(
                 f"{_spelled(seen[other])} on rank {ranks[other]}; calls that differ so are not paired"
             )
     blocks = [
-        _block(run, group, kind, ranks, rows[:, chosen], by_order=False, whole=whole) for kind, chosen in columns.items()
+        _block(run, group, kind, ranks, rows[:, chosen], by_order=False, whole=whole)
+        for kind, chosen in columns.items()
     ]
     matched = sum(block.rows.size for block in blocks)
     total = sum(rows_of[rank].size for rank in ranks)

@@ -1,8 +1,8 @@
 """Waiting told from transferring, and who was waited for (DESIGN section 2).
 
-A collective's duration on a rank is waiting for the last member, then transferring. The last member waits for nobody, so
-the least of the durations is the transfer, whatever the clocks show (`reference/whatif.md` section 4 measures it: off by
-3 % where means over ranks are off by 70 to 850 %).
+A collective's duration on a rank is waiting for the last member, then transferring. The last member waits for nobody,
+so the least of the durations is the transfer, whatever the clocks show: in a simulation with jitter and skew it was off
+by 3 %, where means over ranks were off by 70 to 850 %.
 """
 
 from collections.abc import Mapping, Sequence
