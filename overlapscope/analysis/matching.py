@@ -123,6 +123,7 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, In
     wanted = [code for code, name in enumerate(timeline.names) if name in SYMMETRIC]
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
     rows = np.flatnonzero(np.isin(calls.op, wanted) & timed)
+    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]  # tables are in the order of their source
     for code in np.unique(calls.group[rows]).tolist():
         yield (timeline.names[code] if code >= 0 else None), rows[calls.group[rows] == code]
 
