@@ -1,11 +1,12 @@
 """A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
@@ -142,6 +143,7 @@ def analyze(run: Run) -> Analysis:
             whole = _known(coverage.breakdown(*whole_windows(timeline)), timeline.basis)
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
+    together = across(run)
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
@@ -176,11 +178,34 @@ def analyze(run: Run) -> Analysis:
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
-        collectives=collective_rows(run.ranks, windows),
-        skew=Skew(),
+        collectives=collective_rows(run.ranks, windows, together.transfers(run)),
+        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
+    )
+
+
+def _skew(together: Across, idle_ns: Mapping[int, int | None]) -> Skew:
+    residual = together.clocks.residual_ns
+    return Skew(
+        matched=together.matched,
+        unmatched=together.matching.unmatched,
+        reasons=list(together.matching.reasons),
+        clock_offset_ns={str(rank): round(offset) for rank, offset in together.clocks.offset_ns.items()},
+        residual_ns=None if residual is None else round(residual),
+        ranks=[
+            SkewRank(
+                rank=rank,
+                collective_ns=each.collective_ns,
+                wait_ns=each.wait_ns,
+                wait_fraction=each.wait_ns / each.collective_ns if each.collective_ns else None,
+                blame_ns=each.blame_ns,
+                times_last=each.times_last,
+                idle_ns=idle_ns[rank],
+            )
+            for rank, each in together.waits.items()
+        ],
     )
 
 

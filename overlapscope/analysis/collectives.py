@@ -1,14 +1,16 @@
 """The collectives of a run, one row for each kind of call."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.steps import StepWindow
+from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import bus_factor
@@ -59,24 +61,44 @@ _NAMES = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "
 _NUMBERS = ("group_size", "bytes")
 
 
-def collective_rows(ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]]) -> list[CollectiveRow]:
+@dataclass(slots=True)
+class _Calls:
+    """All calls of one kind, while they are gathered."""
+
+    by_rank: dict[int, int] = field(default_factory=dict)
+    durations: list[int] = field(default_factory=list)
+    transfers: dict[int, int] = field(default_factory=dict)
+    """Transfer of each matched call, by its number."""
+    waited: int = 0
+    split: int = 0
+    """Calls of a rank whose duration could be split."""
+
+
+def collective_rows(
+    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]], transfers: Mapping[int, Transfers]
+) -> list[CollectiveRow]:
     """Give one row a kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
-    made counts once: the count is the largest of any rank.
+    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting.
     """
-    counts: dict[_Key, dict[int, int]] = {}
-    durations: dict[_Key, list[int]] = {}
+    kinds: dict[_Key, _Calls] = {}
     for rank, timeline in ranks.items():
+        known = transfers[rank]
         for key, row in _keyed(timeline, _chosen(timeline, windows[rank])):
-            counts.setdefault(key, {}).setdefault(rank, 0)
-            counts[key][rank] += 1
+            calls = kinds.setdefault(key, _Calls())
+            calls.by_rank[rank] = calls.by_rank.get(rank, 0) + 1
             start, end = int(timeline.collectives.start_ns[row]), int(timeline.collectives.end_ns[row])
-            durations.setdefault(key, [])
-            if NONE not in (start, end):
-                durations[key].append(end - start)
-    order = sorted(counts, key=lambda key: (-sum(durations[key]), key.op, key.group or "", key.bytes or 0))
-    return [_row(key, max(counts[key].values()), durations[key]) for key in order]
+            if NONE in (start, end):
+                continue
+            calls.durations.append(end - start)
+            transfer = int(known.transfer_ns[row])
+            if transfer != NONE:
+                calls.split += 1
+                calls.waited += end - start - transfer
+                calls.transfers[int(known.call[row])] = transfer
+    order = sorted(kinds, key=lambda key: (-sum(kinds[key].durations), key.op, key.group or "", key.bytes or 0))
+    return [_row(key, kinds[key]) for key in order]
 
 
 def _chosen(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
@@ -115,8 +137,12 @@ def _keyed(timeline: RankTimeline, rows: Ints) -> list[tuple[_Key, int]]:
     return keyed
 
 
-def _row(key: _Key, count: int, durations: list[int]) -> CollectiveRow:
-    transfer = float(median(durations)) if durations else None
+def _row(key: _Key, calls: _Calls) -> CollectiveRow:
+    durations, matched = calls.durations, list(calls.transfers.values())
+    total = sum(durations)
+    is_matched = bool(durations) and calls.split == len(durations)
+    transfer = float(median(matched if is_matched else durations)) if durations else None
+    baseline = float(np.quantile(matched, BASELINE_QUANTILE)) if is_matched and len(matched) >= BASELINE_CALLS else None
     algbw = key.bytes / transfer if key.bytes and transfer else None
     busbw = algbw * bus_factor(key.op, key.group_size) if algbw is not None and key.group_size else None
     return CollectiveRow(
@@ -130,11 +156,11 @@ def _row(key: _Key, count: int, durations: list[int]) -> CollectiveRow:
         module=key.module,
         algorithm=key.algorithm,
         protocol=key.protocol,
-        count=count,
-        estimate="upper_bound",
+        count=max(calls.by_rank.values()),
+        estimate="matched" if is_matched else "upper_bound",
         transfer_ns_median=transfer,
-        baseline_ns=None,
-        wait_fraction=None,
+        baseline_ns=baseline,
+        wait_fraction=calls.waited / total if is_matched and total else None,
         exposed_ns=None,
         algbw_gbs=algbw,
         busbw_gbs=busbw,

@@ -14,6 +14,7 @@ MAX_RANKS = 24
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
+MAX_SKEW = 8
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 NOT_APPLICABLE = "n/a"
 
@@ -24,6 +25,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
     """
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
+    parts.append(_skew(analysis, all_rows=all_rows))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
@@ -158,6 +160,26 @@ def _mean_row(rank: RankInfo) -> list[str]:
     mark = "" if all(step.complete for step in steps) else "*"
     label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
     return _cells(label, mean(steps) if steps else Breakdown())
+
+
+def _skew(analysis: Analysis, *, all_rows: bool) -> str:
+    """Show who waited and who was waited for, the most blamed first; nothing where no call could be matched."""
+    skew = analysis.skew
+    if not skew.ranks:
+        return ""
+    shown = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
+    shown = shown if all_rows else shown[:MAX_SKEW]
+    head = ["waiting", "waited ms", "of its collectives", "held others up ms", "times last"]
+    cells = [
+        [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
+        for each in shown
+    ]
+    lines = [*aligned([head, *cells])]
+    if len(shown) < len(skew.ranks):
+        lines.append(f"{len(skew.ranks) - len(shown)} more ranks that held others up less: --all")
+    matched = f"{count(skew.matched, 'collective')} matched across ranks"
+    lines.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
+    return "\n".join(lines)
 
 
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:

@@ -1,0 +1,80 @@
+"""Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.clocks import Clocks, clock_offsets
+from overlapscope.analysis.matching import Matching, agreeing, match
+from overlapscope.analysis.waiting import RankWait, Split, by_rank, split
+from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
+
+    transfer_ns: npt.NDArray[np.int64]
+    call: npt.NDArray[np.int64]
+    """Number of the matched call, the same on all its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Across:
+    """What the ranks of a run tell together."""
+
+    matching: Matching = field(default_factory=Matching)
+    clocks: Clocks = field(default_factory=Clocks)
+    splits: tuple[Split, ...] = ()
+    waits: Mapping[int, RankWait] = field(default_factory=dict)
+
+    @property
+    def matched(self) -> int:
+        """Collectives matched, each counted once."""
+        return sum(block.calls for block in self.matching.blocks)
+
+    def transfers(self, run: Run) -> dict[int, Transfers]:
+        """Give the transfers of each rank's collectives."""
+        found = {
+            rank: Transfers(
+                transfer_ns=np.full(size(timeline.collectives), NONE, np.int64),
+                call=np.full(size(timeline.collectives), NONE, np.int64),
+            )
+            for rank, timeline in run.ranks.items()
+        }
+        calls = 0
+        for each in self.splits:
+            if each.block.whole:
+                for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
+                    found[rank].transfer_ns[rows] = each.transfer_ns
+                    found[rank].call[rows] = calls + np.arange(each.block.calls)
+                calls += each.block.calls
+        return found
+
+
+def across(run: Run) -> Across:
+    """Match, align and split. With one rank recorded there is nothing to match."""
+    if len(run.ranks) < 2:
+        return Across()
+    hosts = _hosts(run)
+    matching = match(run)
+    clocks = clock_offsets(matching.blocks, hosts)
+    checked = agreeing(matching, clocks.spread_ns)
+    if len(checked.blocks) < len(matching.blocks):
+        clocks = clock_offsets(checked.blocks, hosts)
+    splits = tuple(split(checked.blocks, clocks))
+    return Across(matching=checked, clocks=clocks, splits=splits, waits=by_rank(splits, clocks))
+
+
+def _hosts(run: Run) -> dict[int, str]:
+    """Give the hosts of the ranks that our own capture recorded."""
+    found = {}
+    for rank, timeline in run.ranks.items():
+        settings = timeline.recorded.get("settings")
+        host = settings.get("host") if isinstance(settings, dict) else None
+        if isinstance(host, str):
+            found[rank] = host
+    return found
