@@ -4,8 +4,6 @@ import atexit
 import random
 import secrets
 import shutil
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from overlapscope.capture import environment, exchange
+from overlapscope.capture import environment, exchange, links, nvtx
+from overlapscope.capture.around import AroundModel
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import timeline_of
 from overlapscope.capture.guard import CaptureWarning, Guard
-from overlapscope.capture.last_words import LastWords
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
@@ -28,12 +26,15 @@ from overlapscope.capture.points import DevicePoints, HostPoints, Points
 from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.telemetry import Sampler
+from overlapscope.capture.termination import Termination
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline, is_run_directory
 
 P = ParamSpec("P")
 R = TypeVar("R")
 STEP_MARK = "overlapscope.step"
+COMM_MARK = "overlapscope.comm:"
+"""Begins the name under which a trace holds a region that communicates; reading it counts as communication."""
 LEFT_ALONE = frozenset(random.Random(0).sample(range(2, 66), 16))
 """Steps after warm-up that are left alone, to measure what capture costs: a quarter of the first 64, at random, as a
 regular choice could fall in with gradient accumulation; the same on all ranks."""
@@ -92,7 +93,6 @@ class Session:
         self._lost = 0
         self._record: StepRecord | None = None
         self._in_step = False
-        self._stuck = False
         self._stepped_aside = False
         self._watches: list[Any] = []
         self._phases: PhaseWatch | None = None
@@ -100,8 +100,10 @@ class Session:
         self._lateness = LatenessWatch(self._current)
         self._with: list[int] = []
         self._without: list[int] = []
-        self._previous_handler: Any = None
-        self._last_words = LastWords(self.guard, self._cut_off)
+        self._around = AroundModel(model)
+        self._ranges: nvtx.Ranges | None = None
+        self._links: list[dict[str, Any]] = []
+        self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._token: Path | None = None
         self._token_written = False
         self.sees_rank_0 = True
@@ -151,21 +153,24 @@ class Session:
         self.rank, self.world_size = environment.rank_and_world()
         self.points = _points()
         self.begin_ns = time.monotonic_ns()
+        self._ranges = nvtx.ranges(self.guard)
         if self.settings.mode == "trace":
             self.traces = TraceRecorder(self.path, self.rank, self.settings, self.points.on_device, self.guard)
             self.traces.open(self.model, self._current)
         else:
-            self._collectives = CollectiveWatch(self.points, self.guard, self._current)
-            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
+            self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges)
+            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges)
         if self.rank == 0 and is_run_directory(self.path):
             warnings.warn(f"overlapscope: the run in {self.path} will be replaced", CaptureWarning, stacklevel=5)
         self._agree_on_place()
-        self.sampler = Sampler(*_device())
-        for watch in (self._collectives, self._phases, self._lateness, self.sampler):
+        device = _device()
+        self.sampler = Sampler(*device)
+        self._links = self.guard("reading links", links.of_device, *device) or []
+        for watch in (self._around, self._collectives, self._phases, self._lateness, self.sampler):
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
         atexit.register(self.close)
-        self._listen_for_termination()
+        self._termination.open()
 
     def _agree_on_place(self) -> None:
         """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
@@ -182,12 +187,6 @@ class Session:
         said = exchange.receive(store, [key], self.settings.wait_seconds).get(key, {}).get("word")
         self.sees_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
 
-    def _cut_off(self) -> None:
-        """Write what there is from another thread, the main one being stuck outside Python."""
-        self.guard.failures.append("the process was terminated while it waited outside Python")
-        self._stuck = True
-        self.close(wait=False)
-
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
         if self._state != "open":
@@ -203,8 +202,7 @@ class Session:
             self.guard("closing", watch.close)
         if self.traces is not None:
             self.guard("closing the profiler", self.traces.close)
-        if not self._stuck:
-            self.guard("restoring signals", self._stop_listening)
+        self.guard("restoring signals", self._termination.close)
         if self._count == 0:
             self.guard.note("no step was recorded: wrap each training step in `with scope.step():`")
         elif not self.observed:
@@ -225,36 +223,6 @@ class Session:
             call.done is not None and self.points.done(call.done) for call in calls
         ):
             time.sleep(0.005)
-
-    def _listen_for_termination(self) -> None:
-        """Write the run on SIGTERM, then do what was to be done before."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        previous = signal.getsignal(signal.SIGTERM)
-
-        def terminated(number: int, frame: Any) -> None:
-            # First of all: a second signal must find things as they were without us.
-            signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-            self._last_words.cancel()
-            self.guard.failures.append("the process was terminated")
-            self.close(wait=False)
-            if callable(previous):
-                previous(number, frame)
-            elif previous != signal.SIG_IGN:
-                signal.raise_signal(number)
-
-        self._previous_handler = (previous, terminated)
-        signal.signal(signal.SIGTERM, terminated)
-        if previous == signal.SIG_DFL:
-            self._last_words.open()
-
-    def _stop_listening(self) -> None:
-        self._last_words.close()
-        if self._previous_handler is not None:
-            previous, ours = self._previous_handler
-            self._previous_handler = None
-            if signal.getsignal(signal.SIGTERM) is ours:
-                signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -291,6 +259,8 @@ class Session:
         if left_alone and self._collectives is not None:
             self._collectives.close()  # else the step would still pay for passing collectives on
             self._stepped_aside = True
+        if self._ranges is not None and not left_alone:
+            self._ranges.begin_step(self._count)
         if self.traces is None and recorded and not left_alone:
             record = StepRecord(number=self._count, begin_ns=time.monotonic_ns(), observed=True)
             self.points.anchor()
@@ -306,6 +276,8 @@ class Session:
 
     def _step_ends(self, begun_ns: int) -> None:
         record = self._record
+        if self._ranges is not None:
+            self._ranges.end_step(self._count)
         if record is not None:
             if self._phases is not None:
                 self._phases.step_ends()
@@ -327,23 +299,30 @@ class Session:
         if self.traces is not None:
             self.traces.step()
 
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
+    def region(self, name: str) -> AbstractContextManager[None]:
         """Name a part of a step, such as `data`."""
-        record = self._record
-        begun = self.guard("beginning a region", self.points.mark) if record is not None else None
-        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
-        try:
-            with self.traces.mark(name) if self.traces is not None else _NOTHING():
-                yield
-        finally:
-            if record is not None and stretch is not None:
-                stretch.end = self.guard("ending a region", self.points.mark)
-                record.regions.append(stretch)
+        return self._region(name, name)
 
     def comm(self, name: str) -> AbstractContextManager[None]:
         """Name a part of a step that communicates by means torch does not know, and waits for it."""
-        return self.region(f"comm:{name}")
+        return self._region(f"comm:{name}", f"{COMM_MARK}{name}")
+
+    @contextmanager
+    def _region(self, name: str, mark: str) -> Iterator[None]:
+        record = self._record
+        begun = self.guard("beginning a region", self.points.mark) if record is not None else None
+        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
+        if self._ranges is not None:
+            self.guard("beginning a region", self._ranges.begin, name)
+        try:
+            with self.traces.mark(mark) if self.traces is not None else _NOTHING():
+                yield
+        finally:
+            if self._ranges is not None:
+                self.guard("ending a region", self._ranges.end, name)
+            if record is not None and stretch is not None:
+                stretch.end = self.guard("ending a region", self.points.mark)
+                record.regions.append(stretch)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function that does one training step; the profile opens with the first call, closes at exit."""
@@ -381,10 +360,11 @@ class Session:
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
             "overhead": cost.as_json() if cost else None,
-            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.model) or {},
+            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self._around.found) or {},
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
             "telemetry_unsupported": list(self.sampler.unsupported),
+            "links": self._links,
         }
 
 

@@ -16,6 +16,7 @@ from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL, STEP
 from overlapscope.ingest.kineto_events import EventCollector, KinetoColumns, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
+from overlapscope.ingest.marked_comm import marked_spans
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
@@ -29,6 +30,7 @@ from overlapscope.timeline.columns import (
     Recordings,
     Spans,
     Steps,
+    concat,
     make,
     size,
 )
@@ -136,6 +138,7 @@ def _device_timeline(
         step=_step_at(steps, launch_ns),
         collective=call_of_span,
     )
+    spans = _with_marked(spans, columns, base, steps)
     timeline = _timeline(
         columns, base, path, truncated, spans, _placed(collectives, base, steps), steps,
         has_device=True, last_launch_ns=linked.last_launch_ns, lost_launch_ns=linked.lost_launch_ns,
@@ -168,6 +171,7 @@ def _cpu_timeline(
         step=_step_at(steps, begun_ns),
         collective=found.collective,
     )
+    spans = _with_marked(spans, columns, base, steps)
     if spans.start_ns.size == 0:
         raise InputError(f"{path}: holds neither device work nor host operations")
     timeline = _timeline(
@@ -175,6 +179,13 @@ def _cpu_timeline(
         has_device=False, last_launch_ns=NONE, lost_launch_ns=NONE,
     )  # fmt: skip
     return timeline, metadata.groups, 0, _notes(repeated)
+
+
+def _with_marked(spans: Spans, columns: KinetoColumns, base: int, steps: Steps) -> Spans:
+    marked = marked_spans(columns, base)
+    if size(marked) == 0:
+        return spans
+    return concat([spans, replace(marked, step=_step_at(steps, marked.start_ns))])
 
 
 def _notes(repeated: int) -> list[str]:

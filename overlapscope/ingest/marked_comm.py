@@ -1,0 +1,46 @@
+"""Communication that torch does not know of, told by a mark of ours: `overlapscope.comm:NAME`.
+
+The thread that holds the mark waits in it for the communication, so the mark's own time communicates, and so does
+device work that is launched inside it; what the thread runs inside it computes nothing.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.ingest.innermost import NOWHERE, innermost
+from overlapscope.ingest.kineto_dialect import COMM_MARK
+from overlapscope.ingest.kineto_events import KinetoColumns
+from overlapscope.timeline.columns import COMM, Ints, Spans, make
+
+
+def marks(columns: KinetoColumns) -> npt.NDArray[np.bool_]:
+    """Say of each host range whether it is such a mark."""
+    named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
+
+
+def launched_inside(columns: KinetoColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
+    """Say of each launch (lane and time) whether a mark is around it on its own thread."""
+    chosen = marks(columns)
+    if not chosen.any():
+        return np.zeros(launch_ns.size, np.bool_)
+    host = columns.host
+    return innermost(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen) != NOWHERE
+
+
+def marked_spans(columns: KinetoColumns, base: int) -> Spans:
+    """Give the marks as communicating spans on the lanes of their threads; `base` is added to the trace's times."""
+    rows = np.flatnonzero(marks(columns))
+    host, names = columns.host, columns.names.to_list()
+    found = [COMM_MARK.match(names[code]) for code in host.name[rows].tolist()]
+    return make(
+        Spans,
+        rows.size,
+        recording=0,
+        lane=host.lane[rows],
+        kind=COMM,
+        name=columns.names.encode([each["name"] for each in found if each]),
+        start_ns=host.start_ns[rows] + base,
+        end_ns=host.end_ns[rows] + base,
+        launch_ns=host.start_ns[rows] + base,
+    )
