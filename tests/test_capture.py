@@ -173,6 +173,22 @@ def test_plain_collectives_of_two_groups_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
+def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mode: str, tmp_path: Path) -> None:
+    passed(train("own_transport", tmp_path, world=1, mode=mode))
+    run = overlapscope.load(tmp_path / "run")
+    spans = run.table("spans", 0)
+    marked = spans[spans.kind == "comm"]
+    assert set(marked.name) == {"own transport"}
+    steps = [step for step in run.analysis().ranks[0].steps if step.complete]
+    assert len(steps) >= 2
+    for step in steps:
+        own = marked[marked.step == step.step]
+        assert (own.end_ns - own.start_ns).sum() == step.comm_ns == step.exposed_comm_ns
+        assert step.comm_ns > 50_000_000  # what the region slept
+        assert step.compute_ns
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
 def test_a_users_exception_passes_through_unchanged_and_the_run_is_kept(mode: str, tmp_path: Path) -> None:
     trained = passed(train("failing", tmp_path, world=1, mode=mode))
     assert trained.results == [{"error": "the user's own", "notes": 0}]

@@ -141,6 +141,20 @@ def plain() -> dict[str, object]:
     return {}
 
 
+def own_transport() -> dict[str, object]:
+    """Communication that torch does not know of: computation before it, and under it a thread that does not count."""
+    value = torch.randn(200, 200)
+    with profiled(None, warmup=1, measure_overhead=False) as scope:
+        for _ in range(4):
+            with step_of(scope):
+                for _ in range(20):
+                    value = (value @ value).tanh()
+                with scope.comm("own transport"):
+                    time.sleep(0.05)
+                    value.sum()
+    return {}
+
+
 def failing() -> dict[str, object]:
     """The user's own exception, in the middle of a step."""
     model = mlp()

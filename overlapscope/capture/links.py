@@ -13,7 +13,7 @@ PCIE_KINDS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way between two devices."""
+    """The way from one device to another."""
 
     a: str
     b: str
@@ -52,7 +52,7 @@ def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any
 
 
 def links(nvml: Any, only: int | None = None) -> list[Link]:
-    """Give the links between each pair of the host's devices, or of device `only` to each other one, in NVML's numbers.
+    """Give the links of each of the host's devices, or of device `only`, to each other one, in NVML's numbers.
 
     `nvml` is pynvml, initialised.
     """
@@ -61,7 +61,7 @@ def links(nvml: Any, only: int | None = None) -> list[Link]:
     found = []
     for a, handle in enumerate(handles):
         for b, other in enumerate(handles):
-            if a == b or (only is None and a > b) or (only is not None and a != only):
+            if a == b or only not in (None, a):
                 continue
             lanes = _lanes(nvml, ports[a], ports[b], other)
             found.append(
