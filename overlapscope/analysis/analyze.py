@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.told import Told, told
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
@@ -142,6 +143,7 @@ def analyze(run: Run) -> Analysis:
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
     ]
     findings += unplaced(unclassified, fused, compute_ns)
+    findings += power_falls(run.ranks)
     findings += recording_gaps(run.sources, _linkage(run))
     return Analysis(
         sources=[
