@@ -197,6 +197,24 @@ def terminated() -> dict[str, object]:
     return {}
 
 
+def told_to_end() -> dict[str, object]:
+    """SIGTERM where the job handles it itself: it goes on for two steps, then ends in its own way."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    model = mlp()
+    after = 0
+    with profiled(model, warmup=1, measure_overhead=True) as scope:
+        for number in range(12):
+            with scope.step():
+                model(batch(number)).mean().backward()
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            after += bool(told)
+            if after == 3:
+                break
+    return {"told": told, "after": after}
+
+
 def hanging() -> dict[str, object]:
     """Rank 0 waits in a collective that the other never enters, until it is terminated."""
     model = mlp()

@@ -228,7 +228,10 @@ class Session:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record what runs inside as one training step."""
+        """Record what runs inside as one training step; nothing after the process was told to end."""
+        if self._termination.came and self._state == "closed":
+            yield  # SIGTERM closed the profile, and the job goes on to end in its own way
+            return
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
         if self._in_step:
@@ -275,9 +278,11 @@ class Session:
         return time.monotonic_ns()
 
     def _step_ends(self, begun_ns: int) -> None:
-        record = self._record
         if self._ranges is not None:
             self._ranges.end_step(self._count)
+        if self._state != "open":
+            return  # the profile was closed in the middle of the step
+        record = self._record
         if record is not None:
             if self._phases is not None:
                 self._phases.step_ends()

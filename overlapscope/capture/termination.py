@@ -17,6 +17,8 @@ class Termination:
         self._last_words = LastWords(guard, self._cut_off)
         self._handlers: tuple[Any, Any] | None = None
         self._stuck = False
+        self.came = False
+        """Whether the signal has come."""
 
     def open(self) -> None:
         """Listen; does nothing on another thread than the main one, which Python does not let handle signals."""
@@ -28,6 +30,7 @@ class Termination:
             # First of all: a second signal must find things as they were without us.
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
             self._last_words.cancel()
+            self.came = True
             self._guard.failures.append("the process was terminated")
             self._write()
             if callable(previous):
