@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 300
 
 
 @dataclass
@@ -39,8 +39,9 @@ def train(
     mode: str = "events",
     runs: list[Path] | None = None,
     terminate: int | None = None,
+    module: str = "tests.training",
 ) -> Trained:
-    """Run one scenario of tests/training.py on `world` processes, each with its run directory.
+    """Run one scenario of tests/training.py (or another module) on `world` processes, each with its run directory.
 
     The rank `terminate` is sent SIGTERM once it says, by a file beside its answer, that it waits.
     """
@@ -50,7 +51,7 @@ def train(
         run = runs[rank] if runs else folder / "run"
         out = folder / f"out-{scenario}-{mode}-{rank}.json"
         outs.append(out)
-        command = [sys.executable, "-m", "tests.training", scenario, str(rank), str(world), str(store), str(run), mode]
+        command = [sys.executable, "-m", module, scenario, str(rank), str(world), str(store), str(run), mode]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         processes.append(
             subprocess.Popen(
@@ -353,6 +354,8 @@ def test_when_the_profile_is_closed_torch_is_as_it_was(tmp_path: Path) -> None:
     def everything() -> list[object]:
         return [
             torch.autograd.backward,
+            distributed.destroy_process_group,
+            distributed.distributed_c10d.destroy_process_group,
             distributed.Work.wait,
             torch.autograd.profiler.record_function.__enter__,
             torch.autograd.profiler.record_function.__exit__,

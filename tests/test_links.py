@@ -1,5 +1,6 @@
-"""Links between devices from a fake of pynvml: switches, direct links, PCIe alone, links that are down, silent drivers."""
+"""Links between devices from a fake of pynvml: through switches, direct, over PCIe, down, and of silent drivers."""
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,11 @@ class NVMLError(Exception):
     pass
 
 
-class NVMLErrorNotSupported(NVMLError):
+class NotSupportedError(NVMLError):
     pass
 
 
-class NVMLErrorInvalidArgument(NVMLError):
+class InvalidArgumentError(NVMLError):
     pass
 
 
@@ -41,8 +42,8 @@ class FakeNvml:
     NVML_NVLINK_MAX_LINKS: int = 36
     NVML_NVLINK_DEVICE_TYPE_SWITCH: int = SWITCH
     NVMLError: Any = NVMLError
-    NVMLError_NotSupported: Any = NVMLErrorNotSupported
-    NVMLError_InvalidArgument: Any = NVMLErrorInvalidArgument
+    NVMLError_NotSupported: Any = NotSupportedError
+    NVMLError_InvalidArgument: Any = InvalidArgumentError
 
     def _asked(self, what: str) -> None:
         if what in self.silent:
@@ -77,9 +78,9 @@ class FakeNvml:
     def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
         self._asked("state")
         if not self.ports[handle]:
-            raise NVMLErrorNotSupported
+            raise NotSupportedError
         if link >= len(self.ports[handle]):
-            raise NVMLErrorInvalidArgument
+            raise InvalidArgumentError
         return self.ports[handle][link][0]
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: int, link: int) -> int:  # noqa: N802
@@ -165,16 +166,12 @@ def test_a_driver_that_tells_nothing_of_links_leaves_their_kind_open() -> None:
 
 
 def test_capture_records_the_links_of_its_own_device_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(SWITCHED, {}))
     assert of_device(0, "GPU-1") == [{"a": "GPU1", "b": "GPU0", "kind": "NVLink", "lanes": 18, "down": 0}]
     assert of_device(None) == []
 
 
 def test_doctor_names_the_links_and_what_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     lost = [(DOWN, SWITCH, None)] * 18
     nvml = FakeNvml([*SWITCHED, lost], {(0, 2): 50, (1, 2): 50})
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -1,4 +1,4 @@
-"""Our own mark of communication in traces: its time communicates, what is launched in it does, what runs in it waits."""
+"""Our own mark of communication in traces: its time communicates, so does what is launched in it."""
 
 from pathlib import Path
 from typing import Any

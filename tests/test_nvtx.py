@@ -51,8 +51,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    from torch import distributed
-
+    distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -96,7 +95,7 @@ def test_a_step_that_raises_leaves_no_range_open(tmp_path: Path, fake: FakeNvtx)
     options: dict[str, Any] = {"mode": "events", "warmup": 0, "measure_overhead": False}
     with overlapscope.profile(tmp_path / "run", model=model, **options) as scope:
         for number in range(3):
-            with pytest.raises(ZeroDivisionError), scope.step(), scope.region("part"):
+            with pytest.raises(ZeroDivisionError), scope.step(), scope.region("part"):  # noqa: PT012 - a whole step
                 loss = model(torch.ones(2)).sum()
                 if number == 1:
                     1 / 0  # noqa: B018 - in the middle of forward

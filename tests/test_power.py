@@ -34,7 +34,9 @@ def rank(number: int, power: Power | None, *, every: float = 0.5, device: int = 
     at = late + np.arange(0, SECONDS, every) + noise.uniform(0, every / 4)
     watts = power(at) * noise.normal(1, 0.03, at.size) if power is not None else np.empty(0)
     at = at[: watts.size]
-    steps = [Step(step=n, start=EPOCH_NS + 10 * n * SECOND_NS, end=EPOCH_NS + (10 * n + 9) * SECOND_NS) for n in range(12)]
+    steps = [
+        Step(step=n, start=EPOCH_NS + 10 * n * SECOND_NS, end=EPOCH_NS + (10 * n + 9) * SECOND_NS) for n in range(12)
+    ]
     return replace(
         timeline(steps=steps),
         rank=number,

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -279,15 +280,15 @@ def decorated() -> dict[str, object]:
     return {"losses": [one_step(number) for number in range(6)]}
 
 
-def main() -> None:
+def main(scenarios: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
-    result = globals()[SCENARIO]()
+    result = scenarios[SCENARIO]()
     Path(OUT).write_text(json.dumps(result), encoding="utf-8")
     if WORLD > 1 and SCENARIO != "killed":
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

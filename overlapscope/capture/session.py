@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -18,6 +18,8 @@ from overlapscope.capture import environment, exchange, links, nvtx
 from overlapscope.capture.around import AroundModel
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import timeline_of
+from overlapscope.capture.farewell import Farewell
+from overlapscope.capture.graphs import GraphWatch
 from overlapscope.capture.guard import CaptureWarning, Guard
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
@@ -92,8 +94,7 @@ class Session:
         self._count = 0
         self._lost = 0
         self._record: StepRecord | None = None
-        self._in_step = False
-        self._stepped_aside = False
+        self._in_step = self._stepped_aside = False
         self._watches: list[Any] = []
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
@@ -103,6 +104,7 @@ class Session:
         self._around = AroundModel(model)
         self._ranges: nvtx.Ranges | None = None
         self._links: list[dict[str, Any]] = []
+        self._farewell = Farewell(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._token: Path | None = None
         self._token_written = False
@@ -163,10 +165,12 @@ class Session:
         if self.rank == 0 and is_run_directory(self.path):
             warnings.warn(f"overlapscope: the run in {self.path} will be replaced", CaptureWarning, stacklevel=5)
         self._agree_on_place()
-        device = _device()
+        device = environment.device()
         self.sampler = Sampler(*device)
         self._links = self.guard("reading links", links.of_device, *device) or []
-        for watch in (self._around, self._collectives, self._phases, self._lateness, self.sampler):
+        graphs = GraphWatch(self._current) if self.points.on_device and self.traces is None else None
+        watches = (self._farewell, self._around, self._collectives, self._phases, graphs, self._lateness, self.sampler)
+        for watch in watches:
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
         atexit.register(self.close)
@@ -230,7 +234,7 @@ class Session:
     def step(self) -> Iterator[None]:
         """Record what runs inside as one training step; nothing after the process was told to end."""
         if self._termination.came and self._state == "closed":
-            yield  # SIGTERM closed the profile, and the job goes on to end in its own way
+            yield  # SIGTERM closed the profile, and the job goes on to its own end
             return
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
@@ -241,7 +245,7 @@ class Session:
         self._in_step = True
         begun = self.guard("beginning a step", self._step_begins)
         try:
-            with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else _NOTHING():
+            with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else nullcontext():
                 yield
         except BaseException:
             if self._record is not None:
@@ -320,7 +324,7 @@ class Session:
         if self._ranges is not None:
             self.guard("beginning a region", self._ranges.begin, name)
         try:
-            with self.traces.mark(mark) if self.traces is not None else _NOTHING():
+            with self.traces.mark(mark) if self.traces is not None else nullcontext():
                 yield
         finally:
             if self._ranges is not None:
@@ -373,11 +377,6 @@ class Session:
         }
 
 
-class _NOTHING(AbstractContextManager[None]):
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 def _write_token(token: Path, word: str) -> bool:
     token.parent.mkdir(parents=True, exist_ok=True)
     token.write_text(word, encoding="ascii")
@@ -390,14 +389,3 @@ def _points() -> Points:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return DevicePoints(torch.cuda)
     return HostPoints()
-
-
-def _device() -> tuple[int | None, str | None]:
-    """Give the CUDA index and the UUID of this rank's device; (None, None) without one."""
-    import torch  # noqa: PLC0415
-
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None, None
-    index = torch.cuda.current_device()
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    return index, f"GPU-{uuid}" if uuid is not None else None

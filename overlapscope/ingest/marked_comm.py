@@ -25,7 +25,8 @@ def launched_inside(columns: KinetoColumns, launch_lane: Ints, launch_ns: Ints) 
     if not chosen.any():
         return np.zeros(launch_ns.size, np.bool_)
     host = columns.host
-    return innermost(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen) != NOWHERE
+    around = innermost(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
+    return np.asarray(around != NOWHERE, np.bool_)
 
 
 def marked_spans(columns: KinetoColumns, base: int) -> Spans:

@@ -42,5 +42,6 @@ def _row(link: Any) -> tuple[tuple[str, str], tuple[str | None, int]] | None:
     a, b, kind, lanes = (link.get(key) for key in ("a", "b", "kind", "lanes"))
     if not isinstance(a, str) or not isinstance(b, str):
         return None
-    known = isinstance(lanes, int) and not isinstance(lanes, bool) and 0 <= lanes < 1 << 16
-    return (a, b), (kind if isinstance(kind, str) else None, lanes if known else NONE)
+    if not isinstance(lanes, int) or isinstance(lanes, bool) or not 0 <= lanes < 1 << 16:
+        lanes = NONE
+    return (a, b), (kind if isinstance(kind, str) else None, lanes)
