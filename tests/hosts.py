@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Mo
 
 
 class LightningCallback:
-    """`Callback` of src/lightning/pytorch/callbacks/callback.py (2.4 to 2.6): the hooks that a training calls."""
+    """`Callback` of src/lightning/pytorch/callbacks/callback.py (2.x, 20a82d08): the hooks that a training calls."""
 
     @property
     def state_key(self) -> str:
@@ -49,7 +49,7 @@ class LightningCallback:
 
 
 class LightningTrainer:
-    """`Trainer.fit` with automatic optimization, as loops/training_epoch_loop.py and trainer/call.py (2.x) run it.
+    """`Trainer.fit` with automatic optimization, as loops/training_epoch_loop.py (2.x, 017bff99) runs it.
 
     `trainer.model` is the wrapped module, `trainer.global_step` counts optimizer steps; an epoch's last batch steps
     even in the middle of an accumulation. Callbacks that are none of `base` are refused, as is_overridden does.
@@ -137,7 +137,7 @@ class LightningModule(nn.Module):
 
 
 class TrainerCallback:
-    """`TrainerCallback` of src/transformers/trainer_callback.py (4.57): every event takes what `call_event` passes."""
+    """`TrainerCallback` of src/transformers/trainer_callback.py (55093b75): every event takes what `call_event` passes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
@@ -153,7 +153,7 @@ class TrainerCallback:
 
 @dataclass
 class Trainer:
-    """`Trainer._inner_training_loop` of src/transformers/trainer.py (4.57).
+    """`Trainer._inner_training_loop` of src/transformers/trainer.py (since 4.46).
 
     Callbacks are given the bare model; training calls the one that accelerate wrapped. `partial_steps=False` is the
     older loop that leaves an epoch's last batches without a step.
@@ -235,7 +235,7 @@ class Accelerator:
 
 
 class DeepSpeedEngine(nn.Module):
-    """`forward`, `backward`, `step` of deepspeed/runtime/engine.py (0.14 to 0.18), a module around the user's.
+    """`forward`, `backward`, `step` of deepspeed/runtime/engine.py (b555aa53), a module around the user's.
 
     `step` is called after each micro-batch and counts in `global_steps` only at the accumulation's boundary.
     """
@@ -272,7 +272,7 @@ class DeepSpeedEngine(nn.Module):
 
 
 def megatron_training(steps: int, micro_batches: int, seen: list[str]) -> dict[str, Callable[..., Any]]:
-    """`pretrain`, `train` and `train_step` of megatron/training/training.py (core 0.15), which call each other by name.
+    """`pretrain`, `train` and `train_step` of megatron/training/training.py (001b00c2), which call each other by name.
 
     Give them as the attributes of one module: their globals.
     """
@@ -326,7 +326,7 @@ def train_step(
 
 
 class TitanFunction:
-    """`Function` of torchtitan/config/function.py (2026): `Config(fn=...)`, whose `build()` is called with the path."""
+    """`Function` of torchtitan/config/function.py (d95eab85): `Config(fn=...)`, whose `build()` is called with the path."""
 
     @dataclass(kw_only=True)
     class Config:
@@ -343,7 +343,7 @@ class TitanFunction:
 
 
 class TitanProfiler:
-    """`Profiler` of torchtitan/tools/profiler.py (2026): torch.profiler on a schedule, one folder an iteration."""
+    """`Profiler` of torchtitan/tools/profiler.py (0809806f): torch.profiler on a schedule, one folder an iteration."""
 
     def __init__(self, base_folder: str, trace_post_processor: Any, *, active: int = 2, warmup: int = 1) -> None:
         processor = trace_post_processor.build() if trace_post_processor else None
@@ -377,7 +377,7 @@ class TitanProfiler:
 
 
 class TitanTrainer:
-    """`Trainer.train` and `train_step` of torchtitan/trainer.py (2026): a step takes the batches it accumulates."""
+    """`Trainer.train` and `train_step` of torchtitan/trainer.py (003fe280): a step takes the batches it accumulates."""
 
     def __init__(self, model: nn.Module, profiler: TitanProfiler | None, *, steps: int, accumulates: int) -> None:
         self.model_parts, self.profiler = [model], profiler

@@ -23,9 +23,12 @@ class AroundModel:
         if model is None or any(isinstance(each, DistributedDataParallel) for each in model.modules()):
             return
 
+        # What torch's compiler asks for the same; since torch 1.13.
+        active = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
+
         def called(*_: Any) -> None:
             self.close()
-            self.found = DistributedDataParallel._get_active_ddp_module() or model
+            self.found = active() or model
 
         self._hook = model.register_forward_pre_hook(called)
 
