@@ -137,7 +137,7 @@ class LightningModule(nn.Module):
 
 
 class TrainerCallback:
-    """`TrainerCallback` of src/transformers/trainer_callback.py (55093b75): every event takes what `call_event` passes."""
+    """`TrainerCallback` of src/transformers/trainer_callback.py (55093b75): events take what `call_event` passes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
@@ -326,7 +326,7 @@ def train_step(
 
 
 class TitanFunction:
-    """`Function` of torchtitan/config/function.py (d95eab85): `Config(fn=...)`, whose `build()` is called with the path."""
+    """`Function` of torchtitan/config/function.py (d95eab85): what `Config(fn=...)` builds is called."""
 
     @dataclass(kw_only=True)
     class Config:
