@@ -10,7 +10,7 @@ import pytest
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.power import power_falls
-from overlapscope.timeline.columns import Telemetry, make
+from overlapscope.timeline.columns import Telemetry, make, take
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.builders import EPOCH_NS, Step, timeline
 
@@ -92,6 +92,8 @@ def test_devices_of_different_kinds_are_each_measured_against_themselves() -> No
         pytest.param([lower(50, 90), lower(50, 90), steady()], id="only one stays up"),
         pytest.param([lower(100, SECONDS)] * 4, id="all fall at the end of the run"),
         pytest.param([lower(113, SECONDS), steady(), steady()], id="one ends its run a little earlier"),
+        pytest.param([lower(106, SECONDS), steady(), steady()], id="one ends three windows earlier, the last its end"),
+        pytest.param([*[lower(50, 90)] * 5, *[steady()] * 3], id="most fall together"),
         pytest.param([lower(0, 30), steady(), steady()], id="one begins low and rises"),
         pytest.param([lower(50, 58), steady(), steady()], id="a short dip"),
         pytest.param([lower(50, 90, to=540), steady(), steady()], id="a small fall"),
@@ -109,6 +111,16 @@ def test_no_alarm(powers: list[Power | None]) -> None:
 
 def test_repeated_short_dips_are_no_fall() -> None:
     assert not falls(lambda at: np.where(at % 20 < 8, 200.0, 600.0), steady(), steady())
+
+
+def test_a_window_without_readings_does_not_join_two_dips() -> None:
+    def without(timeline: RankTimeline, begins: int, ends: int) -> RankTimeline:
+        at = (timeline.telemetry.time_ns - EPOCH_NS) / SECOND_NS
+        return replace(timeline, telemetry=take(timeline.telemetry, (at < begins) | (at >= ends)))
+
+    ranks = {0: rank(0, lower(50, 70)), 1: rank(1, steady()), 2: rank(2, steady())}
+    assert power_falls(ranks)
+    assert not power_falls({**ranks, 0: without(ranks[0], 55, 60)})
 
 
 def test_too_few_readings_say_nothing() -> None:
