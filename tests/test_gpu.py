@@ -26,9 +26,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 TIMEOUT_SECONDS = 300
-needs_nccl = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_nccl_available()), reason="torch has no NCCL"
-)
+has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+needs_nccl = pytest.mark.skipif(torch.cuda.is_available() and not has_nccl, reason="torch has no NCCL")
 both_modes = pytest.mark.parametrize("mode", ["events", "trace"])
 
 
