@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 300
 
 
 @dataclass
@@ -39,8 +39,9 @@ def train(
     mode: str = "events",
     runs: list[Path] | None = None,
     terminate: int | None = None,
+    module: str = "tests.training",
 ) -> Trained:
-    """Run one scenario of tests/training.py on `world` processes, each with its run directory.
+    """Run one scenario of tests/training.py (or another module) on `world` processes, each with its run directory.
 
     The rank `terminate` is sent SIGTERM once it says, by a file beside its answer, that it waits.
     """
@@ -50,7 +51,7 @@ def train(
         run = runs[rank] if runs else folder / "run"
         out = folder / f"out-{scenario}-{mode}-{rank}.json"
         outs.append(out)
-        command = [sys.executable, "-m", "tests.training", scenario, str(rank), str(world), str(store), str(run), mode]
+        command = [sys.executable, "-m", module, scenario, str(rank), str(world), str(store), str(run), mode]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         processes.append(
             subprocess.Popen(
@@ -173,6 +174,22 @@ def test_plain_collectives_of_two_groups_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["events", "trace"])
+def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mode: str, tmp_path: Path) -> None:
+    passed(train("own_transport", tmp_path, world=1, mode=mode))
+    run = overlapscope.load(tmp_path / "run")
+    spans = run.table("spans", 0)
+    marked = spans[spans.kind == "comm"]
+    assert set(marked.name) == {"own transport"}
+    steps = [step for step in run.analysis().ranks[0].steps if step.complete]
+    assert len(steps) >= 2
+    for step in steps:
+        own = marked[marked.step == step.step]
+        assert (own.end_ns - own.start_ns).sum() == step.comm_ns == step.exposed_comm_ns
+        assert step.comm_ns > 50_000_000  # what the region slept
+        assert step.compute_ns
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
 def test_a_users_exception_passes_through_unchanged_and_the_run_is_kept(mode: str, tmp_path: Path) -> None:
     trained = passed(train("failing", tmp_path, world=1, mode=mode))
     assert trained.results == [{"error": "the user's own", "notes": 0}]
@@ -198,6 +215,14 @@ def test_termination_writes_the_run_and_ends_the_process_all_the_same(mode: str,
     run = overlapscope.load(tmp_path / "run")
     assert len(run.table("steps", 0)) >= 4
     assert "terminated" in str(run.run.ranks[0].recorded["failures"])
+
+
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str, tmp_path: Path) -> None:
+    trained = passed(train("told_to_end", tmp_path, world=1, mode=mode))
+    assert trained.results == [{"told": [15], "after": 3}]
+    assert "Traceback" not in trained.output[0]
+    assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) >= 2
 
 
 def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(tmp_path: Path) -> None:
@@ -329,6 +354,8 @@ def test_when_the_profile_is_closed_torch_is_as_it_was(tmp_path: Path) -> None:
     def everything() -> list[object]:
         return [
             torch.autograd.backward,
+            distributed.destroy_process_group,
+            distributed.distributed_c10d.destroy_process_group,
             distributed.Work.wait,
             torch.autograd.profiler.record_function.__enter__,
             torch.autograd.profiler.record_function.__exit__,

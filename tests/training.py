@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -141,6 +142,20 @@ def plain() -> dict[str, object]:
     return {}
 
 
+def own_transport() -> dict[str, object]:
+    """Communication that torch does not know of: computation before it, and under it a thread that does not count."""
+    value = torch.randn(200, 200)
+    with profiled(None, warmup=1, measure_overhead=False) as scope:
+        for _ in range(4):
+            with step_of(scope):
+                for _ in range(20):
+                    value = (value @ value).tanh()
+                with scope.comm("own transport"):
+                    time.sleep(0.05)
+                    value.sum()
+    return {}
+
+
 def failing() -> dict[str, object]:
     """The user's own exception, in the middle of a step."""
     model = mlp()
@@ -181,6 +196,24 @@ def terminated() -> dict[str, object]:
                 if number == 5:
                     os.kill(os.getpid(), signal.SIGTERM)
     return {}
+
+
+def told_to_end() -> dict[str, object]:
+    """SIGTERM where the job handles it itself: it goes on for two steps, then ends in its own way."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    model = mlp()
+    after = 0
+    with profiled(model, warmup=1, measure_overhead=True) as scope:
+        for number in range(12):
+            with scope.step():
+                model(batch(number)).mean().backward()
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            after += bool(told)
+            if after == 3:
+                break
+    return {"told": told, "after": after}
 
 
 def hanging() -> dict[str, object]:
@@ -247,15 +280,15 @@ def decorated() -> dict[str, object]:
     return {"losses": [one_step(number) for number in range(6)]}
 
 
-def main() -> None:
+def main(scenarios: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
-    result = globals()[SCENARIO]()
+    result = scenarios[SCENARIO]()
     Path(OUT).write_text(json.dumps(result), encoding="utf-8")
     if WORLD > 1 and SCENARIO != "killed":
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

@@ -12,6 +12,7 @@ from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
+from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.timer_findings import timer_findings
@@ -150,6 +151,7 @@ def analyze(run: Run) -> Analysis:
     ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
+    findings += power_falls(run.ranks)
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from overlapscope.capture.guard import Guard
+from overlapscope.capture.nvtx import Ranges
 from overlapscope.capture.points import Points
 from overlapscope.capture.records import Call, StepRecord, Stretch
 from overlapscope.timeline.volume import full_elements
@@ -49,8 +50,10 @@ MAX_AWAITED: Final = 1000
 class CollectiveWatch:
     """While open, notes every collective into the record that `current()` gives; passes all on when that is None."""
 
-    def __init__(self, points: Points, guard: Guard, current: Callable[[], StepRecord | None]) -> None:
-        self._points, self._guard, self._current = points, guard, current
+    def __init__(
+        self, points: Points, guard: Guard, current: Callable[[], StepRecord | None], ranges: Ranges | None = None
+    ) -> None:
+        self._points, self._guard, self._current, self._ranges = points, guard, current, ranges
         self._library: Any = None
         self._wait: Any = None
         self._names = threading.local()
@@ -69,7 +72,8 @@ class CollectiveWatch:
             packet = getattr(torch.ops.c10d, name, None)
             if packet is None:  # not in this version of torch
                 continue
-            kernel = self._kernel(torch, distributed, packet.default, op, sent, received)
+            operation = packet.default if self._ranges is None else self._ranges.around(op, packet.default)
+            kernel = self._kernel(torch, distributed, operation, op, sent, received)
             for key in _KEYS:
                 self._library.impl(name, kernel, key, with_keyset=True)
         self._patch_wait(distributed.Work)

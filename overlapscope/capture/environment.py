@@ -21,6 +21,17 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
+def device() -> tuple[int | None, str | None]:
+    """Give the CUDA index and the UUID of this rank's device; (None, None) without one."""
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, None
+    index = torch.cuda.current_device()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return index, f"GPU-{uuid}" if uuid is not None else None
+
+
 def groups() -> tuple[Group, ...]:
     """Give the process groups of this process, with their ranks."""
     from torch import distributed  # noqa: PLC0415

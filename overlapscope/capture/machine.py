@@ -3,9 +3,12 @@
 import os
 import platform
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+
+from overlapscope.capture.links import links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ def examine() -> list[Check]:
         _reading(),
         *_torch(),
         _nvml(),
+        device_links(),
         _infiniband(),
     ]
 
@@ -102,6 +106,35 @@ def _nvml() -> Check:
         return Check(name="NVML telemetry", available=False, detail=f"{error}")
     finally:
         pynvml.nvmlShutdown()
+
+
+def device_links() -> Check:
+    """Say how the devices of this host are linked: pairs by kind, and which devices have NVLinks that are down."""
+    import pynvml  # noqa: PLC0415 - as above
+
+    name = "device links"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Check(name=name, available=False, detail=f"{error}")
+    try:
+        found = links(pynvml)
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        return Check(name=name, available=False, detail=f"{error}")
+    finally:
+        pynvml.nvmlShutdown()
+    if not found:
+        return Check(name=name, available=False, detail=f"{count} device{'s' * (count != 1)}: nothing to link")
+    kinds = Counter(f"{each.kind or 'unknown'}{f' x{each.lanes}' if each.lanes else ''}" for each in found)
+    # Each pair stands there twice, once from either side.
+    detail = ", ".join(f"{kind}: {seen // 2} pair{'s' * (seen != 2)}" for kind, seen in sorted(kinds.items()))
+    down = {each.a: each.down for each in found if each.down}
+    return Check(
+        name=name,
+        available=True,
+        detail="; ".join([detail, *(f"{device} has {number} NVLinks down" for device, number in down.items())]),
+    )
 
 
 def _infiniband() -> Check:

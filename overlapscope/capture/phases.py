@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from overlapscope.capture.guard import Guard
+from overlapscope.capture.nvtx import Ranges
 from overlapscope.capture.points import Points
 from overlapscope.capture.records import StepRecord, Stretch
 
@@ -12,15 +13,25 @@ from overlapscope.capture.records import StepRecord, Stretch
 class PhaseWatch:
     """While open, notes the phases of the record that `current()` gives.
 
-    Forward runs from the model's call (without a model: from the step's begin) to the beginning of backward, so that
-    it holds the loss. Backward is `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every
-    `Optimizer.step`.
+    Forward runs from the model's call (without a model, or where it is never called itself but only parts of it: from
+    the step's begin or the last backward) to the beginning of backward, so that it holds the loss. Backward is
+    `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`.
     """
 
-    def __init__(self, points: Points, guard: Guard, current: Callable[[], StepRecord | None], model: Any) -> None:
+    def __init__(
+        self,
+        points: Points,
+        guard: Guard,
+        current: Callable[[], StepRecord | None],
+        model: Any,
+        ranges: Ranges | None = None,
+    ) -> None:
         self._points, self._guard, self._current, self._model = points, guard, current, model
+        self._ranges = ranges
         self._undo: list[Callable[[], None]] = []
-        self._depth = 0
+        self._called = False
+        self._since: tuple[Any, int] | None = None
+        """Mark and host time from which a forward counts whose model is not called itself."""
 
     def open(self) -> None:
         """Hook the model's call, backward and every optimizer."""
@@ -37,12 +48,14 @@ class PhaseWatch:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._current() is None:
                 return original(*args, **kwargs)
+            self._guard("noting a phase", self._note_uncalled)
             self._end("forward")
             self._begin("backward")
             try:
                 return original(*args, **kwargs)
             finally:
                 self._end("backward")
+                self._guard("noting a phase", self._note_since)
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
@@ -57,15 +70,29 @@ class PhaseWatch:
         """Without a model, forward begins with the step."""
         if self._model is None:
             self._begin("forward")
+        self._guard("noting a phase", self._note_since)
 
     def step_ends(self) -> None:
         """Close a phase that the step's end finds open, as in evaluation."""
         self._end("forward")
 
     def _forward_begins(self, *_: Any) -> None:
+        self._called = True
         record = self._current()
         if record is not None and not any(each.name == "forward" and each.end is None for each in record.phases):
             self._begin("forward")
+
+    def _note_since(self) -> None:
+        if not self._called:
+            self._since = (self._points.mark(), time.monotonic_ns())
+
+    def _note_uncalled(self) -> None:
+        """Note the forward before this backward, where no call of the model has told its begin."""
+        record, since = self._current(), self._since
+        if record is None or since is None or self._called:
+            return
+        if not any(each.name == "forward" and each.end is None for each in record.phases):
+            record.phases.append(Stretch("forward", *since))
 
     def _begin(self, name: str) -> None:
         self._guard("noting a phase", self._note_begin, name)
@@ -73,6 +100,8 @@ class PhaseWatch:
     def _note_begin(self, name: str) -> None:
         record = self._current()
         if record is not None:
+            if self._ranges is not None:
+                self._ranges.begin(name)
             record.phases.append(Stretch(name, self._points.mark(), time.monotonic_ns()))
 
     def _end(self, name: str) -> None:
@@ -85,4 +114,6 @@ class PhaseWatch:
         for stretch in reversed(record.phases):
             if stretch.name == name and stretch.end is None:
                 stretch.end = self._points.mark()
+                if self._ranges is not None:
+                    self._ranges.end(name)
                 return

@@ -4,23 +4,24 @@ import atexit
 import random
 import secrets
 import shutil
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from overlapscope.capture import environment, exchange
+from overlapscope.capture import environment, exchange, links, nvtx
+from overlapscope.capture.around import AroundModel
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import BucketCopies, timeline_of
+from overlapscope.capture.farewell import Farewell
+from overlapscope.capture.graphs import GraphWatch
 from overlapscope.capture.guard import CaptureWarning, Guard
-from overlapscope.capture.last_words import LastWords
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
@@ -29,6 +30,7 @@ from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.resolve import Resolver
 from overlapscope.capture.telemetry import Sampler
+from overlapscope.capture.termination import Termination
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline, is_run_directory
 
@@ -39,6 +41,8 @@ _CHOICE = random.Random(0)
 LEFT_ALONE = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
 """Steps after warm-up that are left alone, to measure what capture costs: one in four of the first 64, each between two
 that are not; at random, as a regular choice could fall in with gradient accumulation; the same on all ranks."""
+COMM_MARK = "overlapscope.comm:"
+"""Begins the name under which a trace holds a region that communicates; reading it counts as communication."""
 MAX_STEPS = 20_000
 """Steps kept; later ones are not recorded, and the run says so."""
 SETTLE_SECONDS = 1.0
@@ -94,17 +98,18 @@ class Session:
         self._count = 0
         self._lost = 0
         self._record: StepRecord | None = None
-        self._in_step = False
-        self._stuck = False
-        self._stepped_aside = False
+        self._in_step = self._stepped_aside = False
         self._watches: list[Any] = []
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
         self._lateness = LatenessWatch(self._current)
         self.lasted: list[tuple[int, bool]] = []
         """(time, whether it was captured) of each step after warm-up."""
-        self._previous_handler: Any = None
-        self._last_words = LastWords(self.guard, self._cut_off)
+        self._around = AroundModel(model)
+        self._ranges: nvtx.Ranges | None = None
+        self._links: list[dict[str, Any]] = []
+        self._farewell = Farewell(self.close)
+        self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._token: Path | None = None
         self._token_written = False
         self.sees_rank_0 = True
@@ -155,21 +160,26 @@ class Session:
         self.points = _points()
         self._resolver = Resolver(self.points) if self.points.on_device else None
         self.begin_ns = time.monotonic_ns()
+        self._ranges = nvtx.ranges(self.guard)
         if self.settings.mode == "trace":
             self.traces = TraceRecorder(self.path, self.rank, self.settings, self.points.on_device, self.guard)
             self.traces.open(self.model, self._current)
         else:
-            self._collectives = CollectiveWatch(self.points, self.guard, self._current)
-            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model)
+            self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges)
+            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges)
         if self.rank == 0 and is_run_directory(self.path):
             warnings.warn(f"overlapscope: the run in {self.path} will be replaced", CaptureWarning, stacklevel=5)
         self._agree_on_place()
-        self.sampler = Sampler(*_device())
-        for watch in (self._collectives, self._phases, self._lateness, self.sampler):
+        device = environment.device()
+        self.sampler = Sampler(*device)
+        self._links = self.guard("reading links", links.of_device, *device) or []
+        graphs = GraphWatch(self._current) if self.points.on_device and self.traces is None else None
+        watches = (self._farewell, self._around, self._collectives, self._phases, graphs, self._lateness, self.sampler)
+        for watch in watches:
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
         atexit.register(self.close)
-        self._listen_for_termination()
+        self._termination.open()
 
     def _agree_on_place(self) -> None:
         """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
@@ -186,12 +196,6 @@ class Session:
         said = exchange.receive(store, [key], self.settings.wait_seconds).get(key, {}).get("word")
         self.sees_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
 
-    def _cut_off(self) -> None:
-        """Write what there is from another thread, the main one being stuck outside Python."""
-        self.guard.failures.append("the process was terminated while it waited outside Python")
-        self._stuck = True
-        self.close(wait=False)
-
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
         if self._state != "open":
@@ -207,8 +211,7 @@ class Session:
             self.guard("closing", watch.close)
         if self.traces is not None:
             self.guard("closing the profiler", self.traces.close)
-        if not self._stuck:
-            self.guard("restoring signals", self._stop_listening)
+        self.guard("restoring signals", self._termination.close)
         if self._count == 0:
             self.guard.note("no step was recorded: wrap each training step in `with scope.step():`")
         elif not self.observed:
@@ -230,41 +233,14 @@ class Session:
         ):
             time.sleep(0.005)
 
-    def _listen_for_termination(self) -> None:
-        """Write the run on SIGTERM, then do what was to be done before."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        previous = signal.getsignal(signal.SIGTERM)
-
-        def terminated(number: int, frame: Any) -> None:
-            # First of all: a second signal must find things as they were without us.
-            signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-            self._last_words.cancel()
-            self.guard.failures.append("the process was terminated")
-            self.close(wait=False)
-            if callable(previous):
-                previous(number, frame)
-            elif previous != signal.SIG_IGN:
-                signal.raise_signal(number)
-
-        self._previous_handler = (previous, terminated)
-        signal.signal(signal.SIGTERM, terminated)
-        if previous == signal.SIG_DFL:
-            self._last_words.open()
-
-    def _stop_listening(self) -> None:
-        self._last_words.close()
-        if self._previous_handler is not None:
-            previous, ours = self._previous_handler
-            self._previous_handler = None
-            if signal.getsignal(signal.SIGTERM) is ours:
-                signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-
     # -- steps -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record what runs inside as one training step."""
+        """Record what runs inside as one training step; nothing after the process was told to end."""
+        if self._termination.came and self._state == "closed":
+            yield  # SIGTERM closed the profile, and the job goes on to its own end
+            return
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
         if self._in_step:
@@ -274,7 +250,7 @@ class Session:
         self._in_step = True
         begun = self.guard("beginning a step", self._step_begins)
         try:
-            with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else _NOTHING():
+            with self.traces.mark(f"{STEP_MARK}#{self._count}") if self.traces is not None else nullcontext():
                 yield
         except BaseException:
             if self._record is not None:
@@ -298,6 +274,8 @@ class Session:
             self._collectives.close()  # else the step would still pay for passing collectives on
             self._stepped_aside = True
             begun_ns = time.monotonic_ns()
+        if self._ranges is not None and not left_alone:
+            self._ranges.begin_step(self._count)
         if self.traces is None and recorded and not left_alone:
             record = StepRecord(
                 number=self._count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True
@@ -316,6 +294,10 @@ class Session:
         return begun_ns
 
     def _step_ends(self, begun_ns: int) -> None:
+        if self._ranges is not None:
+            self._ranges.end_step(self._count)
+        if self._state != "open":
+            return  # the profile was closed in the middle of the step
         record = self._record
         if record is not None:
             if self._phases is not None:
@@ -337,23 +319,30 @@ class Session:
         if self.traces is not None:
             self.traces.step()
 
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
+    def region(self, name: str) -> AbstractContextManager[None]:
         """Name a part of a step, such as `data`."""
-        record = self._record
-        begun = self.guard("beginning a region", self.points.mark) if record is not None else None
-        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
-        try:
-            with self.traces.mark(name) if self.traces is not None else _NOTHING():
-                yield
-        finally:
-            if record is not None and stretch is not None:
-                stretch.end = self.guard("ending a region", self.points.mark)
-                record.regions.append(stretch)
+        return self._region(name, name)
 
     def comm(self, name: str) -> AbstractContextManager[None]:
         """Name a part of a step that communicates by means torch does not know, and waits for it."""
-        return self.region(f"comm:{name}")
+        return self._region(f"comm:{name}", f"{COMM_MARK}{name}")
+
+    @contextmanager
+    def _region(self, name: str, mark: str) -> Iterator[None]:
+        record = self._record
+        begun = self.guard("beginning a region", self.points.mark) if record is not None else None
+        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
+        if self._ranges is not None:
+            self.guard("beginning a region", self._ranges.begin, name)
+        try:
+            with self.traces.mark(mark) if self.traces is not None else nullcontext():
+                yield
+        finally:
+            if self._ranges is not None:
+                self.guard("ending a region", self._ranges.end, name)
+            if record is not None and stretch is not None:
+                stretch.end = self.guard("ending a region", self.points.mark)
+                record.regions.append(stretch)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function that does one training step; the profile opens with the first call, closes at exit."""
@@ -393,16 +382,12 @@ class Session:
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
             "overhead": cost.as_json() if cost else None,
-            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.model) or {},
+            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self._around.found) or {},
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
             "telemetry_unsupported": list(self.sampler.unsupported),
+            "links": self._links,
         }
-
-
-class _NOTHING(AbstractContextManager[None]):
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _write_token(token: Path, word: str) -> bool:
@@ -417,14 +402,3 @@ def _points() -> Points:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return DevicePoints(torch.cuda)
     return HostPoints()
-
-
-def _device() -> tuple[int | None, str | None]:
-    """Give the CUDA index and the UUID of this rank's device; (None, None) without one."""
-    import torch  # noqa: PLC0415
-
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None, None
-    index = torch.cuda.current_device()
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    return index, f"GPU-{uuid}" if uuid is not None else None

@@ -12,6 +12,7 @@ from overlapscope.ingest.collective_args import (
     input_dtype,
     input_elements,
 )
+from overlapscope.ingest.marked_comm import marks
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
 from overlapscope.timeline.intervals import difference, union
@@ -40,7 +41,8 @@ class CpuSpans:
 
 def cpu_spans(columns: TraceColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
     """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
-    its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) computes. Annotations are neither.
+    its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and what stands in our own marks of
+    communication computes. Annotations are neither.
 
     `groups` maps the run's group names to sizes; with exactly one group, every collective is its own.
     """
@@ -50,12 +52,13 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: dict[str, i
     # Functional collectives wait in operations of their own.
     enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
     works = ~host.is_annotation & ~talks
+    waiting = (enters & works) | marks(columns)
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
     lanes, starts, ends = [], [], []
     for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[comm])).tolist():
         here = works & (host.lane == lane)
-        waits = here & enters
+        waits = waiting & (host.lane == lane)
         busy = difference(
             union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
         )

@@ -74,9 +74,9 @@ def assemble(
     """Give the collectives of a trace, and for each device span its row among them (NONE for other spans).
 
     One call may run several device spans (copies of a copy-engine collective); those launched within the same
-    recorded call are one collective. Times are in the trace's own base.
+    recorded call are one collective. Spans that a mark of ours alone tells are none. Times are in the trace's own base.
     """
-    comm = np.flatnonzero(spans.kind == COMM)
+    comm = np.flatnonzero((spans.kind == COMM) & ~spans.marked)
     names = columns.names.to_list()
     ranges = {
         kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names])

@@ -15,6 +15,7 @@ from overlapscope.ingest.classify import (
 )
 from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_dialect import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
+from overlapscope.ingest.marked_comm import launched_inside
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
@@ -39,6 +40,8 @@ class DeviceSpans:
     last_launch_ns: int
     lost_launch_ns: int
     """Earliest kernel launch after all that have a device span, NONE without one."""
+    marked: Mask
+    """Spans that communicate by a mark of ours alone, no collective of any library."""
     ambiguous: int
     """Spans whose correlation stands in several processes of one file, left without a launch."""
 
@@ -47,7 +50,8 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     """Give the device spans of a trace with launch, host operation, kind and note.
 
     Evidence for communication, in this order: the user's patterns; a fused kernel's name (which counts as
-    compute); the span's own collective arguments; the innermost host range around its launch; its name.
+    compute); a mark of ours around its launch; the span's own collective arguments; the innermost host range around
+    its launch; its name.
     """
     names = columns.names.to_list()
     waits = np.array([SYNCHRONISATION.match(name) is not None for name in names], np.bool_)
@@ -61,7 +65,9 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     host = columns.host
     host_row[linked] = innermost(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
     device_note = _device_notes(columns, names, row, ~linked)
-    kind, note = _kinds(columns, names, classifier, row, host_row, device_note)
+    marked = np.zeros(row.size, np.bool_)
+    marked[linked] = launched_inside(columns, launch_lane[linked], launch_ns[linked])
+    kind, note, marked = _kinds(columns, names, classifier, row, host_row, device_note, marked)
     last, lost = _launch_bounds(columns, names, launch[linked])
     return DeviceSpans(
         row=row,
@@ -73,6 +79,7 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
         device_note=device_note,
         last_launch_ns=last,
         lost_launch_ns=lost,
+        marked=marked,
         ambiguous=ambiguous,
     )
 
@@ -121,8 +128,15 @@ def _device_notes(columns: TraceColumns, names: list[str], row: Ints, asked: Mas
 
 
 def _kinds(
-    columns: TraceColumns, names: list[str], classifier: Classifier, row: Ints, host_row: Ints, device_note: Ints
-) -> tuple[Small, Small]:
+    columns: TraceColumns,
+    names: list[str],
+    classifier: Classifier,
+    row: Ints,
+    host_row: Ints,
+    device_note: Ints,
+    marked: Mask,
+) -> tuple[Small, Small, Mask]:
+    """Give kind and note of each span, and which communicate by a mark of ours alone."""
     name = columns.device_name[row]
     sort = columns.device_sort[row]
     used = np.unique(name)
@@ -147,13 +161,13 @@ def _kinds(
     evident = can_carry & (has_args[row] | launched_by_collective)
     by_name = is_kernel & (role == COMMUNICATES)
     fused = is_kernel & (role == FUSES)
-    comm = np.where(own, role == COMMUNICATES, ~fused & (evident | by_name))
+    comm = np.where(own, role == COMMUNICATES, ~fused & (marked | evident | by_name))
     kind = np.where(comm, COMM, np.where(is_kernel | (own & (role == COMPUTES)), COMPUTE, COPY)).astype(np.int8)
     note = np.where(fused & ~own, FUSED, PLAIN).astype(np.int8)
     lane = columns.device_lane[row]
     unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~_runs_framework_op(names, host_name)
     note[unknown & ~_on_compute_lanes(columns, row, lane, kind, unknown)] = UNCLASSIFIED
-    return kind, note
+    return kind, note, marked & comm & ~(own | evident | by_name)
 
 
 def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:

@@ -42,8 +42,10 @@ LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|G
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
 """Copies that can carry a collective done by copy engines."""
 STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
+COMM_MARK: Final = re.compile(r"^overlapscope\.comm:(?P<name>.*)$", re.DOTALL)
+"""Our mark around communication that torch does not know of."""
 OLD_ANNOTATION: Final = re.compile(
-    r"^(?:ProfilerStep#|overlapscope\.step#|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
+    r"^(?:ProfilerStep#|overlapscope\.(?:step#|comm:)|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
     r"|^(?:nn\.Module:|\[pl\]|## )"
 )
 """Ranges that torch 1.8 files under `Operator` although they are annotations."""

@@ -9,6 +9,7 @@ from overlapscope.ingest.device_collectives import GroupBook, assemble
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.host_steps import step_at
 from overlapscope.ingest.innermost import NOWHERE
+from overlapscope.ingest.marked_comm import with_marks
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import (
     DEVICE,
@@ -101,6 +102,7 @@ def trace_timeline(
     lost_launch_ns: int = NONE,
 ) -> RankTimeline:
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
+    spans = with_marks(spans, columns, steps, base_ns)
     marked = np.flatnonzero(columns.host.is_annotation)
     window = columns.window or _seen(columns)
     code = columns.names.code

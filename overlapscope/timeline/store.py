@@ -36,8 +36,9 @@ from overlapscope.timeline.columns import (
     Telemetry,
     size,
 )
-from overlapscope.timeline.facts import FACT_TABLES, Facts
+from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, replace_run, umask
 
@@ -281,6 +282,8 @@ def load_run(path: Path) -> Run:
                 sources.append(_source_of(entry, folder))
     facts, unread = _load_facts(path / FACTS)
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
+    if size(facts.links) == 0:
+        facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
     return Run(

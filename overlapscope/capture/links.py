@@ -1,0 +1,133 @@
+"""How the devices of this host are linked, as NVML tells: NVLink where there is any, else the way through PCIe.
+
+Names and kinds are those of `nvidia-smi topo -m` (GPU0, PIX, PXB, PHB, NODE, SYS; NVLink with its number of links).
+Each field degrades alone: what a driver does not tell is None.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+PCIE_KINDS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""Names of `nvmlGpuTopologyLevel_t`; two devices of one board (0) are at most one bridge apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The way from one device to another."""
+
+    a: str
+    b: str
+    kind: str | None
+    """`NVLink`, or the level at which their PCIe paths meet."""
+    lanes: int | None
+    """NVLinks between them: direct ones, or through switches as many as both have; None over PCIe."""
+    down: int | None
+    """NVLinks of `a`, to wherever, that are there and not up; None where NVML does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The NVLinks of one device: how many lead to a switch or to each bus address, and how many are down."""
+
+    to_switch: int
+    to_bus: dict[str, int]
+    down: int
+
+
+def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any]]:
+    """Give the links of one device (CUDA index; NVML's own by `uuid`) to the others of its host, as plain values.
+
+    Nothing without a device. Raises NVML's own error where NVML cannot be used at all.
+    """
+    if device is None:
+        return []
+    import pynvml  # noqa: PLC0415 - only where there is a device
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(device)
+        return [asdict(each) for each in links(pynvml, only=pynvml.nvmlDeviceGetIndex(handle))]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def links(nvml: Any, only: int | None = None) -> list[Link]:
+    """Give the links of each of the host's devices, or of device `only`, to each other one, in NVML's numbers.
+
+    `nvml` is pynvml, initialised.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    ports = [_ports(nvml, handle) for handle in handles]
+    found = []
+    for a, handle in enumerate(handles):
+        for b, other in enumerate(handles):
+            if a == b or only not in (None, a):
+                continue
+            lanes = _lanes(nvml, ports[a], ports[b], other)
+            found.append(
+                Link(
+                    a=f"GPU{a}",
+                    b=f"GPU{b}",
+                    kind="NVLink" if lanes else _pcie(nvml, handle, other),
+                    lanes=lanes or None,
+                    down=_down(ports[a]),
+                )
+            )
+    return found
+
+
+def _down(ports: Ports | None) -> int | None:
+    return None if ports is None else ports.down
+
+
+def _lanes(nvml: Any, ours: Ports | None, theirs: Ports | None, other: Any) -> int:
+    if ours is None:
+        return 0
+    try:
+        direct = ours.to_bus.get(_text(nvml.nvmlDeviceGetPciInfo(other).busId), 0)
+    except nvml.NVMLError:
+        direct = 0
+    return direct or (min(ours.to_switch, theirs.to_switch) if theirs is not None else 0)
+
+
+def _pcie(nvml: Any, handle: Any, other: Any) -> str | None:
+    try:
+        return PCIE_KINDS.get(int(nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)))
+    except nvml.NVMLError:
+        return None
+
+
+def _ports(nvml: Any, handle: Any) -> Ports | None:
+    """Give the device's NVLinks; None where NVML cannot tell."""
+    to_bus: dict[str, int] = {}
+    to_switch = down = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                down += 1
+                continue
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            break  # a device without NVLink, or past its last one
+        except nvml.NVMLError:
+            return None
+        if _is_switch(nvml, handle, link):
+            to_switch += 1
+            continue
+        try:
+            bus = _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except nvml.NVMLError:
+            continue  # up, but it does not say where to
+        to_bus[bus] = to_bus.get(bus, 0) + 1
+    return Ports(to_switch=to_switch, to_bus=to_bus, down=down)
+
+
+def _is_switch(nvml: Any, handle: Any, link: int) -> bool:
+    try:
+        kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    except nvml.NVMLError:
+        return False
+    return bool(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+
+
+def _text(bus: bytes | str) -> str:
+    return (bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus).lower()

@@ -1,0 +1,47 @@
+"""torchtitan: the word on each trace that its own profiler writes, and steps for a recording of ours.
+
+    config.profiler.trace_post_processor = overlapscope.frameworks.torchtitan.trace_post_processor()
+
+After each export rank 0 reads its own trace and says what of the step is exposed communication; reading takes rank 0
+as long as `overlapscope analyze` does, in a pause that the export has made already. For a recording of ours there is
+no adapter: `trainer.train_step = scope(trainer.train_step)`, which holds the batches of its gradient accumulation.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import overlapscope
+from overlapscope.capture.environment import rank_and_world
+from overlapscope.capture.guard import Guard
+from overlapscope.frameworks.hosts import imported
+from overlapscope.report.text import mean, ms, percent
+
+
+def trace_post_processor() -> Any:
+    """Give what `Profiler.Config.trace_post_processor` takes.
+
+    Raises UsageError when torchtitan is not installed, or is older than this hook.
+    """
+    (function,) = imported(["torchtitan.config.function"], "torchtitan (with profiler.trace_post_processor)")
+    return function.Function.Config(fn=say)
+
+
+def say(trace_path: str) -> None:
+    """Say on rank 0 what the trace tells of this rank; what fails is a warning."""
+    if rank_and_world()[0] == 0:
+        Guard()("reading the trace", _say, Path(trace_path))
+
+
+def _say(path: Path) -> None:
+    (rank,) = overlapscope.load(path, ranks={path.name: 0}).analysis().ranks
+    whole = [step for step in rank.steps if step.complete and step.window_ns]
+    figures = mean(whole) if whole else rank.whole
+    what = "step" if whole else "recording"
+    sys.stdout.write(
+        f"overlapscope: {path.parent.name}, rank 0: {ms(figures.exposed_comm_ns)} ms of a {ms(figures.window_ns)} ms "
+        f"{what} is exposed communication ({percent(figures.exposed_fraction)}), {ms(figures.overlapped_ns)} ms more "
+        f"is hidden; all ranks: overlapscope analyze {shlex.quote(str(path.parent))}\n"
+    )
+    sys.stdout.flush()
