@@ -220,7 +220,6 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
         "iteration 12\n",
         '{"traceEvents": [{"name": "' + caught(5) + '"}]}',
         '[{"name": "' + caught(5) + '"}]',
-        "h:1:2 [0] NCCL INFO Bootstrap : Using eth0\n" + caught(5),
         "\x00\x01" + caught(5),
         'LOG(ERROR) << "Watchdog caught collective operation timeout: " << work;  // ProcessGroupNCCL.cpp:607',
     ],
@@ -228,6 +227,16 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
 def test_other_files_are_left_to_others(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text, encoding="utf-8")
     assert not c10d_watchdog.READER.recognises(head_of(tmp_path / "x"))
+
+
+def test_a_log_of_several_formats_gives_what_each_reader_finds(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    timers = "(min, max) time across ranks (ms):\n    forward-compute ...: (1.00, 2.00)\n"
+    for text in (caught(5) + "\n" + timers, timers + "step\n" * 20_000 + caught(5) + "\n"):
+        path.write_text(" iteration  1/ 5 | elapsed time per iteration (ms): 50.0 |\n" + text, encoding="utf-8")
+        analysis = analyze(read_inputs([path]))
+        assert {source.format for source in analysis.sources} == {FORMAT, "megatron_timers"}
+        assert {"progress", "figures"} <= set(analysis.told)
 
 
 def test_no_shipped_file_is_taken_for_a_log() -> None:

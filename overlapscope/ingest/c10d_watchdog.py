@@ -18,12 +18,11 @@ from overlapscope.timeline.run import Source
 
 FORMAT: Final = "c10d_watchdog"
 _JSON: Final = re.compile(rb'\s*(?:\{|\[\s*[\[{\]"])')
-_NCCL_LOG: Final = re.compile(rb":\d{1,10}:\d{1,10} (?:\[-?\d{1,4}\] )?NCCL (?:INFO|WARN|TRACE|CALL)\b")
 
 
 def recognises(head: Head) -> bool:
-    """Whether the beginning or the end of a text holds a watchdog message; NCCL's own log has another reader."""
-    if b"\x00" in head.content or _JSON.match(head.content) or _NCCL_LOG.search(head.content):
+    """Whether the beginning or the end of a text holds a watchdog message."""
+    if b"\x00" in head.content or _JSON.match(head.content):
         return False
     return any(
         next(watchdog_lines(line), None) is not None
@@ -58,4 +57,4 @@ def read_watchdog(path: Path, context: ReadContext) -> Reading:
     )
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read_watchdog)
+READER = Reader(format=FORMAT, recognises=recognises, read=read_watchdog, anywhere=True)

@@ -11,7 +11,7 @@ from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.readers import head_of, reader_of
+from overlapscope.ingest.readers import head_of, readers_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, Run, Source
@@ -81,7 +81,7 @@ def _read_found(
         report = (lambda done, path=named: progress(path, done)) if progress else None
         context = ReadContext(classifier=classifier, max_bytes=options.max_bytes, progress=report)
         try:
-            readings.append((named, found.shown_reading(_read(path, context))))
+            readings += [(named, found.shown_reading(reading)) for reading in _read(path, context)]
         except InputError as error:
             failed.append(Source(path=shown(named), format="unknown", warnings=(_without_path(error, path),)))
         except MemoryError:
@@ -101,13 +101,27 @@ def _read_found(
     return replace(run, sources=(replace(first, warnings=(*first.warnings, *notes)), *rest, *failed))
 
 
-def _read(path: Path, context: ReadContext) -> Reading:
-    """Read a file with the reader that knows it; one that none knows is tried as a trace, which tells what it lacks."""
+def _read(path: Path, context: ReadContext) -> list[Reading]:
+    """Read a file with the readers that know it; one that none knows is tried as a trace, which tells what it lacks.
+
+    A log that several readers know gives what each finds; a reader that finds nothing after all is a warning.
+    """
     try:
-        reader = reader_of(head_of(path)) or kineto.READER
+        known = readers_of(head_of(path)) or [kineto.READER]
     except OSError as error:
         raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
-    return reader.read(path, context)
+    readings: list[Reading] = []
+    failed: list[InputError] = []
+    for reader in known:
+        try:
+            readings.append(reader.read(path, context))
+        except InputError as error:
+            failed.append(error)
+    if not readings:
+        raise failed[0]
+    first = readings[0]
+    warnings = (*first.source.warnings, *(_without_path(error, path) for error in failed))
+    return [replace(first, source=replace(first.source, warnings=warnings)), *readings[1:]]
 
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:

@@ -138,6 +138,15 @@ def head_within(path: Path, content: bytes) -> Head:
 
 
 def reader_of(head: Head) -> Reader | None:
-    """Give the reader that knows the file; None when none does."""
+    """Give the first reader that knows the file; None when none does."""
+    return next(iter(readers_of(head)), None)
+
+
+def readers_of(head: Head) -> list[Reader]:
+    """Give the readers that know the file: one, or all whose lines stand in a log, which may be of several."""
     known = next((reader for reader in readers() if reader.recognises(head)), None)
-    return known or in_later_text(head, [reader for reader in readers() if reader.anywhere])
+    if known is not None and not known.anywhere:
+        return [known]
+    of_lines = [reader for reader in readers() if reader.anywhere]
+    found = [reader for reader in of_lines if reader.recognises(head)]
+    return found + in_later_text(head, [reader for reader in of_lines if reader not in found])

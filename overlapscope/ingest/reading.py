@@ -72,5 +72,5 @@ class Reader:
     recognises: Callable[[Head], bool]
     read: Callable[[Path, ReadContext], Reading]
     anywhere: bool = False
-    """What it looks for are lines that may begin anywhere in a text: where no reader knows the head of a text file,
-    `recognises` is asked of its later parts too."""
+    """What it reads are lines that may begin anywhere in a log and stand among others: `recognises` is asked of later
+    parts of a text too, and all readers of this kind that know a file read it."""

@@ -14,19 +14,20 @@ _OVERLAP = 4 << 10
 _CONTROL = bytes(byte for byte in range(0x20) if byte not in b"\t\n\r\b\f\x1b")
 
 
-def in_later_text(head: Head, readers: Sequence[Reader]) -> Reader | None:
-    """Give the reader that recognises a later part of a text; None where there is none, or the file is no text."""
+def in_later_text(head: Head, readers: Sequence[Reader]) -> list[Reader]:
+    """Give the readers that recognise a later part of a text; none where the file is no text."""
+    found: list[Reader] = []
     if not readers or len(head.content) < HEAD_BYTES or not _is_text(head.content):
-        return None
+        return found
     try:
         for part in _parts(head.path):
             later = Head(path=head.path, content=part)
-            for reader in readers:
-                if reader.recognises(later):
-                    return reader
+            found += [reader for reader in readers if reader not in found and reader.recognises(later)]
+            if len(found) == len(readers):
+                break
     except InputError:
-        return None  # reading it will tell what is wrong
-    return None
+        pass  # reading it will tell what is wrong
+    return found
 
 
 def _parts(path: Path) -> Iterator[bytes]:

@@ -18,11 +18,6 @@ from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.run import Source
 
 FORMATS: tuple[LogFormat, ...] = (deepspeed_comms.LINES, megatron_timers.LINES)
-_OTHER_LINES = (
-    (re.compile(rb"NCCL (?:INFO|WARN) "), "NCCL"),
-    (re.compile(rb"ProcessGroupNCCL\.cpp:[0-9]"), "torch watchdog"),
-)
-"""Formats that other readers know, whose lines are not read here."""
 _JSON = re.compile(rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])")
 
 
@@ -38,20 +33,15 @@ def read_training_log(path: Path, context: ReadContext) -> Reading:
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
     takers = [(each.name, each.lines()) for each in FORMATS]
-    others = dict.fromkeys((name for _, name in _OTHER_LINES), 0)
     for line in lines(stream):
         for _, taker in takers:
             if taker.wants(line):
                 taker.take(plain(line))
-        if b"NCCL" in line:
-            for mark, name in _OTHER_LINES:
-                others[name] += mark.search(line) is not None
     found = [(name, taker.found(shown(path))) for name, taker in takers]
     told = [(name, each) for name, each in found if each.lines]
     if not told:
         raise InputError(f"{shown(path)}: holds no line of {' or '.join(each.name for each in FORMATS)} that is whole")
     warnings = [*stream.warnings, *(warning for _, each in told for warning in each.warnings)]
-    warnings += [f"{count} {name} lines of this file are not read" for name, count in others.items() if count]
     return Reading(
         facts=join_facts([each.facts for _, each in told]),
         source=Source(
