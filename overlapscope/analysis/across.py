@@ -1,7 +1,7 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ class Transfers:
     """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
 
     transfer_ns: npt.NDArray[np.int64]
+    baseline_ns: npt.NDArray[np.int64]
+    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    last: npt.NDArray[np.int64]
+    """The rank that came last."""
     call: npt.NDArray[np.int64]
     """Number of the matched call, the same on all its members."""
 
@@ -40,8 +44,7 @@ class Across:
         """Give the transfers of each rank's collectives."""
         found = {
             rank: Transfers(
-                transfer_ns=np.full(size(timeline.collectives), NONE, np.int64),
-                call=np.full(size(timeline.collectives), NONE, np.int64),
+                **{each.name: np.full(size(timeline.collectives), NONE, np.int64) for each in fields(Transfers)}
             )
             for rank, timeline in run.ranks.items()
         }
@@ -50,6 +53,9 @@ class Across:
             if each.block.whole:
                 for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
                     found[rank].transfer_ns[rows] = each.transfer_ns
+                    found[rank].last[rows] = np.array(each.block.ranks)[each.last]
+                    if each.baseline_ns is not None:
+                        found[rank].baseline_ns[rows] = round(each.baseline_ns)
                     found[rank].call[rows] = calls + np.arange(each.block.calls)
                 calls += each.block.calls
         return found

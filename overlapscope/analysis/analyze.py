@@ -1,6 +1,7 @@
 """A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -8,6 +9,7 @@ import numpy as np
 
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.breakdown import Breakdown, Coverage
+from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
@@ -131,20 +133,21 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
 def analyze(run: Run) -> Analysis:
     """Give all figures of a run."""
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+    together = across(run)
+    causes = causes_of(run, together, coverage)
     ranks = []
     compute_ns = 0
     for rank, timeline in run.ranks.items():
-        coverage = Coverage.of(timeline.spans)
+        view = _View(coverage[rank], causes[rank], timeline.basis)
         steps = []
         for each in windows[rank]:
-            figures = _known(coverage.breakdown(each.window), timeline.basis) if each.window else Breakdown()
+            figures = view.of(each.window) if each.window else Breakdown()
             steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
-        whole = Breakdown()
-        if size(timeline.spans):  # a log has calls, but no times
-            whole = _known(coverage.breakdown(*whole_windows(timeline)), timeline.basis)
+        # A log has calls, but no times.
+        whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
-    together = across(run)
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
@@ -180,7 +183,7 @@ def analyze(run: Run) -> Analysis:
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
-        collectives=collective_rows(run.ranks, windows, together.transfers(run)),
+        collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}),
         findings=findings,
         recommendations=[],
@@ -211,11 +214,24 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None]) -> Skew:
     )
 
 
-def _known(figures: Breakdown, basis: str) -> Breakdown:
-    """Leave out what a recording of this basis cannot know: one from events alone sees no copies."""
-    if basis != "events":
-        return figures
-    return msgspec.structs.replace(figures, copy_ns=None, copy_only_ns=None)
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One rank's time, to be looked at through windows."""
+
+    coverage: Coverage
+    causes: Causes
+    basis: str
+
+    def of(self, *windows: tuple[int, int]) -> Breakdown:
+        """Break down windows taken together, without what a recording of this basis cannot know."""
+        figures = self.coverage.breakdown(*windows)
+        hidden_wait_ns = self.causes.hidden_wait_ns(*windows)
+        known: dict[str, Any] = {"causes": self.causes.within(*windows)}
+        if hidden_wait_ns is not None and figures.overlapped_ns is not None:
+            known |= {"hidden_wait_ns": hidden_wait_ns, "hidden_transfer_ns": figures.overlapped_ns - hidden_wait_ns}
+        if self.basis == "events":  # events see no copies
+            known |= {"copy_ns": None, "copy_only_ns": None}
+        return msgspec.structs.replace(figures, **known)
 
 
 def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Transfers
+from overlapscope.analysis.causes import Causes
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.timeline.columns import NONE, Ints, size
@@ -39,6 +40,7 @@ class CollectiveRow(msgspec.Struct, kw_only=True, frozen=True):
     baseline_ns: float | None
     wait_fraction: float | None
     exposed_ns: int | None
+    """Of all these calls, mean over ranks; a moment of several calls in flight belongs to the one that ends last."""
     algbw_gbs: float | None
     busbw_gbs: float | None
 
@@ -69,13 +71,17 @@ class _Calls:
     durations: list[int] = field(default_factory=list)
     transfers: dict[int, int] = field(default_factory=dict)
     """Transfer of each matched call, by its number."""
+    exposed_ns: int = 0
     waited: int = 0
     split: int = 0
     """Calls of a rank whose duration could be split."""
 
 
 def collective_rows(
-    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]], transfers: Mapping[int, Transfers]
+    ranks: Mapping[int, RankTimeline],
+    windows: Mapping[int, list[StepWindow]],
+    transfers: Mapping[int, Transfers],
+    causes: Mapping[int, Causes],
 ) -> list[CollectiveRow]:
     """Give one row a kind of call, the largest total time first.
 
@@ -88,6 +94,7 @@ def collective_rows(
         for key, row in _keyed(timeline, _chosen(timeline, windows[rank])):
             calls = kinds.setdefault(key, _Calls())
             calls.by_rank[rank] = calls.by_rank.get(rank, 0) + 1
+            calls.exposed_ns += int(causes[rank].exposed_ns[row])
             start, end = int(timeline.collectives.start_ns[row]), int(timeline.collectives.end_ns[row])
             if NONE in (start, end):
                 continue
@@ -161,7 +168,7 @@ def _row(key: _Key, calls: _Calls) -> CollectiveRow:
         transfer_ns_median=transfer,
         baseline_ns=baseline,
         wait_fraction=calls.waited / total if is_matched and total else None,
-        exposed_ns=None,
+        exposed_ns=round(calls.exposed_ns / len(calls.by_rank)) if durations else None,
         algbw_gbs=algbw,
         busbw_gbs=busbw,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.report.aligned import aligned
 from overlapscope.report.told import told_tables
@@ -17,6 +18,18 @@ MAX_FINDINGS = 6
 MAX_SKEW = 8
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 NOT_APPLICABLE = "n/a"
+WORDS = {
+    "peer_compute": "waiting: the last rank computed",
+    "peer_comm": "waiting: the last rank communicated elsewhere",
+    "peer_host": "waiting: the last rank's device was idle",
+    "pipeline": "waiting for another pipeline stage",
+    "slow_transfer": "transfer slower than its baseline",
+    "late_launch": "launched late by the host",
+    "queued": "queued behind another collective",
+    "dependency": "what follows in the step depends on it",
+    "tail": "nothing but the optimizer follows",
+    "unknown": "not known",
+}
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -25,6 +38,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
     """
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
+    parts.append(_causes(analysis))
     parts.append(_skew(analysis, all_rows=all_rows))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
@@ -62,15 +76,19 @@ def _headline(analysis: Analysis) -> str:
     return ", ".join([who, count(steps, "step") if steps else "no step marked", *known])
 
 
-def _sentence(analysis: Analysis) -> str:
-    """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
+def _windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
+    """Give each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
     by_rank: dict[int, list[Breakdown]] = {}
     for rank in analysis.ranks:
         by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
-    what = "step"
-    if not any(by_rank.values()):
-        what = "recording"
-        by_rank = {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
+    if any(by_rank.values()):
+        return "step", by_rank
+    return "recording", {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
+
+
+def _sentence(analysis: Analysis) -> str:
+    """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
+    what, by_rank = _windows(analysis)
     means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
     if not means:
         return "No times were recorded: how much communication is exposed cannot be told from these sources."
@@ -160,6 +178,22 @@ def _mean_row(rank: RankInfo) -> list[str]:
     mark = "" if all(step.complete for step in steps) else "*"
     label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
     return _cells(label, mean(steps) if steps else Breakdown())
+
+
+def _causes(analysis: Analysis) -> str:
+    """Show why communication is exposed: the mean over the windows of the sentence above, the largest first."""
+    what, by_rank = _windows(analysis)
+    windows = [each for chosen in by_rank.values() for each in chosen]
+    exposed = sum(each.exposed_comm_ns or 0 for each in windows)
+    sums = {cause: sum(each.causes.get(cause, 0) for each in windows) for cause in CAUSES}
+    if not exposed or sums["unknown"] == exposed:
+        return ""
+    rows = [
+        [WORDS[cause], ms(sums[cause] / len(windows)), percent(sums[cause] / exposed)]
+        for cause in sorted(sums, key=lambda cause: -sums[cause])
+        if sums[cause]
+    ]
+    return "\n".join(aligned([["why exposed", f"ms a {what}", "share"], *rows]))
 
 
 def _skew(analysis: Analysis, *, all_rows: bool) -> str:

@@ -1,0 +1,255 @@
+"""Why communication is exposed: exactly one cause for every exposed nanosecond (DESIGN section 2).
+
+Each moment belongs to the collective in flight that ends last (ties: that began first). Within it, from its start:
+waiting for the last member, by what that one was doing; what the transfer took beyond its baseline; what a late launch
+cost; what the queue before it cost; and the rest, by what the step computes after it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.following import following
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
+from overlapscope.timeline.run import RankTimeline, Run
+
+CAUSES: Final = (
+    "peer_compute",
+    "peer_comm",
+    "peer_host",
+    "pipeline",
+    "slow_transfer",
+    "late_launch",
+    "queued",
+    "dependency",
+    "tail",
+    "unknown",
+)
+POINT_TO_POINT: Final = frozenset({"send", "recv", "send_recv"})
+PIPELINE: Final = "pipeline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """The communication of one rank, each moment given to one collective or lone span: `[start, until)` is its own."""
+
+    row: Ints
+    """Row in `Collectives`; NONE for a span that belongs to none."""
+    start_ns: Ints
+    end_ns: Ints
+    until_ns: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causes:
+    """Exposed time of one rank by cause, and by collective; hidden time that was waiting."""
+
+    busy: Mapping[str, BusyTime]
+    exposed_ns: npt.NDArray[np.int64]
+    """For each row of the rank's `Collectives`, the exposed time that is its own."""
+    hidden_wait: BusyTime
+    hidden_unknown: BusyTime
+    """Hidden time of communication whose waiting could not be split off."""
+
+    def within(self, *windows: tuple[int, int]) -> dict[str, int]:
+        """Give the nanoseconds of each cause in the windows taken together; causes without any are left out."""
+        starts = np.array([start for start, _ in windows], np.int64)
+        ends = np.array([end for _, end in windows], np.int64)
+        sums = {cause: int(self.busy[cause].within(starts, ends).sum()) for cause in CAUSES}
+        return {cause: total for cause, total in sums.items() if total}
+
+    def hidden_wait_ns(self, *windows: tuple[int, int]) -> int | None:
+        """Give the waiting that is hidden under compute; None where some hidden communication could not be split."""
+        starts = np.array([start for start, _ in windows], np.int64)
+        ends = np.array([end for _, end in windows], np.int64)
+        unknown = int(self.hidden_unknown.within(starts, ends).sum())
+        return None if unknown else int(self.hidden_wait.within(starts, ends).sum())
+
+
+def owned(timeline: RankTimeline) -> Owned:
+    """Share out the communication of a rank.
+
+    By end, latest first: what ends later owns all from its start on, so each is left what lies before the earliest
+    start of those that end later.
+    """
+    calls, spans = timeline.collectives, timeline.spans
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+    lone = np.flatnonzero((spans.kind == COMM) & (spans.collective == NONE))
+    row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
+    start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
+    end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
+    order = np.lexsort((start, -end))
+    row, start, end = row[order], start[order], end[order]
+    earliest = np.minimum.accumulate(start) if start.size else start
+    taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
+    until = np.maximum(np.minimum(end, taken_from), start)
+    return Owned(row=row, start_ns=start, end_ns=end, until_ns=until)
+
+
+def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+    """Give every rank's causes."""
+    transfers = together.transfers(run)
+    return {
+        rank: _of_rank(rank, timeline, transfers[rank], coverage, together.clocks)
+        for rank, timeline in run.ranks.items()
+    }
+
+
+def _of_rank(
+    rank: int,
+    timeline: RankTimeline,
+    transfers: Transfers,
+    coverage: Mapping[int, Coverage],
+    clocks: Clocks,
+) -> Causes:
+    mine = owned(timeline)
+    cover = coverage[rank]
+    exposed, hidden = difference(cover.comm, cover.compute), intersection(cover.comm, cover.compute)
+    matched, transfer, last = _split(mine, transfers)
+    arrived = np.where(matched, mine.end_ns - transfer, mine.start_ns)
+    waiting = _cut(mine, mine.start_ns, arrived)
+    parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
+    for other in np.unique(last[matched]).tolist():
+        _by_what_the_last_did(
+            parts, intersection(_only(waiting, matched & (last == other)), exposed), rank, other, coverage, clocks
+        )
+    slow, late, queued, rest = _transfer_parts(timeline, mine, transfers, arrived, transfer, matched)
+    for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
+        parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
+    for cause, chosen in _rest_causes(timeline, mine, matched).items():
+        parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
+    return Causes(
+        busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
+        exposed_ns=_by_row(timeline, mine, exposed),
+        hidden_wait=BusyTime(intersection(_only(waiting), hidden)),
+        hidden_unknown=BusyTime(intersection(_only(_cut(mine, mine.start_ns, mine.end_ns), ~matched), hidden)),
+    )
+
+
+def _split(mine: Owned, transfers: Transfers) -> tuple[npt.NDArray[np.bool_], Ints, Ints]:
+    """Give for each owner whether it is matched, its transfer and the rank that came last."""
+    place = np.where(mine.row == NONE, -1, mine.row)
+    transfer = np.append(transfers.transfer_ns, NONE)[place]
+    last = np.append(transfers.last, NONE)[place]
+    return transfer != NONE, transfer, last
+
+
+def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Give what each owner owns of [begin, end); empty ones have no length."""
+    return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
+
+
+def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None) -> Intervals:
+    return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
+
+
+def _by_what_the_last_did(
+    parts: dict[str, list[Intervals]],
+    waiting: Intervals,
+    rank: int,
+    last: int,
+    coverage: Mapping[int, Coverage],
+    clocks: Clocks,
+) -> None:
+    """Share waiting for rank `last` by what it did at that instant: computed, communicated, or neither."""
+    compute = _on_clock_of(rank, last, coverage[last].compute, clocks)
+    comm = _on_clock_of(rank, last, coverage[last].comm, clocks)
+    parts["peer_compute"].append(intersection(waiting, compute))
+    other = difference(waiting, compute)
+    parts["peer_comm"].append(intersection(other, comm))
+    parts["peer_host"].append(difference(other, comm))
+
+
+def _on_clock_of(rank: int, other: int, times: Intervals, clocks: Clocks) -> Intervals:
+    """Give times of another rank as this rank's clock shows them."""
+    apart = clocks.offset_ns.get(rank, 0.0) - clocks.offset_ns.get(other, 0.0)
+    drift = clocks.drift.get(rank, 0.0) - clocks.drift.get(other, 0.0)
+
+    def told(at: Ints) -> Ints:
+        moved: Ints = at + np.rint(apart + drift * (at - clocks.reference_ns)).astype(np.int64)
+        return moved
+
+    return union((told(times.starts), told(times.ends)))
+
+
+def _transfer_parts(
+    timeline: RankTimeline,
+    mine: Owned,
+    transfers: Transfers,
+    arrived: Ints,
+    transfer: Ints,
+    matched: npt.NDArray[np.bool_],
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Give where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
+    place = np.where(mine.row == NONE, -1, mine.row)
+    baseline = np.append(transfers.baseline_ns, NONE)[place]
+    slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
+    launch = np.append(timeline.collectives.launch_ns, NONE)[place]
+    ready = _ready(timeline, launch)
+    known = (launch != NONE) & (ready != NONE)
+    late = np.where(known, np.maximum(launch - ready, 0), 0)
+    queued = np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0)
+    ends = []
+    at = arrived
+    for part in (slow, late, queued):
+        at = np.minimum(at + part, mine.end_ns)
+        ends.append(at)
+    return ends[0], ends[1], ends[2], mine.end_ns
+
+
+def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
+    """Give when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
+
+    On a CPU the caller has the data when it calls. A recording of events marks the readiness itself and shows no queue.
+    """
+    if timeline.basis == "events":
+        return np.full(launch.size, NONE, np.int64)
+    if not timeline.has_device:
+        return launch
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
+    if rows.size == 0:
+        return np.full(launch.size, NONE, np.int64)
+    done = np.maximum.accumulate(spans.end_ns[rows])
+    before = np.searchsorted(spans.launch_ns[rows], launch, side="left") - 1
+    return np.where(before >= 0, done[np.maximum(before, 0)], NONE)
+
+
+def _rest_causes(
+    timeline: RankTimeline, mine: Owned, matched: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.bool_]]:
+    place = np.where(mine.row == NONE, -1, mine.row)
+    step = np.append(timeline.collectives.step, NONE)[place]
+    of_pipeline = np.append(_pipeline_rows(timeline), False)[place]
+    after = following(timeline)
+    told = matched & (step != NONE) & after.known(step)
+    depends = after.depends(step, mine.end_ns)
+    return {
+        PIPELINE: of_pipeline & ~matched,
+        "dependency": told & depends,
+        "tail": told & ~depends,
+        "unknown": ~told & ~(of_pipeline & ~matched),
+    }
+
+
+def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Say of each collective whether it is a send or receive of a pipeline group."""
+    calls, names = timeline.collectives, timeline.names
+    sends = [code for code, name in enumerate(names) if name in POINT_TO_POINT]
+    stages = [code for code, name in enumerate(names) if name == PIPELINE]
+    return np.asarray(np.isin(calls.op, sends) & np.isin(calls.dimension, stages), np.bool_)
+
+
+def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:
+    found = np.zeros(timeline.collectives.op.size, np.int64)
+    own = mine.row != NONE
+    found[mine.row[own]] = BusyTime(exposed).within(mine.start_ns[own], mine.until_ns[own])
+    return found
