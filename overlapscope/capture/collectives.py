@@ -72,8 +72,7 @@ class CollectiveWatch:
             packet = getattr(torch.ops.c10d, name, None)
             if packet is None:  # not in this version of torch
                 continue
-            operation = packet.default if self._ranges is None else self._ranges.around(op, packet.default)
-            kernel = self._kernel(torch, distributed, operation, op, sent, received)
+            kernel = self._kernel(torch, distributed, packet.default, op, sent, received)
             for key in _KEYS:
                 self._library.impl(name, kernel, key, with_keyset=True)
         self._patch_wait(distributed.Work)
@@ -94,6 +93,8 @@ class CollectiveWatch:
     ) -> Callable[..., Any]:
         # Redispatched rather than called again: that would match the schema anew, for 0.1 ms, and begin at the top.
         redispatch, below = operation.redispatch, torch._C._after_autograd_keyset
+        if self._ranges is not None:
+            redispatch = self._ranges.around(op, redispatch)
         group_at = next(at for at, each in enumerate(operation._schema.arguments) if "ProcessGroup" in str(each.type))
 
         def pass_on(keys: Any, *args: Any) -> Any:
