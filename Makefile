@@ -33,13 +33,13 @@ test-long: $(READY)
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
 
-# The suite on Python 3.13, without torch, where there is such a Python.
+# The suite on Python 3.13, without torch and with fewer drawn examples, where there is such a Python.
 test-py313:
 	@if $(PYTHON313) --version >/dev/null 2>&1; then \
 	  test -e .venv313/.ready || { $(PYTHON313) -m venv .venv313 && \
 	    .venv313/bin/pip install -q -c constraints.txt -e . \
 	      pytest pytest-xdist hypothesis jsonschema && touch .venv313/.ready; }; \
-	  .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"; \
+	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"; \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
 
 # The published JSON Schema, from the code.
