@@ -1,6 +1,6 @@
 """A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
+from overlapscope.analysis.stragglers import Held, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
@@ -148,6 +149,9 @@ def analyze(run: Run) -> Analysis:
         whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
+    held = stragglers(
+        run, together.splits, together.waits, coverage, {info.rank: info.whole.window_ns for info in ranks}
+    )
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
@@ -184,14 +188,14 @@ def analyze(run: Run) -> Analysis:
         unclassified=unclassified,
         fused=fused,
         collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
-        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}),
+        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
     )
 
 
-def _skew(together: Across, idle_ns: Mapping[int, int | None]) -> Skew:
+def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
     residual = together.clocks.residual_ns
     return Skew(
         matched=together.matched,
@@ -210,6 +214,10 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None]) -> Skew:
                 idle_ns=idle_ns[rank],
             )
             for rank, each in together.waits.items()
+        ],
+        stragglers=[
+            Straggler(rank=each.rank, held_by=each.held_by, blame_ns=each.blame_ns, evidence=dict(each.evidence))
+            for each in held
         ],
     )
 

@@ -30,6 +30,14 @@ WORDS = {
     "tail": "nothing but the optimizer follows",
     "unknown": "not known",
 }
+HELD_BY = {
+    "host": "its device was idle, its host had not launched more",
+    "data_loading": "it was between two steps, as in loading data",
+    "garbage_collector": "its interpreter collected garbage",
+    "more_work": "it ran more kernels than its peers",
+    "slower_compute": "its kernels took longer than its peers'",
+    "unknown": "by what is not known",
+}
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -211,6 +219,10 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
     lines = [*aligned([head, *cells])]
     if len(shown) < len(skew.ranks):
         lines.append(f"{len(skew.ranks) - len(shown)} more ranks that held others up less: --all")
+    lines += [
+        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}."
+        for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
+    ]
     matched = f"{count(skew.matched, 'collective')} matched across ranks"
     lines.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
     return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""Who held the others up, and what held it: constructed jobs of four ranks with one planted fault, and healthy ones."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.ingest.read import read_inputs
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    Telemetry,
+    make,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import shared_file
+
+MS = 1_000_000
+RANKS, STEPS, KERNELS, STEP_NS = 4, 20, 10, 100 * MS
+CULPRIT = 2
+
+
+def job(seed: int = 0, *, fault: str | None = None) -> Run:
+    """Give a job whose ranks compute ten kernels a step and then meet in an all-reduce; the fault is the culprit's."""
+    rng = np.random.default_rng(seed)
+    compute = [[sorted_kernels(rng, rank, fault) for rank in range(RANKS)] for _ in range(STEPS)]
+    ranks: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(RANKS)}
+    pauses: list[tuple[int, int]] = []
+    for step in range(STEPS):
+        begin = step * STEP_NS
+        arrived = {}
+        for rank in range(RANKS):
+            now = begin
+            if rank == CULPRIT and fault in ("host", "between_steps_ns", "gc_pause_ns"):
+                now += 30 * MS
+                pauses.append((now, 30 * MS))
+            for length in compute[step][rank]:
+                ranks[rank].append((COMPUTE, now, now + length, step))
+                now += length
+            arrived[rank] = now
+        end = max(arrived.values()) + 5 * MS
+        for rank in range(RANKS):
+            ranks[rank].append((COMM, arrived[rank], end, step))
+    return Run(
+        world_size=RANKS,
+        ranks={
+            rank: timeline(rank, spans, pauses if rank == CULPRIT else [], fault or "") for rank, spans in ranks.items()
+        },
+        groups=(Group(name="0", size=RANKS, ranks=tuple(range(RANKS))),),
+    )
+
+
+def sorted_kernels(rng: np.random.Generator, rank: int, fault: str | None) -> list[int]:
+    culprit = rank == CULPRIT
+    factor = 1.6 if culprit and fault == "slower_compute" else 1.0
+    number = 16 if culprit and fault == "more_work" else KERNELS
+    return [int(max(1, each)) for each in rng.normal(4 * MS * factor, 0.3 * MS, number)]
+
+
+def timeline(
+    rank: int, spans: list[tuple[int, int, int, int]], pauses: list[tuple[int, int]], reading: str
+) -> RankTimeline:
+    names = NameTable(["all_reduce", "gemm", "0", "float32", reading])
+    kind, start, end, step = (list(each) for each in zip(*spans, strict=True))
+    calls = [row for row, each in enumerate(kind) if each == COMM]
+    place = {row: at for at, row in enumerate(calls)}
+    times: dict[str, Any] = {
+        "start_ns": [start[row] for row in calls],
+        "end_ns": [end[row] for row in calls],
+        "launch_ns": [start[row] for row in calls],
+    }
+    return RankTimeline(
+        rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
+        recordings=make(Recordings, 1, start_ns=0, end_ns=max(end)),
+        spans=make(
+            Spans, len(spans), recording=0, lane=[int(each == COMM) for each in kind], kind=kind,
+            name=[int(each == COMPUTE) for each in kind], start_ns=start, end_ns=end, launch_ns=start, step=step,
+            collective=[place.get(row, np.iinfo(np.int64).min) for row in range(len(spans))],
+        ),
+        collectives=make(
+            Collectives, len(calls), recording=0, step=range(STEPS), group=2, seq=range(STEPS), op=0, dtype=3,
+            bytes=1 << 20, group_size=RANKS, **times,
+        ),
+        steps=make(
+            Steps, STEPS, recording=0, step=range(STEPS), start_ns=np.arange(STEPS) * STEP_NS,
+            end_ns=np.arange(1, STEPS + 1) * STEP_NS,
+        ),
+        lanes=make(Lanes, 2), annotations=make(Annotations, 0),
+        telemetry=make(
+            Telemetry, len(pauses), time_ns=[each[0] for each in pauses], step=0, name=4,
+            value=[float(each[1]) for each in pauses],
+        ),
+    )  # fmt: skip
+
+
+def accused(run: Run) -> list[Straggler]:
+    return analyze(run).skew.stragglers
+
+
+@pytest.mark.parametrize(
+    ("fault", "held_by"),
+    [
+        ("host", "host"),
+        ("between_steps_ns", "data_loading"),
+        ("gc_pause_ns", "garbage_collector"),
+        ("more_work", "more_work"),
+        ("slower_compute", "slower_compute"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_culprit_and_what_held_it_are_named(fault: str, held_by: str, seed: int) -> None:
+    found = accused(job(seed, fault=fault))
+    assert [(each.rank, each.held_by) for each in found] == [(CULPRIT, held_by)]
+    assert found[0].blame_ns > STEPS * 15 * MS
+
+
+def test_healthy_ranks_are_not_accused() -> None:
+    assert sum(bool(accused(job(seed))) for seed in range(40)) == 0
+
+
+def test_megatrons_stragglers_are_its_two_slow_hosts() -> None:
+    found = accused(read_inputs([shared_file("kineto/megatron_tp8")]))
+    assert [(each.rank, each.held_by) for each in found] == [(0, "host"), (6, "host")]
+    assert found[0].evidence["idle_more_ns"] > 100 * MS
+    assert abs(found[0].evidence["computed_more_ns"]) < MS
+
+
+@pytest.mark.parametrize("source", ["gloo_torch2.13"])
+def test_an_undisturbed_job_has_no_straggler(source: str) -> None:
+    assert accused(read_inputs([shared_file(source)])) == []
