@@ -10,6 +10,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -57,12 +58,21 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks=merged.ranks,
+        ranks={rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
         facts=merged.facts,
     )
+
+
+def _with_group_sizes(timeline: RankTimeline, groups: tuple[Group, ...]) -> RankTimeline:
+    """Fill the sizes that a rank's own source does not tell, so that one group's calls are of one kind on all ranks."""
+    sizes = {group.name: group.size for group in groups if group.size is not None}
+    calls = timeline.collectives
+    of_name = np.array([sizes.get(name, NONE) for name in timeline.names] + [NONE], np.int64)
+    told = np.where(calls.group_size == NONE, of_name[calls.group], calls.group_size)
+    return replace(timeline, collectives=replace(calls, group_size=told))
 
 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
@@ -89,12 +99,13 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
     One alone that says nothing is rank 0; one among many is left out, with the reason.
     """
     unused = set(given) - {path.name for path, _ in readings} - {""}
-    if unused or ("" in given and len(readings) > 1):
+    files = len({path for path, _ in readings})
+    if unused or ("" in given and files > 1):
         wrong = next(iter(unused), "")
         raise UsageError(
             f"--rank {wrong}={given[wrong]}: no input has that name"
             if wrong
-            else f"--rank {given['']}: there are {len(readings)} inputs; say whose rank it is with FILE={given['']}"
+            else f"--rank {given['']}: there are {files} inputs; say whose rank it is with FILE={given['']}"
         )
     of_ranks = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
