@@ -34,7 +34,7 @@ from overlapscope.ingest import (
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.text_head import in_later_text
+from overlapscope.ingest.text_head import in_later_text, in_text
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
@@ -150,3 +150,12 @@ def readers_of(head: Head) -> list[Reader]:
     of_lines = [reader for reader in readers() if reader.anywhere]
     found = [reader for reader in of_lines if reader.recognises(head)]
     return found + in_later_text(head, [reader for reader in of_lines if reader not in found])
+
+
+def named_readers_of(head: Head) -> list[Reader]:
+    """Give the readers that know a file that the user has named: where none does, the first whose lines stand in it."""
+    known = readers_of(head)
+    if known:
+        return known
+    of_some = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
+    return next(([reader] for reader, holds_some in of_some if in_text(head, holds_some)), [])
