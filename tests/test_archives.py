@@ -271,7 +271,7 @@ def test_archives_inside_archives_are_passed_over(tmp_path: Path) -> None:
     archive = tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0), "inner.tar.gz": inner})
     run = overlapscope.load(archive)
     assert run.ranks == [0]
-    assert any("1 files" in warning for warning in run.sources[0].warnings)
+    assert any("no known log: 1 (inner.tar.gz)" in warning for warning in run.sources[0].warnings)
 
 
 def test_a_run_directory_in_an_archive_is_named(tmp_path: Path) -> None:
