@@ -2,8 +2,9 @@
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -90,9 +91,9 @@ def _loaded(point: EntryPoint) -> Reader:
 def _guarded(whose: str, reader: Reader) -> Reader:
     """Give a reader whose failures are errors of ours that name the file and the reader."""
 
-    def recognises(head: Head) -> bool:
+    def guarded(looks: Callable[[Head], bool], head: Head) -> bool:
         try:
-            return bool(reader.recognises(head))
+            return bool(looks(head))
         except (OverlapScopeError, OSError, MemoryError):
             raise
         except Exception as error:  # foreign code, as above
@@ -109,7 +110,8 @@ def _guarded(whose: str, reader: Reader) -> Reader:
             raise InputError(f"{shown(path)}: {whose} gave no Reading but {type(reading).__name__}")
         return reading
 
-    return replace(reader, recognises=recognises, read=read)
+    holds_some = None if reader.holds_some is None else partial(guarded, reader.holds_some)
+    return replace(reader, recognises=partial(guarded, reader.recognises), holds_some=holds_some, read=read)
 
 
 def _said(error: Exception) -> str:
