@@ -199,7 +199,7 @@ def test_a_checkpoint_beside_traces_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
     run = overlapscope.load(tmp_path / "job")
     assert [source.path for source in run.sources] == [str(tmp_path / "job" / "rank0.json")]
-    assert any("1 files of the folder do not look like traces" in warning for warning in run.sources[0].warnings)
+    assert any("no known log: 1 (model.pt)" in warning for warning in run.sources[0].warnings)
 
 
 def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_archives_inside_archives_are_passed_over(tmp_path: Path) -> None:
     archive = tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0), "inner.tar.gz": inner})
     run = overlapscope.load(archive)
     assert run.ranks == [0]
-    assert any("1 files" in warning for warning in run.sources[0].warnings)
+    assert any("no known log: 1 (inner.tar.gz)" in warning for warning in run.sources[0].warnings)
 
 
 def test_a_run_directory_in_an_archive_is_named(tmp_path: Path) -> None:

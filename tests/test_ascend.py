@@ -304,6 +304,16 @@ def test_planes_flags_waits_and_the_vendors_sums_are_no_spans(tmp_path: Path) ->
     ]
 
 
+def test_planes_without_any_collectives_row_are_no_run_without_communication(tmp_path: Path) -> None:
+    work = [task("a", 0, 1000), {**row("Notify_Wait", 0, 500, tid=1)}]
+    missing = "communication is missing from all figures"
+    (note,) = [each for each in read(write(tmp_path / "a.json", [*names(), *work])).source.warnings if missing in each]
+    assert "planes" in note
+    whole = read(write(tmp_path / "b.json", [*names(), *work, row("hcom_allReduce__868_0_1", 0, 500)]))
+    alone = read(write(tmp_path / "c.json", [*names(), task("a", 0, 1000)]))
+    assert not any(missing in each for reading in (whole, alone) for each in reading.source.warnings)
+
+
 def test_metadata_may_follow_the_work_it_names(tmp_path: Path) -> None:
     events = [row("hcom_broadcast__1_0_1", 0, 500), task("Add", 100, 200), *names()]
     assert [kind for _, kind, *_ in spans_of(read(write(tmp_path / "t.json", events)))] == [COMPUTE, COMM]

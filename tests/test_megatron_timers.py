@@ -152,6 +152,7 @@ def test_deepspeeds_clock_names_its_rank_and_has_no_iteration(tmp_path: Path) ->
     [
         "[default7]:", "[default7]: ", "[rank3]: ", "3: ", " 13: ", "[1,31]<stdout>:",
         "(MegatronWorker pid=61, ip=10.2.7.6) ", "2024-05-01T10:00:00.123456789Z stdout F ", "\x1b[36m(pid=99)\x1b[0m ",
+        "> ", "> > ",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("option", ["minmax", "all", "old"])
@@ -159,6 +160,22 @@ def test_what_a_launcher_puts_before_a_line_changes_nothing(prefix: str, option:
     text = "".join(iteration(step, 300.0) + NOISE + block(random_times(step), option) for step in range(1, 5))
     dressed = "".join(f"{prefix}{line}\r\n" for line in text.splitlines())
     assert rows(analyzed(dressed, tmp_path, "dressed")) == rows(analyzed(text, tmp_path, "bare"))
+
+
+def test_the_line_of_argonnes_megatron_deepspeed_gives_the_iteration(tmp_path: Path) -> None:
+    """It writes `=` where others write a colon, and blocks of timers as others do."""
+    text, expected = "", []
+    for step in (1, 2, 3):
+        times = random_times(step)
+        text += (
+            f"[2026-01-02 22:59:{step:02d}.287338][INFO][training_log:661] -  iteration={step:8d}/{635782:8d} | "
+            f"consumed_samples={768 * step:12d} | elapsed_time_per_iteration_ms={1000.5 * step:.1f} | "
+            f"learning_rate=9.4e-09 | lm loss=11.25 |\n{block(times)}"
+        )
+        expected += [(step, "iteration", "elapsed_ms", None, 1000.5 * step), *expected_rows(step, times, "minmax")]
+    analysis = analyzed(text, tmp_path)
+    assert [row for row in rows(analysis) if row[2] != "median_share_of_iteration"] == expected
+    assert analysis.sources[0].dropped == 0
 
 
 def test_lines_of_other_ranks_inside_a_block_cost_nothing_and_many_end_it(tmp_path: Path) -> None:

@@ -111,6 +111,13 @@ FAILURES = {
         "overlapscope analyze: acme.csv: the reader 'acme' of overlapscope-acme (overlapscope_acme:READER) failed to "
         "look at it: AttributeError: 'Head' object has no attribute 'no_such_thing'\n",
     ),
+    "raises when it looks for a part": (
+        "from overlapscope.ingest.reading import Reader\n"
+        "no, some = (lambda head: False), (lambda head: head.no_such_thing)\n"
+        "READER = Reader(format='acme', recognises=no, holds_some=some, read=None)\n",
+        "overlapscope analyze: acme.csv: the reader 'acme' of overlapscope-acme (overlapscope_acme:READER) failed to "
+        "look at it: AttributeError: 'Head' object has no attribute 'no_such_thing'\n",
+    ),
     "gives something else": (
         "from overlapscope.ingest.reading import Reader\n"
         "READER = Reader(format='acme', recognises=lambda head: True, read=lambda path, context: {'spans': []})\n",

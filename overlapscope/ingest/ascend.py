@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.ascend_collectives import collectives, is_row
+from overlapscope.ingest.ascend_collectives import collectives, is_row, on_plane
 from overlapscope.ingest.ascend_events import AscendCollector, AscendColumns
 from overlapscope.ingest.ascend_flows import arrow_starts, launch_bounds
 from overlapscope.ingest.ascend_folder import DEVICE_OUTPUT, rank_of
@@ -156,6 +156,8 @@ def _timeline(
         annotations=_annotations(host),
         names=tuple(columns.names.to_list()),
     )
+    if not rows.size and any(on_plane(columns.threads.get(lane, "")) for lane in columns.lanes):
+        notes.append("HCCL's planes are in it, but no collective's own row: communication is missing from all figures")
     notes = [*repeated_steps(repeated), *notes, *_unread(columns, process)]
     return timeline, int((launch_ns == NONE).sum()), notes
 

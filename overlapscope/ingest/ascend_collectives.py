@@ -44,9 +44,14 @@ _SHARDED: Final = frozenset({"all_gather", "gather", "reduce_scatter", "scatter"
 
 def is_row(thread: str, name: str) -> bool:
     """Whether an event of HCCL's process is a collective: it stands on a group's own row, not on a plane's."""
-    if _PLANE.match(thread):
+    if on_plane(thread):
         return False
     return _THREAD.match(thread) is not None or name.lower().startswith(("hcom_", "hccl"))
+
+
+def on_plane(thread: str) -> bool:
+    """Whether a thread of HCCL's process holds the tasks that collectives are made of."""
+    return _PLANE.match(thread) is not None
 
 
 def operation_of(name: str) -> str | None:

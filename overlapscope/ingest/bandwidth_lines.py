@@ -55,6 +55,7 @@ class BandwidthLines:
     warnings: list[str] = field(default_factory=list)
     broken: int = 0
     """Lines of a table that cannot be read."""
+    headers: int = 0
     devices: Counter[str] = field(default_factory=Counter)
     """Names of the devices the tests ran on."""
     _rows: list[Row] = field(default_factory=list)
@@ -122,6 +123,7 @@ class BandwidthLines:
         if self._rows:
             self._end()
         self._header = True
+        self.headers += 1
         self._cpu_time = header[1] == "cputime"
         self._width = 8 if "i_min" in text else 4
         self._halves = text.count("algbw")

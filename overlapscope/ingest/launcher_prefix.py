@@ -12,6 +12,7 @@ _PREFIX: Final = re.compile(
     | \((?:[\w.-]{1,100}[ ])?pid=[0-9]{1,10}(?:,[ ]ip=[\w.:]{1,60})?\)[ ]    # Ray
     | [0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.,]{8,24}(?:Z|[+-][0-9]{2}:?[0-9]{2})[ ]     # Kubernetes
       (?:std(?:out|err)[ ][FP][ ])?
+    | >[ ]?                                                          # a quotation in a report
     ){1,6}""",
     re.VERBOSE,
 )

@@ -9,7 +9,9 @@ Written by megatron/core/timers.py (before 2024 megatron/timers.py) and training
 `--timing-log-option max` gives one number (under the same heading in 2022, under `max time across ranks` since), `all`
 one for each rank. Before September 2022 there is one line, of the last rank: `time (ms) | forward-compute: 152.33 |
 ...`; DeepSpeed's wall clock breakdown has taken it over, without an iteration. Since 2025 the iteration's line begins
-with the time, since 2026 the heading comes from a logger. Times are means over the logging interval.
+with the time, since 2026 the heading comes from a logger. Argonne's Megatron-DeepSpeed spells the iteration's line
+`iteration=       1/  635782 | ... | elapsed_time_per_iteration_ms=29570.0 | ...`. Times are means over the logging
+interval.
 """
 
 import math
@@ -25,8 +27,10 @@ from overlapscope.timeline.run import MAX_RANKS
 
 ITERATION: Final = "iteration"
 _NUMBER: Final = r"-?(?:[0-9]{1,15}(?:\.[0-9]{1,9})?(?:[eE][+-]?[0-9]{1,3})?|nan|inf)"
-_ITERATION: Final = re.compile(r"\biteration +([0-9]{1,15})/ *[0-9]{1,15} \|")
-_ELAPSED: Final = re.compile(rf"\belapsed time per iteration \((ms|s)\): *({_NUMBER})(?![0-9.])")
+_ITERATION: Final = re.compile(r"\biteration(?: +|= *)([0-9]{1,15})/ *[0-9]{1,15} \|")
+_ELAPSED: Final = re.compile(
+    rf"\belapsed(?: time per iteration \((ms|s)\): *|_time_per_iteration_(ms|s)=)({_NUMBER})(?![0-9.])"
+)
 _HEADING: Final = re.compile(r"(\(min, max\) |max )?times? across ranks \(ms\): *$")
 _TIMER: Final = re.compile(rf"\s*(\S(?:[^:()]{{0,200}}[^\s.])?) \.*: *(?:\(({_NUMBER}), ({_NUMBER})\)|({_NUMBER}))\s*$")
 _RANKS_TIMER: Final = re.compile(r"\s*(\S[^:]{0,200}):\s*$")
@@ -68,6 +72,7 @@ class TimerLines:
         return (
             self._block is not None
             or b"elapsed time per iteration (" in line
+            or b"elapsed_time_per_iteration_" in line
             or b" across ranks (ms):" in line
             or b"time (ms) | " in line
         )
@@ -76,7 +81,7 @@ class TimerLines:
         """Take a line that is wanted."""
         if len(line) > _MAX_LINE:
             self._other_line()
-        elif "elapsed time per iteration (" in line:
+        elif "elapsed time per iteration (" in line or "elapsed_time_per_iteration_" in line:
             self._end_block()
             self._take_iteration(line)
         elif " across ranks (ms):" in line and (heading := _HEADING.search(line)):
@@ -99,12 +104,12 @@ class TimerLines:
 
     def _take_iteration(self, line: str) -> None:
         iteration, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
-        if iteration is None or elapsed is None or not _is_time(float(elapsed[2])):
+        if iteration is None or elapsed is None or not _is_time(float(elapsed[3])):
             self._dropped += 1
             self._step, self._elapsed_ms = NONE, None
             return
         self._lines += 1
-        step, elapsed_ms = int(iteration[1]), float(elapsed[2]) * (1000 if elapsed[1] == "s" else 1)
+        step, elapsed_ms = int(iteration[1]), float(elapsed[3]) * (1000 if "s" in elapsed.group(1, 2) else 1)
         # The first one holds the warm-up, and newer versions divide its timers by the whole logging interval.
         goes_on = self._step != NONE and step > self._step
         self._step, self._elapsed_ms = step, elapsed_ms if goes_on else None
@@ -184,6 +189,7 @@ def _is_time(value: float) -> bool:
 
 _IN_TEXT: Final = (
     (b"elapsed time per iteration (", re.compile(rb"\biteration +[0-9]+/ *[0-9]+ \|[^\n]{0,2000}elapsed time per it")),
+    (b"elapsed_time_per_iteration_", re.compile(rb"\biteration= *[0-9]+/ *[0-9]+ \|[^\n]{0,2000}elapsed_time_per_it")),
     (
         b" across ranks (ms):",
         re.compile(

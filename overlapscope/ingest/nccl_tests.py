@@ -42,6 +42,14 @@ def recognises(head: Head) -> bool:
     return bool(collector.finish()) and 2 * sum(told) >= len(told)
 
 
+def holds_some(head: Head) -> bool:
+    """Whether a text holds a line of a table, or a table's header, among whatever else."""
+    collector = BandwidthLines()
+    for line in head.text.splitlines():
+        collector.take(line)
+    return bool(collector.finish()) or collector.headers > 0
+
+
 def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     """Read one file. Raises InputError when it cannot be read or holds no measurement."""
     first = next(ByteStream(path, context.max_bytes).blocks(), b"")
@@ -49,8 +57,9 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     found = _read_file(stream) if _is_report(first) else _read_text(stream)
     rows = sum(len(table.rows) for table in found.tables)
     if not rows:
+        broken = f" but {found.dropped} that cannot be read" if found.dropped else ""
         raise InputError(
-            f"{shown(path)}: holds no line of a bandwidth table; did the test end before its first result?"
+            f"{shown(path)}: holds no line of a bandwidth table{broken}; did the test end before its first result?"
         )
     facts = bandwidth_facts(found.tables, shown(path))
     return Reading(
@@ -140,4 +149,4 @@ def _measurement(table: BandwidthTable, row: Row, timing: Timing, in_place: int,
     }
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read_nccl_tests)
+READER = Reader(format=FORMAT, recognises=recognises, read=read_nccl_tests, holds_some=holds_some)

@@ -11,9 +11,10 @@ from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.readers import head_of, readers_of
-from overlapscope.ingest.reading import ReadContext, Reading
+from overlapscope.ingest.readers import head_of, named_readers_of
+from overlapscope.ingest.reading import Head, ReadContext, Reading
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
 from overlapscope.timeline.run import MAX_RANKS, Run, Source
 
 
@@ -72,7 +73,9 @@ def _read_found(
         return load_run(inputs.runs[0])
     if not inputs.files:
         why = f": {found.notes[0].warnings[0]}" if found.notes else ""
-        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(inputs.passed_over)} files is a trace{why}")
+        others = inputs.passed_over
+        listed = f" ({_some(others)})" if others else ""
+        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(others)} files is a trace{listed}{why}")
     classifier = Classifier(options.comm, options.compute)
     readings: list[tuple[Path, Reading]] = []
     failed: list[Source] = list(found.notes)
@@ -93,7 +96,8 @@ def _read_found(
     run = assemble(readings, options.ranks)
     notes = []
     if inputs.passed_over:
-        notes.append(f"{len(inputs.passed_over)} files of the folder do not look like traces and were passed over")
+        others = inputs.passed_over
+        notes.append(f"files passed over that look like no trace and no known log: {len(others)} ({_some(others)})")
     idle = classifier.idle_patterns
     if idle:
         notes.append(f"no kernel matches {', '.join(repr(each) for each in idle)} (--comm, --compute)")
@@ -107,7 +111,14 @@ def _read(path: Path, context: ReadContext) -> list[Reading]:
     A log that several readers know gives what each finds; a reader that finds nothing after all is a warning.
     """
     try:
-        known = readers_of(head_of(path)) or [kineto.READER]
+        head = head_of(path)
+        known = named_readers_of(head)
+        if not known and _is_other_text(head):
+            raise InputError(
+                f"{shown(path)}: holds nothing that is read: no trace, "
+                f"and in its first {FURTHER_BYTES >> 20} MiB no line of a known log or table"
+            )
+        known = known or [kineto.READER]
     except OSError as error:
         raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
     readings: list[Reading] = []
@@ -126,3 +137,14 @@ def _read(path: Path, context: ReadContext) -> list[Reading]:
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:
     return str(error).removeprefix(f"{shown(path)}: ").removeprefix(f"{path}: ")
+
+
+def _is_other_text(head: Head) -> bool:
+    """Whether a file that no reader knows is plain text, which no trace is: it does not begin as JSON would."""
+    begin = head.text.lstrip()[:64]
+    return is_text(head.content) and re.match(r"\{|\[\s*(?:[\[{\]\",]|$)|$", begin) is None
+
+
+def _some(paths: Sequence[Path]) -> str:
+    """Give the names of the first files of many."""
+    return ", ".join([*(shown(Path(path.name)) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])

@@ -2,8 +2,9 @@
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from overlapscope.ingest import (
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.text_head import in_later_text
+from overlapscope.ingest.text_head import in_later_text, in_text
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
@@ -90,9 +91,9 @@ def _loaded(point: EntryPoint) -> Reader:
 def _guarded(whose: str, reader: Reader) -> Reader:
     """Give a reader whose failures are errors of ours that name the file and the reader."""
 
-    def recognises(head: Head) -> bool:
+    def guarded(looks: Callable[[Head], bool], head: Head) -> bool:
         try:
-            return bool(reader.recognises(head))
+            return bool(looks(head))
         except (OverlapScopeError, OSError, MemoryError):
             raise
         except Exception as error:  # foreign code, as above
@@ -109,7 +110,8 @@ def _guarded(whose: str, reader: Reader) -> Reader:
             raise InputError(f"{shown(path)}: {whose} gave no Reading but {type(reading).__name__}")
         return reading
 
-    return replace(reader, recognises=recognises, read=read)
+    holds_some = None if reader.holds_some is None else partial(guarded, reader.holds_some)
+    return replace(reader, recognises=partial(guarded, reader.recognises), holds_some=holds_some, read=read)
 
 
 def _said(error: Exception) -> str:
@@ -150,3 +152,12 @@ def readers_of(head: Head) -> list[Reader]:
     of_lines = [reader for reader in readers() if reader.anywhere]
     found = [reader for reader in of_lines if reader.recognises(head)]
     return found + in_later_text(head, [reader for reader in of_lines if reader not in found])
+
+
+def named_readers_of(head: Head) -> list[Reader]:
+    """Give the readers that know a file that the user has named: where none does, the first whose lines stand in it."""
+    known = readers_of(head)
+    if known:
+        return known
+    of_some = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
+    return next(([reader] for reader, holds_some in of_some if in_text(head, holds_some)), [])

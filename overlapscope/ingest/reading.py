@@ -71,6 +71,9 @@ class Reader:
     format: str
     recognises: Callable[[Head], bool]
     read: Callable[[Path, ReadContext], Reading]
+    holds_some: Callable[[Head], bool] | None = None
+    """Whether a part of a text holds something of the format among other text. Asked only of a file that the user has
+    named and that no reader recognises: in a folder such a file is a report or a README, not the job's own output."""
     anywhere: bool = False
     """What it reads are lines that may begin anywhere in a log and stand among others: `recognises` is asked of later
     parts of a text too, and all readers of this kind that know a file read it."""

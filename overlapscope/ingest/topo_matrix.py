@@ -24,7 +24,8 @@ MAX_DEVICES: Final = 1024
 MAX_LINE: Final = 64 << 10
 MAX_NOTE: Final = 400
 """Rows of a matrix may be long; titles, prompts and legends are not."""
-_ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]|\[[04]m")
+"""`nvidia-smi` underlines its header; what is pasted into a report often lacks the escape character itself."""
 _GPU: Final = re.compile(r"GPU\d{1,4}")
 _ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _OTHER: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*[\w.-]*\d")
@@ -160,6 +161,15 @@ def recognises(head: Head) -> bool:
     return collector.rows > 0 and 2 * sum(told) >= len(told)
 
 
+def holds_some(head: Head) -> bool:
+    """Whether a text holds a matrix, with a row that fits its header, among whatever else."""
+    collector = MatrixLines()
+    if "GPU0" in head.text:
+        for line in head.text.splitlines():
+            collector.take(line)
+    return collector.rows > 0
+
+
 def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     """Read one output. Raises InputError when it cannot be read or holds no matrix."""
     stream = ByteStream(path, context.max_bytes, context.progress)
@@ -191,4 +201,4 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     )
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read_topo_matrix)
+READER = Reader(format=FORMAT, recognises=recognises, read=read_topo_matrix, holds_some=holds_some)

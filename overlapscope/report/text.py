@@ -73,7 +73,8 @@ def _headline(analysis: Analysis) -> str:
     run, info = analysis.run, analysis.run.fingerprint
     of_world = f" of {run.world_size}" if run.world_size else ""
     if not run.ranks:
-        return ", ".join(["no rank recorded", *sorted({source.format for source in analysis.sources})])
+        read = {source.format for source in analysis.sources if source.format != "unknown"}
+        return ", ".join(["no rank recorded", *sorted(read)])
     who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
     if run.missing_ranks:
         who += f" ({len(run.missing_ranks)} not recorded)"
@@ -102,7 +103,7 @@ def _sentence(analysis: Analysis) -> str:
         return "No times were recorded: how much communication is exposed cannot be told from these sources."
     overall = mean([each for chosen in by_rank.values() for each in chosen])
     if not overall.comm_ns:
-        return f"No communication in a {ms(overall.window_ns)} ms {what}."
+        return f"No communication was recorded in a {ms(overall.window_ns)} ms {what}."
     sentence = (
         f"{ms(overall.exposed_comm_ns)} ms of a {ms(overall.window_ns)} ms {what} is exposed communication "
         f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is hidden under compute."
@@ -111,10 +112,10 @@ def _sentence(analysis: Analysis) -> str:
         worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
         least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
         over = f"{count(sum(map(len, by_rank.values())), what)} of {len(means)} ranks"
-        sentence += (
-            f"\nMean over {over}; most exposed on rank {worst} ({ms(means[worst].exposed_comm_ns)} ms), "
-            f"least on rank {least} ({ms(means[least].exposed_comm_ns)} ms)."
-        )
+        most, fewest = (ms(means[rank].exposed_comm_ns) for rank in (worst, least))
+        alike = f"\nMean over {over}; the same on each of them."
+        apart = f"\nMean over {over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
+        sentence += alike if most == fewest else apart
     return sentence
 
 
