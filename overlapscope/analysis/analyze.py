@@ -9,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.nccl_findings import nccl_findings
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.told import Told, told
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
@@ -143,6 +144,7 @@ def analyze(run: Run) -> Analysis:
     ]
     findings += unplaced(unclassified, fused, compute_ns)
     findings += recording_gaps(run.sources, _linkage(run))
+    findings += nccl_findings(run)
     return Analysis(
         sources=[
             SourceInfo(
