@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest import nccl_scan
 from overlapscope.ingest.nccl_calls import DTYPES
+from overlapscope.ingest.nccl_choices import Choice, Choices, Events, match
 from overlapscope.ingest.nccl_log import READER, recognises
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reading
@@ -446,6 +447,58 @@ def test_symmetric_kernels_and_copy_engines_are_choices_too(tmp_path: Path) -> N
         ("COPY_ENGINE", None, None),
     ]  # fmt: skip
     assert reading.source.dropped == 0
+
+
+def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
+    """Find the choices of calls one by one."""
+    found: list[Any] = [None] * len(events)
+    runs: list[list[int]] = []
+    for row, each in enumerate(events):
+        before = events[row - 1] if row else None
+        if before is None or each["process"] != before["process"] or (each["call"] and not before["call"]):
+            runs.append([])
+        runs[-1].append(row)
+    for run in runs:
+        told = [row for row in run if not events[row]["call"]]
+        silent = any(events[row]["op"] < 0 for row in told)
+        left = set(run)
+        whole = any(choices.all[events[row]["choice"]].whole for row in told)
+        for measure in ("whole", "part") if whole else ("part", "whole"):
+            kinds: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+            for row in sorted(left):
+                kinds[None if silent else events[row]["op"], events[row][measure]][events[row]["call"]].append(row)
+            for lines, made in kinds.values():
+                if lines and made:
+                    left -= set(lines)
+                    said = [choices.all[events[row]["choice"]] for row in lines]
+                    parts = [{getattr(one, name) for one in said} for name in ("algorithm", "protocol", "channels")]
+                    agreed = tuple(part.pop() if len(part) == 1 else missing for part, missing in zip(parts, (None, None, -1), strict=True))
+                    one_communicator = len({events[row]["communicator"] for row in made}) == 1
+                    for row in made if len(lines) >= len(made) else made[-len(lines) :] if one_communicator else []:
+                        found[row] = agreed
+                        left.discard(row)
+    return found
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
+    choices = Choices()
+    whole = data.draw(st.booleans())
+    codes = [choices.code(Choice(*said, whole)) for said in (("RING", "LL", 4), ("TREE", "LL", 4), ("RING", "SIMPLE", 8), ("RING", "LL", 2))]
+    small = st.integers(0, 1)
+    call_ = st.fixed_dictionaries({"call": st.just(True), "communicator": small, "op": small, "part": st.sampled_from([4, 8, 12]), "times": st.sampled_from([1, 2])})
+    told_ = st.fixed_dictionaries({"call": st.just(False), "op": st.integers(-1 if whole else 0, 1), "part": st.sampled_from([4, 8, 12, 16]), "choice": st.sampled_from(codes)})
+    events = [
+        {"process": process, "communicator": -1, "choice": -1, "batch": row, **each, "whole": each["part"] * each.get("times", 1)}
+        for process in range(data.draw(st.integers(1, 3)))
+        for row, each in enumerate(data.draw(st.lists(st.one_of(call_, told_), min_size=1, max_size=10)))
+    ]
+    columns = {name: np.array([each[name] for each in events], np.int32) for name in ("process", "communicator", "op", "batch", "choice")}
+    sizes = {name: np.array([each[name] for each in events], np.int64) for name in ("whole", "part")}
+    told = match(Events(call=np.array([each["call"] for each in events]), **columns, **sizes), choices).tolist()
+    given_ = [None if code < 0 else choices.all[code] for code in told]
+    assert [each and (each.algorithm, each.protocol, each.channels) for each in given_] == by_pairs(events, choices)
 
 
 def test_a_choice_holds_for_all_members_of_the_log(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _NAMED: Final = re.compile(
     rb" Bytes -> Algo ([A-Z][A-Za-z0-9_]{1,30}) proto ([A-Z][A-Za-z0-9_]{1,30})"
     rb" channel\{Lo\.\.Hi\}=\{([0-9]{1,5})\.\.([0-9]{1,5})\}(?: comm 0x[0-9a-f]{1,16})?\s*"
 )
-_NUMBERED: Final = re.compile(rb" Bytes -> Algo (\w{1,30}) proto (\w{1,30}) time -?[0-9.]{1,40}\s*")
+_NUMBERED: Final = re.compile(rb" Bytes -> Algo (\w{1,30}) proto (\w{1,30})(?: time -?[0-9.]{1,40})?\s*")
 _SYMMETRIC: Final = re.compile(
     rb" Bytes -> Kernel (\S{1,100}) nchannels ([0-9]{1,5}) nthreads [0-9]{1,7}"
     rb"(?: nWorks [0-9]{1,7})?(?: cgaClusterSize [0-9]{1,7})?\s*"

@@ -54,21 +54,22 @@ class Connection(NamedTuple):
 class Connections:
     """Every distinct connection of a log, once."""
 
-    __slots__ = ("_codes", "_known")
+    __slots__ = ("_codes", "known")
 
     def __init__(self) -> None:
+        self.known: dict[bytes, int] = {}
+        """Number of the connection by the text that tells it; of the texts that were read lately."""
         self._codes: dict[Connection, int] = {}
-        self._known: dict[bytes, int] = {}
 
     def code(self, body: bytes) -> int:
         """Give the number of the connection that a line tells, NO_NUMBER for one that cannot be read."""
-        code = self._known.get(body)
-        if code is None:
-            if len(self._known) > _REMEMBERED:
-                self._known.clear()
-            made = _connection(body)
-            code = NO_NUMBER if made is None else self._codes.setdefault(made, len(self._codes))
-            self._known[body] = code
+        made = _connection(body)
+        if made is None:
+            return NO_NUMBER
+        if len(self.known) > _REMEMBERED:
+            self.known.clear()
+        code = self._codes.setdefault(made, len(self._codes))
+        self.known[body] = code
         return code
 
     def all(self) -> list[Connection]:
@@ -98,11 +99,12 @@ def connection_line(known: Connections, thread: Thread, body: bytes) -> bool:
     code = known.code(body)
     if code == NO_NUMBER:
         return False
-    _append(thread.told.connections, code)
+    connected(thread.told.connections, code)
     return True
 
 
-def _append(codes: "array[int]", code: int) -> None:
+def connected(codes: "array[int]", code: int) -> None:
+    """Add the number of a connection."""
     codes.append(code)
     if len(codes) > _REMEMBERED and len(codes) & (len(codes) - 1) == 0:  # a log that repeats itself
         distinct = sorted(set(codes))

@@ -13,8 +13,8 @@ from overlapscope.ingest import nccl_graph, nccl_init
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_calls import CALL, tail_of
 from overlapscope.ingest.nccl_communicators import Communicators, Process, Thread
-from overlapscope.ingest.nccl_costs import cost_line, operation
-from overlapscope.ingest.nccl_graph import Connections
+from overlapscope.ingest.nccl_costs import OPERATIONS, cost_line, operation
+from overlapscope.ingest.nccl_graph import Connections, connected
 from overlapscope.ingest.nccl_prefix import INFO, WARN, Writer, rank_of_wrapper, time_of, writer_at_end
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
@@ -31,6 +31,10 @@ _NETWORK: Final = re.compile(rb"Using (?:internal )?[Nn]etwork (\S.{0,80}?)\s*")
 _CARDS: Final = re.compile(rb"NET/(IB|Socket) : Using (\[.{1,4000})")
 _CARD: Final = re.compile(rb"\[([0-9]{1,4})\]([A-Za-z0-9_.-]{1,64}):")
 _TIMED_OUT: Final = re.compile(rb"tim(?:ed|e)[ -]?out", re.I)
+_REMARKS: Final = frozenset((b"Using", b"NET/IB", b"NET/Socket", b"NCCL", b"RCCL"))
+_ONCE: Final = (b"NET/IB : Using", b"NET/Socket : Using", b"NCCL", b"RCCL", b"Using", b"Init", b"comm ", b"ncclComm", b"[", b" ")
+_ONCE_WITHIN: Final = (b"opCount ", b" Bytes -> ", b"|", b" coll channels, ")
+"""What lines begin with, or hold, whose place among the others matters."""
 _ANY_PREFIX: Final = re.compile(rb"\[-?[0-9]{1,5}\]$")
 _WHOLE_NUMBER: Final = re.compile(rb"-?[0-9]+\.")
 
@@ -65,21 +69,38 @@ class Lines:
     """Lines with a prefix that were read."""
     repaired: int = 0
     dropped: int = 0
+    _repeats: dict[bytes, bool] = field(default_factory=dict)
     _threads: dict[bytes, tuple[Thread, int]] = field(default_factory=dict)
     _listed: set[tuple[str, str]] = field(default_factory=set)
 
-    def take(self, text: bytes, number: int) -> None:
-        """Take one line, the log's `number`-th from 1."""
+    def repeats(self, text: bytes) -> bool:
+        """Whether a line says the same again where it stands again, as long as no communicator begins or ends."""
+        known = self._repeats.get(text)
+        if known is None:
+            if len(self._repeats) >= _REMEMBERED:
+                self._repeats.clear()
+            _, mark, body = text.partition(INFO)
+            plain = bool(mark) and INFO not in body and WARN not in body
+            once = body.startswith(_ONCE) or body.rstrip().endswith(nccl_init.STATES)
+            known = plain and not once and not any(mark in body for mark in _ONCE_WITHIN)
+            self._repeats[text] = known
+        return known
+
+    def take(self, text: bytes, number: int, times: int = 1) -> None:
+        """Take one line, the log's `number`-th from 1, that stands there so many times."""
         place = text.find(INFO)
-        if place >= 0 and text.find(b" NCCL ", place + 1) < 0:
-            thread = self._thread(text, place)
-            if thread is not None:
-                self._told(thread, text[place + len(INFO) :], number)
-            elif _ANY_PREFIX.search(text[:place]):
-                self.dropped += 1
-        elif place >= 0:
+        if place < 0:
+            self._without_mark(text, number)
+        elif text.find(INFO, place + 1) >= 0 or WARN in text:
             self._interleaved(text, number)
-        elif (place := text.find(WARN)) >= 0:
+        elif (thread := self._thread(text, place)) is not None:
+            self._told(thread, text[place + len(INFO) :].rstrip(), number, times)
+        elif _ANY_PREFIX.search(text[:place]):
+            self.dropped += times
+
+    def _without_mark(self, text: bytes, number: int) -> None:
+        place = text.find(WARN)
+        if place >= 0:
             self._warning(text, place, number)
         else:
             self._without_prefix(text)
@@ -110,14 +131,14 @@ class Lines:
         thread.device = known[1]
         return thread
 
-    def _told(self, thread: Thread, body: bytes, number: int) -> None:
+    def _told(self, thread: Thread, body: bytes, number: int, times: int = 1) -> None:
         """Take the text of a line; a text that begins as one that is known and cannot be read is damage."""
-        self.read += 1
+        self.read += times
         if not self._understood(thread, body, number):
-            self.read -= 1
-            self.dropped += 1
+            self.read -= times
+            self.dropped += times
 
-    def _understood(self, thread: Thread, body: bytes, number: int) -> bool:  # noqa: PLR0911, PLR0912 - one by form
+    def _understood(self, thread: Thread, body: bytes, number: int) -> bool:  # noqa: PLR0911 - one by form
         word = body[: body.find(b" ")]
         if word in (b"Channel", b"Ring"):
             if b" via " in body:
@@ -125,26 +146,32 @@ class Lines:
             return (nccl_graph.ring_line if word == b"Channel" else nccl_graph.neighbours_line)(thread, body)
         if word == b"Trees":
             return nccl_graph.trees_line(thread, body)
-        if b"opCount " in body:
-            return self._call(thread, body, number)
-        if b" Bytes -> " in body:
-            return False  # a whole one would have been taken with its block
-        stripped = body.rstrip()
-        if stripped.endswith(nccl_init.STATES) and b"comm 0x" in body:
+        if body.endswith(nccl_init.STATES) and b"comm 0x" in body:
             self.before_change()
-            if stripped.endswith(nccl_init.ABORTED):
+            if body.endswith(nccl_init.ABORTED):
                 self._message(thread, INFORMATION, body, number, NONE)
-            return nccl_init.state_line(self.log, thread, stripped)
+            return nccl_init.state_line(self.log, thread, body)
+        if word[-1:] == b":" or word[:1].isdigit() or word.lower().decode("latin-1") in OPERATIONS:
+            return self._counted(thread, body, number)
         if word == b"comm":
             return b" nNodes " not in body or nccl_init.size_line(thread, body)
         if word == b"Init":
             return not body.startswith(b"Init timings") or nccl_init.timings_line(thread, body)
+        if word in (b"", b"Latency/AlgBw"):
+            return cost_line(thread, body) or True
+        if word in _REMARKS or word[:5] in (b"NCCL_", b"RCCL_"):
+            self._remark(thread, body, number)
+        return True
+
+    def _counted(self, thread: Thread, body: bytes, number: int) -> bool:
+        """Take a line that begins with an operation or a number."""
+        if b"opCount" in body:
+            return self._call(thread, body, number)
+        if b" Bytes -> " in body:
+            return False  # a whole one would have been taken with its block
         if b" coll channels, " in body:
             return nccl_init.channels_line(thread, body)
-        if b"|" in body:
-            return cost_line(thread, body) or True
-        self._remark(thread, stripped, number)
-        return True
+        return b"|" not in body or cost_line(thread, body) or True
 
     def _remark(self, thread: Thread, body: bytes, number: int) -> None:
         """Take a line on the process rather than on a communicator."""

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from overlapscope.errors import InputError
 from overlapscope.ingest import nccl_tables
 from overlapscope.ingest.bytestream import ByteStream
@@ -20,6 +22,7 @@ from overlapscope.ingest.nccl_scan import Block, scan
 from overlapscope.ingest.nccl_world import find_world, name_communicators
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.columns import Codes, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
@@ -65,26 +68,42 @@ class _Log:
         self._block, self._added = block, 0
         for line in self.book.add_choices(block, self._base).tolist():
             self._take_line(line)
-        for line in block.others.tolist():
-            self._line = line
-            self._take_line(line)
+        codes, lines = block.texts.codes, block.others
+        repeats = np.array([self.lines.repeats(text) for text in block.texts.distinct], np.bool_)
+        first = 0
+        for single in [*np.flatnonzero(~repeats[codes]).tolist(), codes.size]:
+            self._take_repeated(lines[first:single], codes[first:single])
+            if single < codes.size:
+                self._line = int(lines[single])
+                self._take_line(self._line)
+            first = single + 1
         self._line = block.ends.size
-        self._before_change()
+        self._add_calls()
         self.book.settle()
         self._base += block.ends.size
 
+    def _take_repeated(self, lines: Ints, codes: Codes) -> None:
+        """Take lines of which each says the same however often it stands there."""
+        if codes.size:
+            _, first, times = np.unique(codes, return_index=True, return_counts=True)
+            for line, number in sorted(zip(lines[first].tolist(), times.tolist(), strict=True)):
+                self._take_line(line, number)
+
     def _before_change(self) -> None:
         """Add the calls before the current line, while their pointers still mean what they meant."""
+        self._add_calls()
+        self.book.forget()
+
+    def _add_calls(self) -> None:
         assert self._block is not None
         odd = self.book.add_calls(self._block, self._base, self._added, self._line)
         self._added = self._line
-        self.book.forget()
         for line in odd.tolist():
             self._take_line(line)
 
-    def _take_line(self, line: int) -> None:
+    def _take_line(self, line: int, times: int = 1) -> None:
         assert self._block is not None
-        self.lines.take(self._block.line(line), self._base + line)
+        self.lines.take(self._block.line(line), self._base + line, times)
 
     def reading(self, source: str, stream: ByteStream) -> Reading:
         """Put together what was read."""

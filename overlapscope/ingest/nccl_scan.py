@@ -23,6 +23,8 @@ from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 
 OP_COUNT: Final = b"opCount "
 BYTES: Final = b"Bytes ->"
+_NUMBERED: Final = b"Bytes -> Algo 1 proto 2"
+"""What stands before the estimated time of a choice by number, which differs from line to line and is not read."""
 _U: Final = np.uint64
 _EVEN: Final = np.uint8(0xFE)
 _BATCH: Final = 4 << 20
@@ -89,6 +91,8 @@ class Block:
     choices: Rows
     others: Ints
     """Lines that hold `CC` or `opCount` and are neither calls nor choices, in order."""
+    texts: Texts
+    """These lines from behind a leading time."""
     data: bytearray
 
     def line(self, number: int) -> bytes:
@@ -132,14 +136,20 @@ def _scan(text: "_Text", size: int) -> Block:
     chosen = np.flatnonzero(here == ord("B"))
     chosen = chosen[text.has(at[chosen], BYTES)]
     calls = _calls(text, ends, line[counted], at[counted] - 2)
-    chosen = chosen[~np.isin(line[chosen], calls.line, kind="table")]
+    known = np.zeros(ends.size + 1, np.bool_)
+    known[calls.line] = True
+    chosen = chosen[~known[line[chosen]]]
     choices = _choices(text, ends, line[chosen], at[chosen])
-    worth = np.zeros(ends.size, np.bool_)
+    known[choices.line] = True
+    worth = np.zeros(ends.size + 1, np.bool_)
     worth[line[(before == ord("C")) & (here == ord("C"))]] = True
     worth[line[counted]] = True
-    worth[calls.line] = False
-    worth[choices.line] = False
-    return Block(ends=ends, calls=calls, choices=choices, others=np.flatnonzero(worth), data=text.data)
+    worth &= ~known
+    others = np.flatnonzero(worth)
+    until = ends[others]
+    begin, _ = _behind_time(text, np.append(-1, ends)[others] + 1, until)
+    (texts,) = distinct_pieces(text.data, np.stack((begin, until), axis=1).astype(np.int32), (0,))
+    return Block(ends=ends, calls=calls, choices=choices, others=others, texts=texts, data=text.data)
 
 
 def _calls(text: "_Text", ends: Ints, line: Ints, at: Ints) -> Rows:
@@ -161,12 +171,13 @@ def _calls(text: "_Text", ends: Ints, line: Ints, at: Ints) -> Rows:
 def _choices(text: "_Text", ends: Ints, line: Ints, at: Ints) -> Rows:
     """Read the lines with `Bytes ->` at these places."""
     line, at = _alone(line, at)
-    start = np.where(line > 0, ends[line - 1] + 1, 0)
+    start = np.append(-1, ends)[line] + 1
     first = text.number_before(at - 1, start)
     count, end = text.numbers(first, 10)
     good = (end == at - 1) & (first < end) & (count >= 0) & (first > start)
-    line, first, count = line[good], first[good], count[good]
-    return _rows(text, ends, line, first, at[good] - 1, np.full(line.size, NONE), count)
+    line, at, first, count = (column[good] for column in (line, at, first, count))
+    until = np.where(text.has(at + len(_NUMBERED), b" time "), at + len(_NUMBERED), ends[line])
+    return _rows(text, ends, line, first, at - 1, np.zeros(0, np.int64), count, until)
 
 
 def _alone(line: Ints, at: Ints) -> tuple[Ints, Ints]:
@@ -180,23 +191,38 @@ def _alone(line: Ints, at: Ints) -> tuple[Ints, Ints]:
     return line[~several], at[~several]
 
 
-def _rows(text: "_Text", ends: Ints, line: Ints, first: Ints, tail: Ints, seq: Ints, count: Ints) -> Rows:
-    """Cut the lines into head, middle and tail; leave out a leading time, which differs from line to line."""
-    start = np.where(line > 0, ends[line - 1] + 1, 0)
-    time_ns = np.zeros(0, np.int64)
-    begin = start
-    found = _TIME.search(text.data, int(start[0]), int(first[0])) if line.size else None
-    if found:
-        width = found.end() - int(start[0])
-        behind = np.minimum(start + width, first)
-        begin = np.where(text.bytes[behind - 1] == ord(" "), behind, start)
-        own = _OWN_TIME.search(text.data, int(start[0]), int(first[0]))
-        if own:
-            time_ns = text.times(begin - width + own.start() - int(start[0]), begin > start, own[0])
+def _rows(
+    text: "_Text", ends: Ints, line: Ints, first: Ints, tail: Ints, seq: Ints, count: Ints, until: Ints | None = None
+) -> Rows:
+    """Cut the lines into head, middle and tail; leave out a leading time, which differs from line to line.
+
+    The tail goes to the end of the line, or to before `until`.
+    """
+    begin, time_ns = _behind_time(text, np.append(-1, ends)[line] + 1, first)
     cuts = np.empty((line.size, 4), np.int32)
-    cuts[:, 0], cuts[:, 1], cuts[:, 2], cuts[:, 3] = begin, first, tail, ends[line]
+    cuts[:, 0], cuts[:, 1], cuts[:, 2], cuts[:, 3] = (
+        begin, first, tail, ends[line] if until is None else until,
+    )  # fmt: skip
     head, rest = distinct_pieces(text.data, cuts, (0, 2))
     return Rows(line=line, head=head, tail=rest, seq=seq, count=count, time_ns=time_ns)
+
+
+def _behind_time(text: "_Text", start: Ints, until: Ints) -> tuple[Ints, Ints]:
+    """Give where each line goes on behind a leading time, one of the shape that the first line has; and the times.
+
+    Times are the library's own; empty where it writes none.
+    """
+    times = np.zeros(0, np.int64)
+    found = _TIME.search(text.data, int(start[0]), int(until[0])) if start.size else None
+    if found is None:
+        return start, times
+    width = found.end() - int(start[0])
+    behind = np.minimum(start + width, until)
+    begin = np.where(text.bytes[behind - 1] == ord(" "), behind, start)
+    own = _OWN_TIME.search(text.data, int(start[0]), int(until[0]))
+    if own:
+        times = text.times(begin - width + own.start() - int(start[0]), begin > start, own[0])
+    return begin, times
 
 
 class _Text:
