@@ -101,7 +101,8 @@ VERSIONS = (
     ),
     Version(
         name="RCCL version : 2.22.3-HEAD:7d8d67c",
-        state=f"ncclCommInitRank {_SPLIT_ID} nvmlDev {{dev}} busId {{bus}} commId {{id}} localSize 280 used 4096 bytes on core 3",
+        state=f"ncclCommInitRank {_SPLIT_ID} nvmlDev {{dev}} busId {{bus}} commId {{id}} "
+        "localSize 280 used 4096 bytes on core 3",
         connection="Channel {channel:02d}/0 : {sender}[{sender}] -> {receiver}[{receiver}]",
         choice=NAMED,
         call_end=" task {task} globalrank {rank}",
@@ -119,7 +120,9 @@ def call(
     )
 
 
-def choice(op: str, size: int, *, algorithm: str = "RING", protocol: str = "SIMPLE", low: int = 0, high: int = 23) -> str:
+def choice(
+    op: str, size: int, *, algorithm: str = "RING", protocol: str = "SIMPLE", low: int = 0, high: int = 23
+) -> str:
     """Give the text of a choice as 2.24 and later write it."""
     return f"{op}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{{low}..{high}}}"
 

@@ -74,7 +74,11 @@ def test_calls_that_differ_between_ranks_are_told(odd: str, said: str, tmp_path:
 
 
 def test_the_first_difference_of_all_ranks_is_told(tmp_path: Path) -> None:
-    lines = [made(rank, "AllReduce", seq, count=64 + (rank == 1 and seq >= 5) + 2 * (rank == 2 and seq >= 3)) for seq in range(8) for rank in range(3)]
+    lines = [
+        made(rank, "AllReduce", seq, count=64 + (rank == 1 and seq >= 5) + 2 * (rank == 2 and seq >= 3))
+        for seq in range(8)
+        for rank in range(3)
+    ]
     found = findings(tmp_path, *job(*lines))["nccl_desync"]
     assert found.evidence["seq"] == 3
     assert found.evidence["differing_calls"] == 3 + 5
@@ -84,13 +88,25 @@ def test_calls_of_one_number_are_compared_in_their_order(tmp_path: Path) -> None
     """Before 2.24 the calls of a group share their number."""
     group = [made(rank, "AllReduce", 1, count=count) for rank in range(3) for count in (10, 20, 30)]
     assert findings(tmp_path, *job(*group)) == {}
-    swapped = [made(0, "AllReduce", 1, count=10), made(0, "AllReduce", 1, count=20), made(1, "AllReduce", 1, count=20),
-               made(1, "AllReduce", 1, count=10), made(2, "AllReduce", 1, count=10), made(2, "AllReduce", 1, count=20)]  # fmt: skip
+    swapped = [
+        made(0, "AllReduce", 1, count=10),
+        made(0, "AllReduce", 1, count=20),
+        made(1, "AllReduce", 1, count=20),
+        made(1, "AllReduce", 1, count=10),
+        made(2, "AllReduce", 1, count=10),
+        made(2, "AllReduce", 1, count=20),
+    ]
     assert findings(tmp_path, *job(*swapped))["nccl_desync"].evidence["differing_calls"] == 2
 
 
 def test_sends_and_receives_may_differ(tmp_path: Path) -> None:
-    lines = [made(0, "Send", 1), made(1, "Recv", 1), made(0, "AllReduce", 2), made(1, "AllReduce", 3), made(2, "AllReduce", 1)]
+    lines = [
+        made(0, "Send", 1),
+        made(1, "Recv", 1),
+        made(0, "AllReduce", 2),
+        made(1, "AllReduce", 3),
+        made(2, "AllReduce", 1),
+    ]
     assert findings(tmp_path, *job(*lines)) == {}
 
 
@@ -98,17 +114,25 @@ def test_communicators_whose_logs_cannot_be_told_apart_are_not_compared(tmp_path
     old = VERSIONS[3]
     for name, host in (("a", "node-0"), ("b", "node-1")):
         process = Process(rank=0, host=host)
-        lines = [*initialised(old, process, 0, 2, COMM), process.line(call(f"All{'Reduce' if name == 'a' else 'Gather'}", 1, 5, comm=COMM.pointer(0), nranks=2))]
+        lines = [
+            *initialised(old, process, 0, 2, COMM),
+            process.line(call(f"All{'Reduce' if name == 'a' else 'Gather'}", 1, 5, comm=COMM.pointer(0), nranks=2)),
+        ]
         (tmp_path / f"rank{'01'[name == 'b']}.log").write_text("\n".join(lines) + "\n")
     assert [each.id for each in analyze(read_inputs([tmp_path])).findings if each.id.startswith("nccl_")] == []
 
 
 def test_ranks_of_several_files_are_compared(tmp_path: Path) -> None:
     for process in TRIO:
-        lines = [*initialised(NEW, process, process.rank, 3, COMM), made(process.rank, "AllReduce", 1, count=9 + process.rank // 2)]
+        lines = [
+            *initialised(NEW, process, process.rank, 3, COMM),
+            made(process.rank, "AllReduce", 1, count=9 + process.rank // 2),
+        ]
         (tmp_path / f"nccl.{process.rank}.log").write_text("\n".join(lines) + "\n")
     found = [each for each in analyze(read_inputs([tmp_path])).findings if each.id.startswith("nccl_desync")]
-    assert [each.evidence["calls"] for each in found] == [{"all_reduce of 9 float32": [0, 1], "all_reduce of 10 float32": [2]}]
+    assert [each.evidence["calls"] for each in found] == [
+        {"all_reduce of 9 float32": [0, 1], "all_reduce of 10 float32": [2]}
+    ]
 
 
 # --- ranks that stop ------------------------------------------------------------------------------------------------
@@ -123,13 +147,18 @@ def test_a_rank_that_stops_while_the_others_wait_is_a_warning(tmp_path: Path) ->
 
 
 def test_ranks_that_all_stand_elsewhere_are_a_log_that_ends_in_mid_run(tmp_path: Path) -> None:
-    found = findings(tmp_path, *job(*everyone(1, 2), made(0, "AllReduce", 3), made(1, "AllReduce", 3), made(0, "AllReduce", 4)))
+    found = findings(
+        tmp_path, *job(*everyone(1, 2), made(0, "AllReduce", 3), made(1, "AllReduce", 3), made(0, "AllReduce", 4))
+    )
     assert found["nccl_behind"].severity == "info"
 
 
 def test_a_rank_that_never_calls_is_behind(tmp_path: Path) -> None:
     other = Communicator(id="0x77", pointers={rank: f"0x7{rank}" for rank in range(3)})
-    lines = [*job(*everyone(1)), *(line for process in TRIO for line in initialised(NEW, process, process.rank, 3, other))]
+    lines = [
+        *job(*everyone(1)),
+        *(line for process in TRIO for line in initialised(NEW, process, process.rank, 3, other)),
+    ]
     lines += [TRIO[rank].line(call("AllReduce", 0, 4, comm=f"0x7{rank}", nranks=3)) for rank in (0, 2)]
     found = findings(tmp_path, *lines)
     assert "rank 1 before the first" in found["nccl_behind"].title
@@ -185,7 +214,11 @@ def test_mixed_versions_are_told(tmp_path: Path) -> None:
 
 
 def test_warnings_and_timeouts_are_counted_and_quoted(tmp_path: Path) -> None:
-    warned = [TRIO[1].warn("Call to connect failed"), TRIO[1].warn("Call to connect failed"), TRIO[2].warn("Connection timed out")]
+    warned = [
+        TRIO[1].warn("Call to connect failed"),
+        TRIO[1].warn("Call to connect failed"),
+        TRIO[2].warn("Connection timed out"),
+    ]
     found = findings(tmp_path, *job(*warned))
     assert set(found) == {"nccl_warnings", "nccl_timeouts"}
     warnings = found["nccl_warnings"]

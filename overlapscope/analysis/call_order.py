@@ -156,8 +156,8 @@ def _behind(group: str, ranks: Sequence[_Calls], members: set[int]) -> list[Find
         Finding(
             id=f"nccl_behind:{group}",
             severity="warning" if waiting else "info",
-            title=f"in {group} {where} made no more calls, while others reached opCount {most:x}: the others wait there, "
-            "or these logs end earlier",
+            title=f"in {group} {where} made no more calls, while others reached opCount {most:x}: they wait there, or "
+            "these logs end earlier",
             evidence=evidence,
             known_from="log",
         )

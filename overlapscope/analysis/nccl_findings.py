@@ -95,9 +95,7 @@ def socket_beside_infiniband(facts: Facts) -> list[Finding]:
     """Find hosts that chose sockets although InfiniBand or RoCE cards are listed there."""
     messages_, members = facts.messages, facts.members
     cards: dict[str, str] = {}
-    for host, kind, text in zip(
-        messages_.host.tolist(), messages_.kind.tolist(), messages_.text.tolist(), strict=True
-    ):
+    for host, kind, text in zip(messages_.host.tolist(), messages_.kind.tolist(), messages_.text.tolist(), strict=True):
         told = facts.name(text) or ""
         if kind == INFO and told.startswith(_LISTED_CARDS):
             cards.setdefault(facts.name(host) or "?", told)
@@ -113,8 +111,8 @@ def socket_beside_infiniband(facts: Facts) -> list[Finding]:
         Finding(
             id="nccl_socket",
             severity="warning",
-            title=f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} communicate over sockets although InfiniBand or RoCE "
-            "cards are listed there: see NCCL_NET, NCCL_IB_DISABLE and the network plugin",
+            title=f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} communicate over sockets although InfiniBand or "
+            "RoCE cards are listed there: see NCCL_NET, NCCL_IB_DISABLE and the network plugin",
             evidence={"hosts": hosts[:MAX_LISTED], "cards": cards[hosts[0]]},
             known_from="log",
         )
@@ -155,7 +153,12 @@ def messages(facts: Facts, sources: set[str]) -> list[Finding]:
             number = sum(map(len, texts.values()))
             text = facts.name(int(table.text[first])) or ""
             listed: list[dict[str, Any]] = [
-                {"text": text, "times": len(rows), "rank": _known(table.rank[rows[0]]), "line": _known(table.line[rows[0]])}
+                {
+                    "text": text,
+                    "times": len(rows),
+                    "rank": _known(table.rank[rows[0]]),
+                    "line": _known(table.line[rows[0]]),
+                }
                 for text, rows in list(texts.items())[:MAX_LISTED]
             ]
             found.append(

@@ -5,7 +5,8 @@ added before that line is. Calls whose choices may still follow are held back, a
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ MAX_HELD: Final = 256
 _REMEMBERED: Final = 1 << 16
 """Distinct pieces of lines that are remembered at most."""
 _SHORT: Final = 1 << 16
+_NO_TIMES: Final = np.zeros(0, np.int64)
 _KIND: Final = np.dtype(
     [
         ("communicator", np.int32),
@@ -40,7 +42,8 @@ Worker = tuple[Process, int]
 """A rank as its lines tell of it: a process and one of its devices."""
 
 
-class _Waiting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Waiting:
     """Calls that are not stored yet, or choices, as columns in the log's order."""
 
     line: Ints
@@ -53,8 +56,11 @@ class _Waiting(NamedTuple):
     time_ns: Ints
     """Empty where no line has a time."""
 
+    def columns(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__slots__]
+
     def take(self, rows: Ints | Flags) -> "_Waiting":
-        return _Waiting(*(column[rows] if column.size else column for column in self))
+        return _Waiting(*(column[rows] if column.size else column for column in self.columns()))
 
 
 def _joined(parts: list[_Waiting]) -> _Waiting:
@@ -62,8 +68,8 @@ def _joined(parts: list[_Waiting]) -> _Waiting:
     if len(parts) == 1:
         return parts[0]
     if any(part.time_ns.size for part in parts):
-        parts = [p if p.time_ns.size else p._replace(time_ns=np.full(p.line.size, NONE)) for p in parts]
-    whole = _Waiting(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        parts = [part if part.time_ns.size else replace(part, time_ns=np.full(part.line.size, NONE)) for part in parts]
+    whole = _Waiting(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
     if (whole.line[1:] < whole.line[:-1]).any():
         return whole.take(np.argsort(whole.line, kind="stable"))
     return whole
@@ -94,7 +100,7 @@ class Book:
         self._told: list[_Waiting] = []
 
     def add_choices(self, block: Block, base: int) -> Ints:
-        """Take the choices of a block whose first line has the number `base`; give the lines that are none after all."""
+        """Take the choices of a block whose first line is number `base`; give the lines that are none after all."""
         rows = block.choices
         codes, place = _distinct(rows.head.codes, len(rows.head.distinct))
         processes, ops = (np.full(codes.size, NO_NUMBER, np.int32) for _ in range(2))
@@ -113,7 +119,8 @@ class Book:
         choice = choices[place]
         good = (process >= 0) & (choice >= 0)
         self.told += int(good.sum())
-        self._told.append(_waiting(rows, good, base, process, choice)._replace(seq=op[good]))
+        waiting = _waiting(rows, good, base, process, choice)
+        self._told.append(replace(waiting, seq=op[good].astype(np.int64), time_ns=_NO_TIMES))
         return rows.line[~good]
 
     def add_calls(self, block: Block, base: int, first: int, end: int) -> Ints:
@@ -152,8 +159,9 @@ class Book:
         """Take one call."""
         process = self._processes.setdefault(self._log.process(writer.host, writer.process), len(self._processes))
         kind = self.kind(writer, op, tail)
-        columns = [np.array([each]) for each in (line, process, kind, count, seq)]
-        self._waiting.append(_Waiting(*columns, time_ns=np.zeros(0, np.int64)))
+        columns: list[Any] = [np.array([each]) for each in (line, process, kind, count, seq)]
+        columns.append(_NO_TIMES)
+        self._waiting.append(_Waiting(*columns))
 
     def kind(self, writer: Writer, op: str, tail: Tail) -> int:
         """Give the number of the kind of a call."""
@@ -196,8 +204,9 @@ class Book:
 
     def _match(self, calls: _Waiting, told: _Waiting) -> Codes:
         """Give each of these calls its choice."""
-        columns = zip(calls[:-1], told[:-1], strict=True)
-        joined = _Waiting(*(np.concatenate(pair) for pair in columns), time_ns=np.zeros(0, np.int64))
+        joined = _Waiting(
+            *map(np.concatenate, zip(replace(calls, time_ns=_NO_TIMES).columns(), told.columns(), strict=True))
+        )
         call = np.arange(joined.line.size) < calls.line.size
         order = np.argsort(joined.line, kind="stable")
         order = order[np.argsort(_short(joined.process[order]), kind="stable")]

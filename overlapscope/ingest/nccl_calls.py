@@ -3,8 +3,8 @@
     HOST:PID:TID [DEV] NCCL INFO AllReduce: opCount |1f sendbuff P recvbuff P count 64| datatype 7 op 0 root 0 comm P
     [nranks=8] stream P[ task 0 globalrank 3]
 
-`opCount` is hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scatter, exchanges with each for
-all-to-all. `root` is the peer of a send. RCCL's `globalrank` is the rank in the communicator.
+`opCount` is hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scatter, exchanges with each
+for all-to-all. `root` is the peer of a send. RCCL's `globalrank` is the rank in the communicator.
 """
 
 import re

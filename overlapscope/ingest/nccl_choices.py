@@ -190,9 +190,7 @@ def _assign_pairs(events: Events, run: Ints, op: Codes, size: Ints, left: Flags,
     return np.concatenate((call, call + 1))
 
 
-def _assign(
-    events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Codes, Ints], result: Codes
-) -> Ints:
+def _assign(events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Codes, Ints], result: Codes) -> Ints:
     """Give the calls of equal run, operation and size the choices of the same; give the rows that are done with."""
     if not rows.size:
         return rows
@@ -211,7 +209,7 @@ def _assign(
         code[odd] = choices.agreed(sorted(set(choice[(group == odd) & ~call].tolist())))
     of_one = np.minimum.reduceat(np.where(call, communicator, most), first)
     several = of_one != np.maximum.reduceat(np.where(call, communicator, NO_NUMBER), first)
-    before = np.cumsum(call) - call
+    before: Ints = np.cumsum(call) - call
     behind = calls[group] - (before - before[first][group]) - 1
     given = call & both[group] & ((behind < told[group]) & ~several[group] | (calls <= told)[group])
     result[rows[given]] = code[group[given]]
@@ -230,12 +228,12 @@ def _assign_sums(events: Events, op: Codes, rows: Sequence[int], result: Codes) 
             together[int(events.communicator[row]), int(events.batch[row])].append(row)
     sums: list[tuple[int, int, list[int]]] = []
     for calls in together.values():
-        calls.sort(key=lambda row: int(events.whole[row]))
-        while calls:
-            limit = _TOGETHER * int(events.whole[calls[0]])
-            joined = [calls[0], *(row for row in calls[1:] if events.whole[row] < limit)]
+        left = sorted(calls, key=lambda row: int(events.whole[row]))
+        while left:
+            limit = _TOGETHER * int(events.whole[left[0]])
+            joined = [left[0], *(row for row in left[1:] if events.whole[row] < limit)]
             sums.append((int(op[joined[0]]), sum(int(events.whole[row]) for row in joined), joined))
-            calls = calls[len(joined) :]
+            left = left[len(joined) :]
     for row in told:
         place = next((n for n, each in enumerate(sums) if each[:2] == (op[row], events.whole[row])), None)
         if place is not None:

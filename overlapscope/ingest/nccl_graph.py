@@ -1,11 +1,11 @@
 """Lines of NCCL's subsystems GRAPH, P2P, SHM and NET: rings, trees, and what connects two members.
 
-    Channel 00/24 :    0   1   2   3                  the ring of a channel, told by member 0
-    Ring 00 : 3 -> 0 -> 1                             its neighbours, told by each member (2.10 and later)
-    Trees [0] 1/8/-1->0->-1 [1] ...                   children, the member, its parent; before 2.5 the other way round,
-                                                      2.5 and 2.6 with the tree down behind a bar
-    Channel 00/0 : 0[101c0] -> 1[101d0] via P2P/IPC   a connection; before 2.7 `Ring 00 : ...`
-    Channel 01/0 : 3[7] -> 8[0] [send] via NET/IB/2(1)/GDRDMA/Shared
+Channel 00/24 :    0   1   2   3                  the ring of a channel, told by member 0
+Ring 00 : 3 -> 0 -> 1                             its neighbours, told by each member (2.10 and later)
+Trees [0] 1/8/-1->0->-1 [1] ...                   children, the member, its parent; before 2.5 the other way round,
+                                                  2.5 and 2.6 with the tree down behind a bar
+Channel 00/0 : 0[101c0] -> 1[101d0] via P2P/IPC   a connection; before 2.7 `Ring 00 : ...`
+Channel 01/0 : 3[7] -> 8[0] [send] via NET/IB/2(1)/GDRDMA/Shared
 """
 
 import re
@@ -21,8 +21,8 @@ PATTERNS: Final = ("ring", "tree")
 
 _CONNECTION: Final = re.compile(
     rb"(?P<word>Ring|Channel) (?P<channel>[0-9]{1,4})(?:/[0-9]{1,4})? : (?P<sender>[0-9]{1,7})(?:\[[0-9a-f]{1,12}\])?"
-    rb" -> (?P<receiver>[0-9]{1,7})(?:\[[0-9a-f]{1,12}\])? (?:\[(?P<end>send|receive)\] )?via (?P<transport>\S.{0,199}?)"
-    rb"(?: comm 0x[0-9a-f]{1,16} nRanks [0-9]{1,7})?\s*"
+    rb" -> (?P<receiver>[0-9]{1,7})(?:\[[0-9a-f]{1,12}\])? (?:\[(?P<end>send|receive)\] )?via "
+    rb"(?P<transport>\S.{0,199}?)(?: comm 0x[0-9a-f]{1,16} nRanks [0-9]{1,7})?\s*"
 )
 _NET: Final = re.compile(
     rb"NET/(?P<net>.{1,100}?)/(?P<card>[0-9]{1,4})(?:\([0-9]{1,7}\))?(?P<direct>/GDRDMA(?:\(\w{1,20}\))?)?(?:/Shared)?"
@@ -54,22 +54,21 @@ class Connection(NamedTuple):
 class Connections:
     """Every distinct connection of a log, once."""
 
-    __slots__ = ("_codes", "known")
+    __slots__ = ("_codes", "_known")
 
     def __init__(self) -> None:
-        self.known: dict[bytes, int] = {}
-        """Number of the connection by the text that tells it; of the texts that were read lately."""
+        self._known: dict[bytes, int] = {}
         self._codes: dict[Connection, int] = {}
 
     def code(self, body: bytes) -> int:
         """Give the number of the connection that a line tells, NO_NUMBER for one that cannot be read."""
-        made = _connection(body)
-        if made is None:
-            return NO_NUMBER
-        if len(self.known) > _REMEMBERED:
-            self.known.clear()
-        code = self._codes.setdefault(made, len(self._codes))
-        self.known[body] = code
+        code = self._known.get(body)
+        if code is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            made = _connection(body)
+            code = NO_NUMBER if made is None else self._codes.setdefault(made, len(self._codes))
+            self._known[body] = code
         return code
 
     def all(self) -> list[Connection]:
@@ -99,12 +98,11 @@ def connection_line(known: Connections, thread: Thread, body: bytes) -> bool:
     code = known.code(body)
     if code == NO_NUMBER:
         return False
-    connected(thread.told.connections, code)
+    _append(thread.told.connections, code)
     return True
 
 
-def connected(codes: "array[int]", code: int) -> None:
-    """Add the number of a connection."""
+def _append(codes: "array[int]", code: int) -> None:
     codes.append(code)
     if len(codes) > _REMEMBERED and len(codes) & (len(codes) - 1) == 0:  # a log that repeats itself
         distinct = sorted(set(codes))

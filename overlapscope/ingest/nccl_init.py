@@ -14,8 +14,7 @@ from overlapscope.timeline.run import MAX_RANKS
 BEGIN, READY, GONE, ABORTED = (b"Init START", b"Init COMPLETE", b"Destroy COMPLETE", b"Abort COMPLETE")
 STATES: Final = (BEGIN, READY, GONE, ABORTED)
 _KEYS: Final = frozenset(
-    (b"comm", b"rank", b"nranks", b"nRanks", b"cudaDev", b"busId", b"commId", b"parent", b"splitCount", b"childCount")
-    + (b"color", b"nNodes")
+    b"comm rank nranks nRanks cudaDev busId commId parent splitCount childCount color nNodes".split()
 )
 _CHANNELS: Final = re.compile(
     rb"([0-9]{1,6}) coll channels, (?:[0-9]{1,6} collnet channels, )?(?:([0-9]{1,6}) nvls channels, )?"

@@ -14,7 +14,7 @@ from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_calls import CALL, tail_of
 from overlapscope.ingest.nccl_communicators import Communicators, Process, Thread
 from overlapscope.ingest.nccl_costs import OPERATIONS, cost_line, operation
-from overlapscope.ingest.nccl_graph import Connections, connected
+from overlapscope.ingest.nccl_graph import Connections
 from overlapscope.ingest.nccl_prefix import INFO, WARN, Writer, rank_of_wrapper, time_of, writer_at_end
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
@@ -32,7 +32,18 @@ _CARDS: Final = re.compile(rb"NET/(IB|Socket) : Using (\[.{1,4000})")
 _CARD: Final = re.compile(rb"\[([0-9]{1,4})\]([A-Za-z0-9_.-]{1,64}):")
 _TIMED_OUT: Final = re.compile(rb"tim(?:ed|e)[ -]?out", re.I)
 _REMARKS: Final = frozenset((b"Using", b"NET/IB", b"NET/Socket", b"NCCL", b"RCCL"))
-_ONCE: Final = (b"NET/IB : Using", b"NET/Socket : Using", b"NCCL", b"RCCL", b"Using", b"Init", b"comm ", b"ncclComm", b"[", b" ")
+_ONCE: Final = (
+    b"NET/IB : Using",
+    b"NET/Socket : Using",
+    b"NCCL",
+    b"RCCL",
+    b"Using",
+    b"Init",
+    b"comm ",
+    b"ncclComm",
+    b"[",
+    b" ",
+)
 _ONCE_WITHIN: Final = (b"opCount ", b" Bytes -> ", b"|", b" coll channels, ")
 """What lines begin with, or hold, whose place among the others matters."""
 _ANY_PREFIX: Final = re.compile(rb"\[-?[0-9]{1,5}\]$")
@@ -221,9 +232,7 @@ class Lines:
     def _message(self, thread: Thread, kind: int, body: bytes, number: int, time_ns: int) -> None:
         text = body.decode("utf-8", "replace").strip()[:MAX_TEXT]
         self.messages.append(
-            Message(
-                process=thread.process, device=thread.device, kind=kind, text=text, line=number, time_ns=time_ns
-            )
+            Message(process=thread.process, device=thread.device, kind=kind, text=text, line=number, time_ns=time_ns)
         )
 
     def _interleaved(self, text: bytes, number: int) -> None:
@@ -252,9 +261,7 @@ class Lines:
     def _known_at_end(self, writer: Writer) -> Writer | None:
         """Give the writer without what another's line put before its host, where the process is known."""
         known = [
-            host
-            for host, process in self.log.processes
-            if process == writer.process and writer.host.endswith(host)
+            host for host, process in self.log.processes if process == writer.process and writer.host.endswith(host)
         ]
         return Writer(max(known, key=len), writer.process, writer.thread, writer.device) if known else None
 

@@ -14,11 +14,12 @@ from overlapscope.errors import InputError
 from overlapscope.ingest import nccl_tables
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.nccl_book import Book
-from overlapscope.ingest.nccl_shared import share_choices
 from overlapscope.ingest.nccl_communicators import Communicators, Process
 from overlapscope.ingest.nccl_lines import MAX_MESSAGES, Lines
 from overlapscope.ingest.nccl_prefix import is_nccl_line
 from overlapscope.ingest.nccl_scan import Block, scan
+from overlapscope.ingest.nccl_shared import share_choices
+from overlapscope.ingest.nccl_timelines import timelines
 from overlapscope.ingest.nccl_world import find_world, name_communicators
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
@@ -33,7 +34,7 @@ _PLAIN_VERSION: Final = re.compile(r"\d+\.\d+(?:\.\d+)?")
 
 
 def recognises(head: Head) -> bool:
-    """Whether the beginning of a file holds a line of the library, with its prefix; other words on NCCL do not count."""
+    """Whether the beginning of a file holds a line of the library, with its prefix; other words on it do not count."""
     if _JSON.match(head.content):
         return False
     return any(is_nccl_line(line) for line in head.content.split(b"\n") if b" NCCL " in line)
@@ -120,13 +121,9 @@ class _Log:
         libraries = self._libraries()
         joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
         paths, odd = nccl_tables.paths(communicators, names)
-        facts = {
-            "members": nccl_tables.members(communicators, world, libraries, names),
-            "connections": joined,
-            "paths": paths,
-            "cost_models": nccl_tables.costs(communicators, names),
-            "messages": nccl_tables.messages(self.lines.messages, world, source, names),
-        }
+        members = nccl_tables.members(communicators, world, libraries, names)
+        cost_models = nccl_tables.costs(communicators, names)
+        messages = nccl_tables.messages(self.lines.messages, world, source, names)
         calls = sum(len(each.kind) for each in self.book.calls.values())
         if unsure:
             notes.append(f"{unsure} connections do not say of which communicator they are")
@@ -134,7 +131,7 @@ class _Log:
             notes.append(f"{self.lines.warnings - MAX_MESSAGES} more warnings are not kept")
         if any(each.launch_ns for each in self.book.calls.values()):
             notes.append("its times are the hosts' local times without a zone; they are read as UTC")
-        timelines = share_choices(nccl_tables.timelines(self.book, world, source, truncated=stream.truncated))
+        ranks = share_choices(timelines(self.book, world, source, truncated=stream.truncated))
         return Reading(
             source=Source(
                 path=source,
@@ -146,11 +143,18 @@ class _Log:
                 truncated=stream.truncated,
                 warnings=(*stream.warnings, *notes),
             ),
-            timelines=timelines,
+            timelines=ranks,
             world_size=world.size,
             groups=nccl_tables.groups(communicators, world),
             fingerprint=self._fingerprint(libraries),
-            facts=Facts(names=tuple(names.to_list()), **facts),
+            facts=Facts(
+                names=tuple(names.to_list()),
+                members=members,
+                connections=joined,
+                paths=paths,
+                cost_models=cost_models,
+                messages=messages,
+            ),
         )
 
     def _libraries(self) -> dict[Process, str]:
@@ -167,7 +171,9 @@ class _Log:
         """Give the version and the settings; a version as the profiler writes it, without the CUDA it was built for."""
         told = [*libraries.values(), *self.lines.versions.values()]
         versions = {found[0] for found in map(_PLAIN_VERSION.search, told) if found}
-        version: dict[str, str | int | None] = {"nccl_version": "mixed" if len(versions) > 1 else next(iter(versions), None)}
+        version: dict[str, str | int | None] = {
+            "nccl_version": "mixed" if len(versions) > 1 else next(iter(versions), None)
+        }
         return {**self.lines.settings, **(version if versions else {})}
 
 

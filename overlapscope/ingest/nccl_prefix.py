@@ -1,7 +1,7 @@
 """What stands before the text of an NCCL line: who wrote it, and what launchers and log collectors put before that.
 
-    [1,3]<stdout>:node-1.cluster:4711:4802 [3] NCCL INFO ...
-    [2026-04-28 14:14:42] node-1:4711:4802 [3] transport/net_ib.cc:123 (ncclIbConnect) NCCL WARN ...
+[1,3]<stdout>:node-1.cluster:4711:4802 [3] NCCL INFO ...
+[2026-04-28 14:14:42] node-1:4711:4802 [3] transport/net_ib.cc:123 (ncclIbConnect) NCCL WARN ...
 """
 
 import re
@@ -32,7 +32,8 @@ _RANKS: Final = (
 _COLLECTED: Final = re.compile(rb"^[0-9]{4}-[0-9]{2}-[0-9]{2}T\S{8,30} (?:std(?:out|err) [FP] )?")
 """Kubernetes and fluentd put the time at which they took the line before it."""
 _TIME: Final = re.compile(
-    rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})? ?(Z|[+-][0-9]{2}:?[0-9]{2})?(?![0-9])"
+    rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[T ]([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?"
+    rb" ?(Z|[+-][0-9]{2}:?[0-9]{2})?(?![0-9])"
 )
 
 

@@ -1,4 +1,4 @@
-"""What an NCCL log told, as the tables of a reading: timelines, members, connections, paths, costs, messages."""
+"""What an NCCL log told besides calls, as tables: members, connections, paths, costs, messages, groups."""
 
 from array import array
 from collections import defaultdict
@@ -9,110 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.ingest.nccl_book import Book
-from overlapscope.ingest.nccl_calls import Calls, times
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator, Process
 from overlapscope.ingest.nccl_graph import PATTERNS, RING, Connection
 from overlapscope.ingest.nccl_lines import Message
-from overlapscope.ingest.nccl_world import Worker, World, worker_of
-from overlapscope.timeline.columns import (
-    DTYPES,
-    MISSING,
-    NONE,
-    Annotations,
-    Collectives,
-    Ints,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    column_kinds,
-    make,
-)
+from overlapscope.ingest.nccl_world import World, worker_of
+from overlapscope.timeline.columns import NONE, Ints, make
 from overlapscope.timeline.facts import RECEIVING, Connections, CostModels, Members, Messages, Paths
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
+from overlapscope.timeline.run import Group
 
 
-def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tuple[RankTimeline, ...]:
-    """Give the calls of each rank as a timeline without times of device work; empties the book's columns.
-
-    A rank that the log tells of without any calls has a timeline too.
-    """
-    found = []
-    for worker in world.ranks:
-        book.calls.setdefault(worker, Calls())
-    for worker in sorted(book.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)):
-        names = NameTable()
-        code = names.code(source)
-        recordings = make(
-            Recordings, 1, source=code, start_ns=NONE, end_ns=NONE, last_launch_ns=NONE, lost_launch_ns=NONE,
-            truncated=truncated,
-        )  # fmt: skip
-        found.append(
-            RankTimeline(
-                rank=world.ranks.get(worker, UNKNOWN_RANK),
-                basis="log",
-                has_device=True,
-                recordings=recordings,
-                spans=make(Spans, 0),
-                collectives=_collectives(book, book.calls.pop(worker), names),
-                steps=make(Steps, 0),
-                lanes=make(Lanes, 0),
-                annotations=make(Annotations, 0),
-                names=tuple(names.to_list()),
-            )
-        )
-    return tuple(found)
-
-
-def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
-    """Give one rank's calls as a table; columns with one value for all rows take no memory."""
-    rows = len(calls.kind)
-    kind, choice = np.frombuffer(calls.kind, np.int32), np.frombuffer(calls.choice, np.int32)
-    count = np.frombuffer(calls.count, np.int64)
-    kinds, chosen = book.kinds, book.choices.all
-    used = np.flatnonzero(np.bincount(kind, minlength=1)).tolist()
-    place = np.zeros(len(kinds) + 1, np.int32)
-    place[used] = np.arange(len(used), dtype=np.int32)
-    kind = place[kind] if used != list(range(len(used))) else kind
-    parts = np.array([kinds[each].parts for each in used], np.int64)
-    items = np.array([kinds[each].item_bytes for each in used], np.int64)
-    columns: dict[str, npt.NDArray[Any]] = {
-        "group": _by(kind, [names.code(kinds[each].communicator.name) for each in used], np.int32),
-        "op": _by(kind, [names.code(kinds[each].op) for each in used], np.int32),
-        "dtype": _by(kind, [_code(names, kinds[each].dtype) for each in used], np.int32),
-        "group_size": _by(kind, [kinds[each].communicator.size for each in used], np.int64),
-        "algorithm": _by(choice, [_code(names, each.algorithm) for each in chosen] + [-1], np.int32),
-        "protocol": _by(choice, [_code(names, each.protocol) for each in chosen] + [-1], np.int32),
-        "channels": _by(choice, [_or_none(each.channels) for each in chosen] + [NONE], np.int64),
-        "seq": np.frombuffer(calls.seq, np.int64),
-        "bytes": times(count, (parts * items)[kind]),
-    }
-    columns["elements"] = count if (parts == 1).all() else times(count, parts[kind])
-    if calls.launch_ns:
-        columns["launch_ns"] = np.frombuffer(calls.launch_ns, np.int64)
-    columns["recording"] = np.broadcast_to(np.int64(0), rows)
-    for name, stored in column_kinds(Collectives).items():
-        columns.setdefault(name, np.broadcast_to(np.array(MISSING[stored], DTYPES[stored]), rows))
-    return Collectives(**columns)
-
-
-def _by(codes: npt.NDArray[np.int32], values: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
-    """Give the value of each code, the last one for -1; where all are equal, one that stands for all."""
-    table = np.array(values, dtype)
-    if not table.size:
-        return np.zeros(0, dtype)
-    if (table == table[0]).all():
-        return np.broadcast_to(table[0], codes.size)
-    return table[codes]
-
-
-def _code(names: NameTable, name: str | None) -> int:
+def name_code(names: NameTable, name: str | None) -> int:
+    """Give the code of a name; that of a missing one for None."""
     return -1 if name is None else names.code(name)
 
 
-def _or_none(number: int) -> int:
+def none_if_untold(number: int) -> int:
+    """Give the number as columns have it: NONE for NO_NUMBER."""
     return NONE if number == NO_NUMBER else number
 
 
@@ -129,19 +42,19 @@ def members(
         Members,
         len(rows),
         communicator=[names.code(each.name) for each in rows],
-        member=[_or_none(each.member) for each in rows],
+        member=[none_if_untold(each.member) for each in rows],
         members=[each.size for each in rows],
         rank=[world.ranks.get(worker_of(each), NONE) for each in rows],
         host=[names.code(each.process.host) for each in rows],
         process=[each.process.number for each in rows],
-        device=[_or_none(each.device) for each in rows],
-        bus=[_code(names, each.bus) for each in rows],
+        device=[none_if_untold(each.device) for each in rows],
+        bus=[name_code(names, each.bus) for each in rows],
         nodes=[hosts.get(each.name, NONE) if each.nodes == NO_NUMBER else each.nodes for each in rows],
-        collective_channels=[_or_none(each[0]) for each in channels],
-        point_to_point_channels=[_or_none(each[1]) for each in channels],
-        nvls_channels=[_or_none(each[2]) for each in channels],
-        library=[_code(names, libraries.get(each.process)) for each in rows],
-        network=[_code(names, each.network) for each in told],
+        collective_channels=[none_if_untold(each[0]) for each in channels],
+        point_to_point_channels=[none_if_untold(each[1]) for each in channels],
+        nvls_channels=[none_if_untold(each[2]) for each in channels],
+        library=[name_code(names, libraries.get(each.process)) for each in rows],
+        network=[name_code(names, each.network) for each in told],
         init_seconds=[np.nan if each.init_seconds is None else each.init_seconds for each in rows],
     )
 
@@ -224,7 +137,7 @@ def _late(communicators: Sequence[Communicator], ends: _Ends) -> "list[tuple[Com
     of_process: dict[Process, list[Communicator]] = defaultdict(list)
     for each in communicators:
         of_process[each.process].append(each)
-    found: "list[tuple[Communicator | Process, array[int]]]" = []
+    found: list[tuple[Communicator | Process, array[int]]] = []
     for process, mine in of_process.items():
         for device, codes in process.late:
             for code in sorted(set(codes)):

@@ -75,8 +75,8 @@ def find_world(communicators: Sequence[Communicator]) -> World:
     """Tell the ranks of all processes that have a communicator.
 
     The world is the largest communicator that all of them are in; of several, those must number them alike, or the
-    launcher's labels agree with one, or one is not a split of another. Where there is none, the labels tell the ranks if
-    they differ from process to process.
+    launcher's labels agree with one, or one is not a split of another. Where there is none, the labels tell the ranks
+    if they differ from process to process.
     """
     workers = {worker_of(each) for each in communicators}
     of_name: dict[str, dict[Worker, int]] = defaultdict(dict)
