@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks import nccl_log
 from benchmarks.capture import TURNS as TURNS_OF_CAPTURE
 from benchmarks.capture import table
 from benchmarks.inputs import HERE, SHARED, million_events
@@ -97,7 +98,17 @@ two neighbours.
     print(words, flush=True)
     costs = table()
     print(costs)
-    content = text + "\n".join(lines) + "\n" + words + costs + "\n"
+    log_words = f"""
+## NCCL log
+
+Reading a log of 16 ranks against iterating its lines, medians of {nccl_log.TURNS} turns, interleaved. Memory is the
+operating system's peak of the process; it grows with the number of calls.
+
+"""
+    print(log_words, flush=True)
+    log = nccl_log.table()
+    print(log)
+    content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n"
     (HERE / "RESULTS.md").write_text(content, encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
+from overlapscope.analysis.nccl_findings import nccl_findings
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
@@ -164,6 +165,7 @@ def analyze(run: Run) -> Analysis:
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     findings += desync(run)
     findings += topology_findings(run.facts)
+    findings += nccl_findings(run)
     return Analysis(
         sources=[
             SourceInfo(

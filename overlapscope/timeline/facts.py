@@ -16,6 +16,9 @@ from overlapscope.timeline.names import NameTable
 UNTOLD, NO, YES = range(3)
 ANSWERS: Final = ("untold", "no", "yes")
 
+BOTH_SIDES, SENDING, RECEIVING = range(3)
+SIDES: Final = ("both", "sending", "receiving")
+
 INFO, WARNING, TIMEOUT = range(3)
 MESSAGE_KINDS: Final = ("info", "warning", "timeout")
 
@@ -67,6 +70,8 @@ class Connections(Columns):
     """Network device, where the transport is a network."""
     gpu_direct: Annotated[Small, ANSWERS]
     """Whether the network card reads the device's memory itself."""
+    side: Annotated[Small, SIDES]
+    """Whose side `nic` and `gpu_direct` tell of: each end of a network connection has its own card, and a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
