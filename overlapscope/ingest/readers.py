@@ -153,13 +153,16 @@ def readers_of(head: Head) -> list[Reader]:
         return [known]
     of_lines = [reader for reader in readers() if reader.anywhere]
     found = [reader for reader in of_lines if reader.recognises(head)]
-    return found + in_later_text(head, [reader for reader in of_lines if reader not in found])
+    found += in_later_text(head, [reader for reader in of_lines if reader not in found])
+    return found + (_in_part(head) if found else [])
 
 
 def named_readers_of(head: Head) -> list[Reader]:
     """Give the readers that know a file that the user has named: where none does, the first whose lines stand in it."""
-    known = readers_of(head)
-    if known:
-        return known
+    return readers_of(head) or _in_part(head)[:1]
+
+
+def _in_part(head: Head) -> list[Reader]:
+    """Give the readers whose tables stand in a text among other things, such as what a benchmark printed into a log."""
     of_some = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
-    return next(([reader] for reader, holds_some in of_some if in_text(head, holds_some)), [])
+    return [reader for reader, holds_some in of_some if in_text(head, holds_some)]
