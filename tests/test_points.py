@@ -19,12 +19,16 @@ class Device:
         self.now_ns = self.reached_ns = 0
         self.capturing = False
         self.queries = 0
+        self.stream, self.index = 0, 0
 
     def synchronize(self) -> None:
         self.reached_ns = self.now_ns
 
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
+
+    def current_stream(self) -> int:
+        return self.stream
 
     def Event(self, *, enable_timing: bool) -> "Event":  # noqa: N802 - torch's name
         assert enable_timing
@@ -33,16 +37,16 @@ class Device:
 
 class Event:
     def __init__(self, device: Device) -> None:
-        self.device, self.at_ns = device, 0
+        self._device, self.at_ns, self.device = device, 0, device.index
 
     def record(self) -> None:
-        assert not self.device.capturing, "a timed event in a CUDA graph's capture"
-        self.at_ns = self.device.now_ns
+        assert not self._device.capturing, "a timed event in a CUDA graph's capture"
+        self.at_ns = self._device.now_ns
 
     def query(self) -> bool:
-        assert not self.device.capturing, "a query breaks the capture"
-        self.device.queries += 1
-        return self.device.reached_ns >= self.at_ns
+        assert not self._device.capturing, "a query breaks the capture"
+        self._device.queries += 1
+        return self._device.reached_ns >= self.at_ns
 
     def elapsed_time(self, other: "Event") -> float:
         assert self.query()

@@ -17,7 +17,8 @@ class AroundModel:
 
     def open(self) -> None:
         """Listen to the model's first call, unless the wrapper stands inside what was given."""
-        from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - capture is the one room with torch
+        from torch.compiler import is_compiling  # noqa: PLC0415 - capture is the one room that uses torch
+        from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
         model = self.found
         if model is None or any(isinstance(each, DistributedDataParallel) for each in model.modules()):
@@ -27,8 +28,9 @@ class AroundModel:
         active = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
 
         def called(*_: Any) -> None:
-            self.close()
-            self.found = active() or model
+            if not is_compiling():
+                self.close()
+                self.found = active() or model
 
         self._hook = model.register_forward_pre_hook(called)
 

@@ -84,7 +84,11 @@ def ddp_buckets(model: Any) -> dict[str, Any]:
     if found is None:
         return {}
     said = found._get_ddp_logging_data()
-    parameters = [name for name, parameter in found.module.named_parameters() if parameter.requires_grad]
+    parameters = [
+        name
+        for name, parameter in found.module.named_parameters()
+        if parameter.requires_grad and name not in found.parameters_to_ignore
+    ]
     indices = [list(map(int, part.split())) for part in said.get("rebuilt_per_bucket_param_indices", "").split(",")]
     return {
         "bucket_cap_bytes": said.get("bucket_cap_bytes"),

@@ -31,7 +31,11 @@ class Guard:
         one_line = " ".join(failure.split())[:500]
         if one_line not in self.failures:
             self.failures.append(one_line)
-            # A warning turned into an error must not reach the training loop either.
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", CaptureWarning)
-                warnings.warn(f"overlapscope: {one_line}; training goes on", CaptureWarning, stacklevel=3)
+            warn(f"{one_line}; training goes on", stacklevel=4)
+
+
+def warn(what: str, *, stacklevel: int) -> None:
+    """Warn; a warning that the user has turned into an error must not reach the training loop either."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CaptureWarning)
+        warnings.warn(f"overlapscope: {what}", CaptureWarning, stacklevel=stacklevel)

@@ -43,8 +43,14 @@ class LastWords:
         """Stop listening; from the main thread."""
         self._handled.set()
         if self._wake != -1:
-            signal.set_wakeup_fd(-1)
+            ours, found = self._wake, signal.set_wakeup_fd(-1)
+            if found not in (-1, ours):  # somebody else, such as asyncio, listens by now
+                signal.set_wakeup_fd(found)
             self._shut()
+
+    def forked(self) -> None:
+        """In a forked child: signals of the child must not wake the parent's thread, which reads the same pipe."""
+        self.close()
 
     def _shut(self) -> None:
         for end in (self._wake, self._read):

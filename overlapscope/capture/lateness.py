@@ -53,9 +53,11 @@ class LatenessWatch:
             record.readings.append(("between_steps_ns", record.begin_ns, pause))
         self._counters = _counters()
 
-    def step_ends(self, record: StepRecord) -> None:
-        """Note what rose, and the load."""
-        self._last_end_ns = record.end_ns
+    def step_ends(self, record: StepRecord | None) -> None:
+        """Note what rose, and the load; None for a step that is not recorded."""
+        self._last_end_ns = time.monotonic_ns() if record is None else record.end_ns
+        if record is None:
+            return
         for name, value in _counters().items():
             rise = value - self._counters.get(name, value)
             record.readings.append((name, record.end_ns, rise))
@@ -82,5 +84,6 @@ def _allocator_retries() -> float | None:
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    statistics: dict[str, Any] = torch.cuda.memory_stats()
+    # Not `memory_stats`, which flattens and sorts some hundred entries each time.
+    statistics: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict()
     return float(statistics.get("num_alloc_retries", 0))

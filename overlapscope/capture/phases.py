@@ -30,23 +30,39 @@ class PhaseWatch:
         self._ranges = ranges
         self._undo: list[Callable[[], None]] = []
         self._called = False
+        """Whether the model was called in this step."""
         self._since: tuple[Any, int] | None = None
         """Mark and host time from which a forward counts whose model is not called itself."""
 
     def open(self) -> None:
         """Hook the model's call, backward and every optimizer."""
         import torch  # noqa: PLC0415 - capture is the one room that uses torch
+        from torch.compiler import is_compiling  # noqa: PLC0415
         from torch.optim import optimizer  # noqa: PLC0415
 
+        # What the compiler traces leaves nothing of a hook in its graph: see capture/untraced.py.
+        def called(*_: Any) -> None:
+            if not is_compiling():
+                self._forward_begins()
+
+        def steps(*_: Any) -> None:
+            if not is_compiling():
+                self._begin("optimizer")
+
+        def stepped(*_: Any) -> None:
+            if not is_compiling():
+                self._end("optimizer")
+
         if self._model is not None:
-            self._undo.append(self._model.register_forward_pre_hook(self._forward_begins).remove)
-        before = optimizer.register_optimizer_step_pre_hook(lambda *_: self._begin("optimizer"))
-        after = optimizer.register_optimizer_step_post_hook(lambda *_: self._end("optimizer"))
+            self._undo.append(self._model.register_forward_pre_hook(called).remove)
+        before = optimizer.register_optimizer_step_pre_hook(steps)
+        after = optimizer.register_optimizer_step_post_hook(stepped)
         self._undo += [before.remove, after.remove]
         original = torch.autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._current() is None:
+            # Inside a backward is the one of a checkpoint, which belongs to it.
+            if is_compiling() or self._current() is None or self._is_open("backward"):
                 return original(*args, **kwargs)
             self._guard("noting a phase", self._note_uncalled)
             self._end("forward")
@@ -68,6 +84,7 @@ class PhaseWatch:
 
     def step_begins(self) -> None:
         """Without a model, forward begins with the step."""
+        self._called = False
         if self._model is None:
             self._begin("forward")
         self._guard("noting a phase", self._note_since)
@@ -76,11 +93,15 @@ class PhaseWatch:
         """Close a phase that the step's end finds open, as in evaluation."""
         self._end("forward")
 
-    def _forward_begins(self, *_: Any) -> None:
+    def _forward_begins(self) -> None:
         self._called = True
-        record = self._current()
-        if record is not None and not any(each.name == "forward" and each.end is None for each in record.phases):
+        # Inside a backward a checkpoint calls the model again.
+        if not self._is_open("forward") and not self._is_open("backward"):
             self._begin("forward")
+
+    def _is_open(self, name: str) -> bool:
+        record = self._current()
+        return record is not None and any(each.name == name and each.end is None for each in record.phases)
 
     def _note_since(self) -> None:
         if not self._called:
@@ -91,7 +112,7 @@ class PhaseWatch:
         record, since = self._current(), self._since
         if record is None or since is None or self._called:
             return
-        if not any(each.name == "forward" and each.end is None for each in record.phases):
+        if not self._is_open("forward"):
             record.phases.append(Stretch("forward", *since))
 
     def _begin(self, name: str) -> None:

@@ -4,6 +4,7 @@ A mark is taken inside a step and must cost next to nothing; it is turned into n
 step, from the training thread, without ever waiting for the device.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,15 @@ class Points(Protocol):
 
     def anchor(self) -> None:
         """Take a mark that following ones are measured from; called at the beginning of each step."""
+
+    def computes_on(self, stream: Any) -> bool:
+        """Whether the step's computation runs on this stream."""
+
+    def holds_up(self, thread: int) -> bool:
+        """Whether what waits on the calling thread (and its current stream) holds up the step's computation.
+
+        `thread` is the one that trains.
+        """
 
     def done(self, mark: Any) -> bool:
         """Whether the mark's time can be read without waiting."""
@@ -67,6 +77,14 @@ class HostPoints:
     def anchor(self) -> None:
         """Do nothing: a clock needs no anchor."""
 
+    def computes_on(self, stream: Any) -> bool:
+        """Say no: the host has threads."""
+        return False
+
+    def holds_up(self, thread: int) -> bool:
+        """Compare the threads."""
+        return threading.get_ident() == thread
+
     def done(self, mark: Any) -> bool:
         """Say yes."""
         return True
@@ -108,6 +126,7 @@ class DevicePoints:
         host = time.monotonic_ns()
         cuda.synchronize()
         self._anchor = _Anchor(first, host + self._offset, None)
+        self._stream = cuda.current_stream()
 
     def mark(self) -> Any:
         """Record an event and keep its anchor; None while a CUDA graph is captured: there is no time in it."""
@@ -122,11 +141,20 @@ class DevicePoints:
         return monotonic_ns + self._offset
 
     def anchor(self) -> None:
-        """Record an event that those of this step are measured from."""
+        """Record an event that those of this step are measured from; the current stream is the one that computes."""
+        self._stream = self._cuda.current_stream()
         if not self._cuda.is_current_stream_capturing():
             event = self._cuda.Event(enable_timing=True)
             event.record()
             self._anchor = _Anchor(event, None, self._anchor)
+
+    def computes_on(self, stream: Any) -> bool:
+        """Compare with the stream that was current when the step began."""
+        return bool(stream == self._stream)
+
+    def holds_up(self, thread: int) -> bool:
+        """Compare the current stream, on whichever thread: the autograd engine's have the one of forward."""
+        return self.computes_on(self._cuda.current_stream())
 
     def done(self, mark: Any) -> bool:
         """Ask the event."""
@@ -149,8 +177,8 @@ class DevicePoints:
 
     def _time_ns(self, mark: Any) -> int | None:
         event, anchor = mark
-        if not event.query():
-            return None
+        if event.device != anchor.event.device or not event.query():
+            return None  # between two devices there is no distance
         start_ns = _start_ns(anchor)
         return None if start_ns is None else start_ns + round(anchor.event.elapsed_time(event) * 1e6)
 

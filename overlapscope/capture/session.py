@@ -6,7 +6,6 @@ import secrets
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from overlapscope.capture.around import AroundModel
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import BucketCopies, timeline_of
 from overlapscope.capture.farewell import Farewell
+from overlapscope.capture.forks import in_each_child
 from overlapscope.capture.graphs import GraphWatch
-from overlapscope.capture.guard import CaptureWarning, Guard
+from overlapscope.capture.guard import Guard, warn
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
@@ -31,6 +31,7 @@ from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.resolve import Resolver
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.capture.termination import Termination
+from overlapscope.capture.untraced import leave_untraced
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline, is_run_directory
 
@@ -45,6 +46,8 @@ COMM_MARK = "overlapscope.comm:"
 """Begins the name under which a trace holds a region that communicates; reading it counts as communication."""
 MAX_STEPS = 20_000
 """Steps kept; later ones are not recorded, and the run says so."""
+MAX_NOTES = 500_000
+"""The same for what is noted in them (collectives, waits, phases): some 150 MB, and some ten seconds at the end."""
 SETTLE_SECONDS = 1.0
 """How long the end of a recording waits for collectives that are still under way."""
 _session_numbers = iter(range(1_000_000))
@@ -95,8 +98,10 @@ class Session:
         self.sampler = Sampler(None)
         self.begin_ns = self.end_ns = 0
         self._state = "new"
+        self._left = False
+        """Whether the user has left the `with` block; what else closes a profile does so before its time."""
         self._count = 0
-        self._lost = 0
+        self._lost = self._notes = 0
         self._record: StepRecord | None = None
         self._in_step = self._stepped_aside = False
         self._watches: list[Any] = []
@@ -110,6 +115,7 @@ class Session:
         self._links: list[dict[str, Any]] = []
         self._farewell = Farewell(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
+        self._childless: Callable[[], None] = lambda: None
         self._token: Path | None = None
         self._token_written = False
         self.sees_rank_0 = True
@@ -135,6 +141,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         if error is not None:
             self.guard.failures.append(f"training ended with {type(error).__name__}")
         self.close()
@@ -168,7 +175,7 @@ class Session:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges)
         if self.rank == 0 and is_run_directory(self.path):
-            warnings.warn(f"overlapscope: the run in {self.path} will be replaced", CaptureWarning, stacklevel=5)
+            warn(f"the run in {self.path} will be replaced", stacklevel=6)
         self._agree_on_place()
         device = environment.device()
         self.sampler = Sampler(*device)
@@ -178,7 +185,9 @@ class Session:
         for watch in watches:
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
+        leave_untraced()
         atexit.register(self.close)
+        self._childless = in_each_child(self)
         self._termination.open()
 
     def _agree_on_place(self) -> None:
@@ -205,10 +214,11 @@ class Session:
         if self in _open_sessions:
             _open_sessions.remove(self)
         atexit.unregister(self.close)
+        self._childless()
         self._record = None
-        self.guard("waiting for collectives", self._settle)
         for watch in reversed(self._watches):
             self.guard("closing", watch.close)
+        self.guard("waiting for collectives", self._settle)
         if self.traces is not None:
             self.guard("closing the profiler", self.traces.close)
         self.guard("restoring signals", self._termination.close)
@@ -218,11 +228,20 @@ class Session:
             first = self.settings.warmup
             self.guard.note(f"only {self._count} steps ran and the first {first} are warm-up; use profile(warmup=...)")
         if self._lost:
-            self.guard.note(f"{self._lost} steps after the first {MAX_STEPS} were not kept")
+            self.guard.note(f"{self._lost} steps after the first {len(self.records)} were not kept")
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         self.guard("writing the run", self._finish, self)
         if self._token is not None and self._token_written:
             self.guard("cleaning up", self._token.unlink, missing_ok=True)
+
+    def forked(self) -> None:
+        """In a forked child: the recording, its files and its end are the parent's."""
+        self._state = "closed"
+        self._record = None
+        if self in _open_sessions:
+            _open_sessions.remove(self)
+        atexit.unregister(self.close)
+        self.guard("standing down", self._termination.forked)
 
     def _settle(self) -> None:
         """Give the last collectives' ends a moment to be seen: their marks are taken on threads of the backend."""
@@ -237,9 +256,9 @@ class Session:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record what runs inside as one training step; nothing after the process was told to end."""
-        if self._termination.came and self._state == "closed":
-            yield  # SIGTERM closed the profile, and the job goes on to its own end
+        """Record what runs inside as one training step; nothing once the profile was closed before its time."""
+        if self._state == "closed" and not self._left:
+            yield  # SIGTERM, or the end of the process groups, closed the profile, and the job goes on to its own end
             return
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
@@ -258,7 +277,16 @@ class Session:
             raise
         finally:
             self._in_step = False
-            self.guard("ending a step", self._step_ends, begun if begun is not None else 0)
+            self.guard("ending a step", self._step_ends, begun)
+
+    def _look_for_device(self) -> None:
+        import torch  # noqa: PLC0415 - capture is the one room that uses torch
+
+        if not self.points.on_device and torch.cuda.is_initialized():
+            self.guard.note(
+                "CUDA was first used after the profile was entered, so times are the host's: "
+                "enter it once the model is on its device"
+            )
 
     def _current(self) -> StepRecord | None:
         return self._record
@@ -267,8 +295,10 @@ class Session:
         """Begin to observe, or to leave alone; give the time from which the step counts: our own work belongs to it."""
         begun_ns = time.monotonic_ns()
         after = self._count - self.settings.warmup
-        recorded = after >= 0 and len(self.records) < MAX_STEPS
+        recorded = after >= 0 and len(self.records) < MAX_STEPS and self._notes < MAX_NOTES
         self._lost += after >= 0 and not recorded
+        if after == 0:
+            self.guard("looking for a device", self._look_for_device)
         left_alone = self.settings.measure_overhead and after in LEFT_ALONE and self.traces is None
         if left_alone and self._collectives is not None:
             self._collectives.close()  # else the step would still pay for passing collectives on
@@ -283,6 +313,8 @@ class Session:
             self.points.anchor()
             self._lateness.step_begins(record)
             self._record = record
+            if self._collectives is not None:
+                self._collectives.step_begins()
             if self._phases is not None:
                 self._phases.step_begins()
         elif self.traces is not None and self.traces.recording:
@@ -293,7 +325,7 @@ class Session:
             self._record = record
         return begun_ns
 
-    def _step_ends(self, begun_ns: int) -> None:
+    def _step_ends(self, begun_ns: int | None) -> None:
         if self._ranges is not None:
             self._ranges.end_step(self._count)
         if self._state != "open":
@@ -304,14 +336,16 @@ class Session:
                 self._phases.step_ends()
             self._record = None
             record.end_ns = time.monotonic_ns()
-            self._lateness.step_ends(record)
             self.records.append(record)
-            if self._resolver is not None:
-                self._resolver.add(record)
-        lasted = time.monotonic_ns() - begun_ns
+            self._notes += len(record.calls) + len(record.waits) + len(record.phases) + len(record.regions)
+        self.guard("noting what made a step late", self._lateness.step_ends, record)
+        if record is not None and self._resolver is not None:
+            self.guard("resolving marks", self._resolver.add, record)
+        ended_ns = time.monotonic_ns()
         warming = self.traces is not None and self.traces.warming
-        if self._count >= self.settings.warmup and not warming and len(self.lasted) < MAX_STEPS:
-            self.lasted.append((lasted, record is not None))
+        counts = self._count >= self.settings.warmup and not warming
+        if begun_ns is not None and counts and len(self.lasted) < MAX_STEPS:
+            self.lasted.append((ended_ns - begun_ns, record is not None))
         self._count += 1
         if self._stepped_aside and self._collectives is not None:
             self._stepped_aside = False

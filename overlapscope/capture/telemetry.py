@@ -22,6 +22,8 @@ PORT_COUNTERS = {
     "hw_counters/np_cnp_sent": ("congestion_sent", 1.0),
     "hw_counters/rp_cnp_handled": ("congestion_handled", 1.0),
 }
+ALL_LINKS = 0xFFFFFFFF
+"""Scope of a throughput field of NVML (`NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX` in nvml.h): UINT_MAX is all links."""
 Reading = tuple[str, int, float]
 
 
@@ -128,7 +130,8 @@ def _rates(rates: Any) -> tuple[float, float]:
 
 
 def _field_value(nvml: Any, handle: Any, field: int) -> float:
-    value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+    """Give the sum over all links of the device: without the scope, a throughput is that of link 0."""
+    value = nvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)
     return float(value.value.ullVal)

@@ -54,6 +54,11 @@ class Termination:
             if signal.getsignal(signal.SIGTERM) is ours:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
+    def forked(self) -> None:
+        """In a forked child: leave the signal to what handled it before."""
+        self._stuck = False
+        self.close()
+
     def _cut_off(self) -> None:
         """Write what there is from another thread, the main one being stuck outside Python."""
         self._guard.failures.append("the process was terminated while it waited outside Python")
