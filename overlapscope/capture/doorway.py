@@ -1,8 +1,8 @@
 """Where every collective passes: a kernel of ours in front of the backends', which passes each call on as it came.
 
 All collectives - DDP's own from C++, FSDP2's, plain `torch.distributed` calls, functional ones, DTensor's - pass
-torch's dispatcher as `c10d::` operations. Functional ones and those under `inference_mode` begin below autograd; the key
-`BackendSelect`, in front of all backends, is in every call.
+torch's dispatcher as `c10d::` operations. Functional ones and those under `inference_mode` begin below autograd; the
+key `BackendSelect`, in front of all backends, is in every call.
 
 The dispatcher's tables are read without a lock. Taking a kernel away while another thread is on its way into it (most
 of that time is spent waiting for the interpreter) crashes that thread, so it stays where a thread besides the closing
