@@ -111,4 +111,4 @@ def _read(path: Path, context: ReadContext) -> Reading:
 
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:
-    return str(error).removeprefix(f"{shown(path)}: ").removeprefix(f"{path}: ")
+    return str(error).removeprefix(f"{shown(path)}: ")
