@@ -620,3 +620,37 @@ def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
     reading = read_dump(tmp_path, content)
     assert (reading.source.events, reading.source.dropped) == (4, 3)
     assert replace(reading.source, path="").format == FORMAT
+
+
+def test_a_host_between_the_word_rank_and_the_number_is_no_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_pickle(tmp_path / f"nccl_trace_rank_container-node02_{rank}", dump(CALLS, groups=PAIR))
+    assert list(read_inputs([tmp_path]).ranks) == [0, 1]
+
+
+def one_count(rank: int) -> dict[str, Any]:
+    """Give a dump as torchcomms writes it: one count from 0 over the calls of all groups; ranks 0 and 1 have two."""
+    groups = {"0": ("world", [0, 1, 2, 3]), "1": ("tp", [0, 1])}
+    names = [name for _ in range(6) for name in (("0", "1") if rank < 2 else ("0",))]
+    calls = [Entry(group=name, seq=number, state="completed") for number, name in enumerate(names)]
+    last = len(calls) - 1
+    return dump(calls, groups=groups, backend="ncclx", status={"0": (last, last, last)})
+
+
+def test_one_count_over_all_groups_is_no_number_within_a_group(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_json(tmp_path / f"comm_lib_trace_rank_{rank}", one_count(rank))
+    run = read_inputs([tmp_path])
+    told = [set(timeline.collectives.seq.tolist()) for timeline in run.ranks.values()]
+    assert told == [{NONE}, {NONE}, set(range(6)), set(range(6))]
+    assert ["counts the calls of all groups together" in " ".join(each.warnings) for each in run.sources] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert not [each for each in analyze(run).findings if each.id.startswith("desync")]
+
+
+def test_sends_that_are_counted_as_collectives_leave_their_group_without_numbers(tmp_path: Path) -> None:
+    calls = [Entry(seq=0), Entry(op="send", seq=1), Entry(seq=2)]
+    reading = read_dump(tmp_path, dump(calls, groups=PAIR))
+    assert calls_of(reading)["seq"] == [None] * 3
+    assert progress_of(reading) == []

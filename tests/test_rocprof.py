@@ -250,6 +250,15 @@ def test_the_form_before_the_list_of_processes_is_read(tmp_path: Path) -> None:
     assert names_of(one(path)) == [NAMES[GEMM]]
 
 
+@pytest.mark.parametrize(
+    "key", ["formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name"]
+)
+def test_whatever_name_a_kernel_has_is_its_name(tmp_path: Path, key: str) -> None:
+    told = process([kernel(1, 2)])
+    told["kernel_symbols"] = [{"kernel_id": at, key: name} for at, name in enumerate(NAMES)]
+    assert names_of(one(write(tmp_path / "x.json", told))) == [NAMES[GEMM]]
+
+
 def test_bytes_that_are_no_utf8_survive(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", process([kernel(1, 2)]))
     path.write_bytes(path.read_bytes().replace(b"Cijk_Ailk", b"Cijk_\xff\xfe"))

@@ -16,6 +16,7 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.ingest.watchdog_facts import watchdog_facts
+from overlapscope.ingest.watchdog_lines import watchdog_lines
 from overlapscope.timeline.columns import NONE, enum_values, size
 from overlapscope.timeline.facts import Facts, Messages
 from tests.builders import spelled
@@ -302,7 +303,39 @@ def test_a_collective_that_all_entered_and_none_left_is_no_desync(tmp_path: Path
     text = [line for rank in range(4) for line in (caught(8, rank=rank), failed(rank, 8, 9 + rank, 7))]
     (finding,) = findings_of(tmp_path, *text)
     assert (finding.id, finding.severity) == ("desync:stuck:0:8", "warning")
-    assert "all 4 ranks had entered it" in finding.title
+    assert finding.title.endswith("did not end on ranks 0, 1, 2, 3; other ranks may lack in it")
+
+
+def test_one_ranks_log_does_not_say_that_it_was_alone(tmp_path: Path) -> None:
+    """Ray prints one rank's message for all: nothing says that the others had entered."""
+    (finding,) = findings_of(tmp_path, caught(8), failed(0, 8, 9, 7))
+    assert finding.title.endswith("did not end on rank 0; other ranks may lack in it")
+
+
+def test_the_message_with_which_a_watchdog_ends_tells_group_and_collective() -> None:
+    """It may be all that is left of a log."""
+    what = "Process group watchdog thread terminated with exception: [Rank 1] " + caught(5).split("] ")[-1]
+    (row,) = progress_of(facts_of(f"(Worker pid=66) [rank9]:[E ProcessGroupNCCL.cpp:1414] [PG 7 (tp) Rank 1] {what}"))
+    assert (row["rank"], row["group"], row["pending"], row["op"], row["stuck_at"]) == (9, "7", 5, "all_reduce", 5)
+    old = what.replace("Process group", "NCCL").replace("[Rank 1]", "[Rank 9]")
+    (row,) = progress_of(facts_of(f"[E ProcessGroupNCCL.cpp:915] [Rank 9] {old}"))
+    assert (row["rank"], row["group"], row["pending"], row["op"]) == (9, None, 5, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    "told", ["SeqNum=5", "NumelOut=6", "OpType=ALLREDUCE", "work: 1580", "enqueued NCCL work: 1582"]
+)
+def test_what_a_line_ends_in_may_be_half_of_it(told: str) -> None:
+    """Terminals break lines wherever they are full."""
+    status = "Timeout at NCCL work: 1580, last enqueued NCCL work: 1582, last completed NCCL work: 1579."
+    lines = [caught(5, sizes="NumelIn=64, NumelOut=64, "), f"{HEAD.format(rank=0)} [{DEFAULT_GROUP} Rank 0] {status}"]
+    (line,) = [each for each in lines if told in each]
+    whole, cut = (
+        next(iter(watchdog_lines(each.encode())), None) for each in (line, line[: line.index(told) + len(told) - 1])
+    )
+    assert whole is not None
+    for name in ("seq", "op", "elements", "enqueued"):
+        assert cut is None or getattr(cut, name) in (None, getattr(whole, name))
 
 
 def test_groups_whose_members_are_unknown_are_not_compared(tmp_path: Path) -> None:

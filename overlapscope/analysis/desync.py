@@ -11,7 +11,15 @@ from typing import Final, Literal
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.mismatch import mismatched
 from overlapscope.analysis.rank_words import MAX_LISTED, call_label, first_of, group_label, id_part, listed, rank_list
-from overlapscope.analysis.standing import DUMP, GroupStandings, Standing, collective_calls, members, standings
+from overlapscope.analysis.standing import (
+    DUMP,
+    GroupStandings,
+    Standing,
+    collective_calls,
+    members,
+    size_is_told,
+    standings,
+)
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 
@@ -129,7 +137,11 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
     first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
     called = f" (called at {first.called_at})" if first.called_at else ""
     unknown = sorted(expected - set(known))
-    if unknown:
+    if not unknown and not size_is_told(run, group):
+        title = (
+            f"{call_label(first)} of {label} did not end on {rank_list(waiting)}{called}; other ranks may lack in it"
+        )
+    elif unknown:
         title = (
             f"{call_label(first)} of {label} did not end on {rank_list(waiting)}{called}; "
             f"nothing is known of {rank_list(unknown)}"

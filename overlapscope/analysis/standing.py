@@ -99,6 +99,11 @@ def members(run: Run, group: str, told: Iterable[int]) -> tuple[int, ...] | None
     )
 
 
+def size_is_told(run: Run, group: str) -> bool:
+    """Whether the recording tells how many ranks a group has: a log alone holds those that had something to say."""
+    return run.world_size is not None or any(each.name == group and each.ranks is not None for each in run.groups)
+
+
 def collective_calls(run: Run, group: str | None, rank: int, dump: str | None) -> tuple[Ints, Ints]:
     """Give rows and numbers of the collectives that a rank's dump shows in a group, in order; no sends or receives."""
     timeline = run.ranks.get(rank)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.printable import escaped, printable
+from overlapscope.cli.printable import escaped, one_line, printable
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def warn(verb: str, sources: "Iterable[Source | SourceInfo]") -> None:
     for source in sources:
         for warning in source.warnings:
             print(
-                printable(f"overlapscope {verb}: warning: {source.path}: {' '.join(warning.split())}"), file=sys.stderr
+                one_line(f"overlapscope {verb}: warning: {source.path}: {' '.join(warning.split())}"), file=sys.stderr
             )
 
 

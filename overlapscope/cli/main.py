@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from overlapscope.cli.printable import printable
+from overlapscope.cli.printable import one_line
 from overlapscope.errors import OverlapScopeError
 from overlapscope.version import __version__
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _one_line(message: str) -> str:
-    return printable(" ".join(message.split()))
+    return one_line(" ".join(message.split()))
 
 
 if __name__ == "__main__":

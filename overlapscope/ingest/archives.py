@@ -127,7 +127,7 @@ def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str]:
     except _TooMuch as error:
         note = str(error)
     except InputError as error:
-        note = str(error).removeprefix(f"{path}: ")
+        note = str(error).removeprefix(f"{shown(path)}: ")
     if unpacking.refused:
         listed = ", ".join(unpacking.refused[:3])
         note = "; ".join(filter(None, [note, f"{len(unpacking.refused)} members not read whole: {listed}"]))

@@ -31,7 +31,7 @@ DTYPES: Final = {
     "FP8E8M0": "float8_e8m0fnu",
 }
 _ROW: Final = re.compile(r"^(?:hcom_|hccl_?)?(?P<op>[A-Za-z]+?)_*(?:__?(?P<group>\d+)_\d+(?:_\d+)?(?:@.*)?)?$", re.I)
-_THREAD: Final = re.compile(r"^(?:Group\s*(?P<group>.*?)\s*)?Communication(?:\s+Aicpu)?\s*$")
+_THREAD: Final = re.compile(r"^(?:Group\s*+(?P<group>.*?))?Communication(?:\s++Aicpu)?\s*+$")
 _PLANE: Final = re.compile(r"^Plane\s*\d+$")
 _INSIDE: Final = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|batch_?send_?recv|broadcast|receive|scatter|gather|reduce|send|barrier",
@@ -110,7 +110,7 @@ def _groups(columns: AscendColumns, names: list[str], rows: Ints) -> tuple[list[
     for lane, name in zip(columns.ranges.lane[rows].tolist(), columns.ranges.name[rows].tolist(), strict=True):
         thread = _THREAD.match(columns.threads.get(columns.lanes[lane], ""))
         row = _ROW.match(names[name])
-        found.append((thread["group"] if thread else None, row["group"] if row else None))
+        found.append(((thread["group"] or "").rstrip() if thread else None, row["group"] if row else None))
     numbered: dict[str, set[str]] = {}
     for thread_group, tag in found:
         if tag is not None and thread_group is not None and _is_index(thread_group):

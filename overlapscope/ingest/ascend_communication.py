@@ -15,7 +15,7 @@ from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.figures import FigureBook
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 FORMAT = "ascend_communication"
@@ -42,7 +42,7 @@ def recognises(head: Head) -> bool:
 def read_communication(path: Path, context: ReadContext) -> Reading:
     """Read either file. Raises InputError when it holds no operation with figures."""
     content, stream = read_json(path, context)
-    book = FigureBook(path.name, rank_of(path))
+    book = FigureBook(shown_name(path), rank_of(path))
     operations = unusable = 0
     for step, name, told in _operations(content):
         operations += 1

@@ -13,7 +13,7 @@ from overlapscope.ingest.ascend_tables import header_of, number_of, rows_of, ste
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.figures import FigureBook
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 FORMAT = "ascend_step_times"
@@ -38,7 +38,7 @@ def recognises(head: Head) -> bool:
 def read_step_times(path: Path, context: ReadContext) -> Reading:
     """Read the table. Raises InputError when it has no row with a figure."""
     stream = ByteStream(path, context.max_bytes, context.progress)
-    book = FigureBook(path.name, rank_of(path))
+    book = FigureBook(shown_name(path), rank_of(path))
     usable = []
     for row in rows_of(stream, path):
         device = row.get("Device_id")

@@ -10,6 +10,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.shown import shown_name
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
@@ -121,7 +122,7 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
     ]
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
-        names = [path.name for path in of_ranks]
+        names = [shown_name(path) for path in of_ranks]
         of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
         each = " ".join(f"--rank {name}={number * of_first}" for number, name in enumerate(names[:2]))
         raise InputError(f"none of the {len(names)} traces says which rank it is; use {each} ...")
@@ -138,7 +139,8 @@ def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) ->
     unknown = tuple(replace(each, rank=UNKNOWN_RANK) for each in reading.timelines)
     return _with_warning(
         replace(reading, timelines=unknown),
-        f"it does not say which its {len(unknown)} ranks are, and there are other inputs; use --rank {path.name}=FIRST",
+        f"it does not say which its {len(unknown)} ranks are, and there are other inputs; "
+        f"use --rank {shown_name(path)}=FIRST",
     )
 
 
@@ -161,7 +163,9 @@ def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> R
         reading = _with_warning(reading, "no rank stands in the trace or its name; taken as rank 0")
         rank = 0
     if rank is None:
-        return _with_warning(reading, f"left out: no rank stands in the trace or its name; use --rank {path.name}=N")
+        return _with_warning(
+            reading, f"left out: no rank stands in the trace or its name; use --rank {shown_name(path)}=N"
+        )
     facts = with_rank(reading.facts, rank) if stated is None else reading.facts
     return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)
 

@@ -24,7 +24,7 @@ _PREFIX: Final = re.compile(
 _LOG: Final = re.compile(
     r"[A-Za-z][\w.-]{0,99}:\d{1,9}:\d{1,9} (?:\[-?\d{1,9}\] )?(?:\d+\.\d+ \w+:\d+ )?NCCL (?:INFO|WARN|TRACE|CALL)"
 )
-_HEADER: Final = re.compile(r"\bsize\s+count\s+type\b.*?\b(time|cputime)\s+algbw\s+busbw\b")
+_HEADER: Final = re.compile(r"\bsize\s+count\s+type\b.{0,200}?\b(time|cputime)\s+algbw\s+busbw\b")
 _DEVICE: Final = re.compile(
     r"#\s*Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\d+\s+\[[^\]]{1,40}\]\s*(.*)"
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlapscope.errors import InputError
+from overlapscope.ingest.shown import shown
 
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -42,13 +43,14 @@ class ByteStream:
                 for total, block in _running_total(self._inflate(raw) if compressed else raw):
                     if total > self.max_bytes:
                         raise InputError(
-                            f"{self.path}: holds more than {self.max_bytes >> 20} MiB; raise --max-gib if that is meant"
+                            f"{shown(self.path)}: holds more than {self.max_bytes >> 20} MiB; "
+                            "raise --max-gib if that is meant"
                         )
                     if self.progress:
                         self.progress(len(block))
                     yield block
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{shown(self.path)}: cannot be read: {error.strerror or error}") from error
 
     def _inflate(self, raw: Iterator[bytes]) -> Iterator[bytes]:
         """Decompress one or several gzip members behind each other."""
@@ -74,7 +76,7 @@ class ByteStream:
                 bytes_out += len(out)
                 if bytes_out > RATIO_GRACE_BYTES and bytes_out > MAX_RATIO * bytes_in:
                     raise InputError(
-                        f"{self.path}: expands more than {MAX_RATIO} times, like a decompression bomb; "
+                        f"{shown(self.path)}: expands more than {MAX_RATIO} times, like a decompression bomb; "
                         "decompress it yourself if it is meant"
                     )
                 if out:

@@ -13,6 +13,8 @@ from overlapscope.errors import UsageError
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
 """What the rules say of a kernel: nothing, computes, communicates, does both."""
 
+MAX_NAME: Final = 4096
+"""A kernel is known by as much of its name; templates' reach some thousand characters."""
 RECORD: Final = "record_param_comms"
 LIBRARY_RANGE: Final = re.compile(r"^(?:[a-z0-9]*ccl|ucc|mpi):(?P<op>\S+)")
 """Host annotations that a process group sets around a device collective: `nccl:all_reduce`, `xccl:broadcast`, ..."""
@@ -63,10 +65,11 @@ class Classifier:
         """Give a kernel's placement, and whether one of the user's patterns decided it."""
         known = self._known.get(name)
         if known is None:
-            own = _first_match(self._own, name)
+            telling = name[:MAX_NAME]
+            own = _first_match(self._own, telling)
             if own:
-                self._matched |= {rule.pattern.pattern for rule in self._own if rule.pattern.search(name)}
-            known = self._known[name] = (own, True) if own else (_placed_by_table(name), False)
+                self._matched |= {rule.pattern.pattern for rule in self._own if rule.pattern.search(telling)}
+            known = self._known[name] = (own, True) if own else (_placed_by_table(telling), False)
         return known
 
     @property

@@ -38,6 +38,10 @@ def discover(paths: list[Path]) -> Inputs:
             if run is not None:
                 raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
             if not path.is_dir():
+                if not path.is_file():
+                    raise InputError(
+                        f"{shown(path)}: is a pipe or a device; save what it gives as a file, and name that"
+                    )
                 files.append(path)
             elif is_run_directory(path):
                 runs.append(path)
@@ -65,22 +69,38 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Give run directories and files below a folder; linked folders are followed unless they lead back up."""
+    """Give run directories and files below a folder, each once: links come last and add what stands nowhere else.
+
+    So a link `latest` beside what it points to is no second recording, and links in a circle come to an end.
+    """
     runs: list[Path] = []
     files: list[Path] = []
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith("."):
+    links: list[Path] = []
+    seen: set[Path] = set()
+    folders, linked = [folder], list[Path]()
+    while folders or linked:
+        here = folders.pop() if folders else linked.pop(0)
+        real = here.resolve()
+        if real in seen:
             continue
-        if entry.is_dir():
-            if is_run_directory(entry):
-                runs.append(entry)
-            elif not (entry.is_symlink() and folder.resolve().is_relative_to(entry.resolve())):
-                more_runs, more_files = _walk(entry)
-                runs += more_runs
-                files += more_files
-        elif entry.is_file():
-            files.append(entry)
-    return runs, files
+        seen.add(real)
+        if here != folder and is_run_directory(here):
+            runs.append(here)
+            continue
+        for entry in sorted(here.iterdir()):
+            if entry.name.startswith("."):
+                continue
+            is_link = entry.is_symlink()
+            if entry.is_dir():
+                (linked if is_link else folders).append(entry)
+            elif entry.is_file():
+                (links if is_link else files).append(entry)
+    known = {file.resolve() for file in files} if links else set[Path]()
+    for link in links:
+        if link.resolve() not in known:
+            known.add(link.resolve())
+            files.append(link)
+    return sorted(runs), sorted(files)
 
 
 def _is_known(path: Path) -> bool:

@@ -7,13 +7,14 @@ device work and are not used as such.
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
+from overlapscope.ingest.flight_entries import NS_PER_MS, POINT_TO_POINT, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
 from overlapscope.ingest.json_file import decode_json
 from overlapscope.ingest.plain_pickle import decode_plain
@@ -46,6 +47,7 @@ _TELLING: Final = (
     b"nccl_comm_state", b"comm_lib_version", b"nccl_version", b"retired",
 )  # fmt: skip
 ENOUGH_TELLING: Final = 3
+_RANK_NUMBER: Final = re.compile(r"rank[-_.=]?\d", re.IGNORECASE)
 _RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
 
 
@@ -79,11 +81,16 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     rows = standings(status, calls, groups, complete=complete)
     uncounted = _uncounted(calls) if numbered else set()
     if uncounted:
-        rows = tuple(row for row in rows if row.group not in uncounted)
         warnings.append(
             f"version {version} counts sends and collectives together: the calls of "
             f"{len(uncounted)} groups that send have no number"
         )
+    elif _counts_all_together(calls):
+        uncounted = {call.group for call in calls}
+        warnings.append(
+            "counts the calls of all groups together, as torchcomms does: they have no number in their group"
+        )
+    rows = tuple(row for row in rows if row.group not in uncounted)
     rank = _rank_of(path, groups)
     backends = {call.backend for call in calls if call.backend is not None}
     timeline = _timeline(path, rank, calls, groups, uncounted, on_host=backends == {"gloo"})
@@ -125,13 +132,21 @@ def _uncounted(calls: Sequence[Call]) -> set[str | None]:
     return {call.group for call in calls if call.point_to_point or call.closes_batch}
 
 
+def _counts_all_together(calls: Sequence[Call]) -> bool:
+    """Whether one count runs over calls that have counts of their own in torch: of several groups, or sends."""
+    seqs = [call.collective_seq for call in calls]
+    runs_on = all(before is not None and now == before + 1 for before, now in pairwise(seqs))
+    sends = any(call.op in POINT_TO_POINT and not call.point_to_point for call in calls)
+    return runs_on and (sends or (len(calls) > 1 and len({call.group for call in calls}) > 1))
+
+
 def _rank_of(path: Path, groups: Sequence[Group]) -> int:
-    """Give the rank that the recorder put behind its prefix in the file's name; a `rank` before it is left to others.
+    """Give the rank that the recorder put behind its prefix in the file's name; one behind `rank` is left to others.
 
     A number that is no member of any group is no rank.
     """
     found = _RANK_AT_END.search(path.name)
-    if found is None or "rank" in path.name.lower() or int(found[1]) > MAX_RANKS:
+    if found is None or _RANK_NUMBER.search(path.name) or int(found[1]) > MAX_RANKS:
         return UNKNOWN_RANK
     members = {rank for group in groups for rank in group.ranks or ()}
     return int(found[1]) if not members or int(found[1]) in members else UNKNOWN_RANK

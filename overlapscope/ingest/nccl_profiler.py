@@ -20,7 +20,7 @@ from overlapscope.timeline.run import Source
 
 INSPECTOR, PLUGIN, EVENT_LINES = "nccl-inspector", "nccl-profiler-plugin", "nccl-profiler-events"
 _INSPECTOR: Final = re.compile(
-    rb'\s*\[?\s*\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
+    rb'\s*+(?:\[\s*+)?\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
     rb'(?:"metadata"\s*:\s*\{[^{}]{0,4000}\}\s*,\s*)?"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'
 )
 _PLUGIN: Final = re.compile(

@@ -22,7 +22,7 @@ FORMAT = "nccl-tests"
 MAX_BYTES: Final = 256 << 20
 """A report of every size and type is smaller by orders."""
 _REPORT: Final = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:\s*"[^"]{0,64}"\s*,\s*"args"\s*:')
-_RCCL: Final = re.compile(rb'\s*\[?\s*\{\s*"numCycle"\s*:\s*\d+\s*,\s*"name"\s*:\s*"')
+_RCCL: Final = re.compile(rb'\s*+(?:\[\s*+)?\{\s*"numCycle"\s*:\s*\d+\s*,\s*"name"\s*:\s*"')
 
 
 def recognises(head: Head) -> bool:

@@ -17,7 +17,7 @@ from overlapscope.ingest.nsight_ranges import RANGES
 from overlapscope.ingest.nsight_strings import STRINGS
 from overlapscope.ingest.nsight_tables import KERNELS, NsightTables
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.sqlite_file import MAGIC, SqliteFile, as_text
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 
@@ -65,10 +65,12 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         if _begins(path, REPORT_MAGIC):
             raise InputError(
                 f"{name}: is a report of Nsight Systems; export it with "
-                f"`nsys export --type sqlite -o {path.stem}.sqlite {path.name}`"
+                f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
             )
         if _begins(path, GZIP_MAGIC):
-            raise InputError(f"{name}: is a compressed SQLite export; decompress it first with `gunzip {path.name}`")
+            raise InputError(
+                f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`"
+            )
         if path.stat().st_size > context.max_bytes:
             raise InputError(f"{name}: holds more than {context.max_bytes >> 20} MiB; raise --max-gib if that is meant")
         ahead_log = path.with_name(path.name + "-wal")

@@ -136,7 +136,7 @@ def _read(path: Path, context: ReadContext) -> list[Reading]:
 
 
 def _without_path(error: OverlapScopeError, path: Path) -> str:
-    return str(error).removeprefix(f"{shown(path)}: ").removeprefix(f"{path}: ")
+    return str(error).removeprefix(f"{shown(path)}: ")
 
 
 def _is_other_text(head: Head) -> bool:

@@ -18,7 +18,7 @@ _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"
 _BARE = re.compile(rb"(?<=[:\[,\s])(?:" + _BAREWORD + rb")(?=\s*[,\]}])", re.IGNORECASE)
 _STRING_OR_BARE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|' + _BARE.pattern, re.IGNORECASE | re.DOTALL)
-_ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"\w+"\s*:|\}?\s*$))')
+_ARRAY_END = re.compile(rb'\}\s*+\](?=\s*+(?:,\s*+"\w+"\s*:|(?:\}\s*+)?$))')
 _BEGIN = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
 _NEXT = re.compile(rb'\}[\s,\x00]*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
 _BLANKS = re.compile(rb"[\s,\x00]*")

@@ -119,7 +119,12 @@ class _Rows:
         copies = process.records(Copy, "memory_copy", "memory_copies")
         on = [dispatch.dispatch_info.agent_id.handle for dispatch in dispatches]
         kernel = {
-            symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+            symbol.kernel_id: (
+                symbol.formatted_kernel_name
+                or symbol.demangled_kernel_name
+                or symbol.kernel_name
+                or symbol.truncated_kernel_name
+            )
             for symbol in process.symbols
         }
         names = [kernel.get(each.dispatch_info.kernel_id) or "unnamed kernel" for each in dispatches]

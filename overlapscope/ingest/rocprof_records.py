@@ -92,6 +92,7 @@ class Symbol(msgspec.Struct, gc=False):
     formatted_kernel_name: str = ""
     demangled_kernel_name: str = ""
     kernel_name: str = ""
+    truncated_kernel_name: str = ""
 
 
 class Kind(msgspec.Struct, gc=False):

@@ -28,14 +28,14 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]|\[[04]m")
 """`nvidia-smi` underlines its header; what is pasted into a report often lacks the escape character itself."""
 _GPU: Final = re.compile(r"GPU\d{1,4}")
 _ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-_OTHER: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*[\w.-]*\d")
+_OTHER: Final = re.compile(r"[A-Za-z][\w.-]*\d")
 """A network card: `NIC0`, `mlx5_0`, `rocep24s0`, `bnxt_re0`."""
 _SELF: Final = frozenset({"X", "0", "SELF"})
 _NVLINK: Final = re.compile(r"NV(\d{1,3})")
 _PATHS: Final = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "XGMI", "PCIE", "N/A", "UNKNOWN"})
 """`SOC` is what `SYS` was called before 2018."""
 _P2P: Final = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "U", "DR"})
-_TITLE: Final = re.compile(r"=+\s*(.*?)\s*=+\s*|([A-Z][A-Z ]{2,40}TABLE):\s*")
+_TITLE: Final = re.compile(r"=++(?:(.*?)=++)?\s*+|([A-Z][A-Z ]{2,40}TABLE):\s*")
 _PROMPT: Final = re.compile(r"(?:.{0,200}[$#>%]\s*)?(?:\S{0,100}/)?(nvidia-smi\s+topo|rocm-smi|amd-smi)\b(.*)")
 _LEGEND: Final = re.compile(
     r"\s*(?:(?:X|NV#|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|U|DR)\s*=\s.*|(?:NIC )?Legend:|NIC\d+:\s*\S+"
@@ -68,7 +68,7 @@ class MatrixLines:
         short = text.strip() if len(text) <= MAX_NOTE else ""
         title, prompt, card = _TITLE.fullmatch(short), _PROMPT.fullmatch(short), _CARD.fullmatch(short)
         if title:
-            self._title, self._devices = (title[1] or title[2] or "").lower(), []
+            self._title, self._devices = (title[1] or title[2] or "").strip().lower(), []
             return True
         if prompt:
             asked = re.search(r"-p2p\s+(\w+)", prompt[2])

@@ -57,7 +57,8 @@ class Watchdog:
             self._keep(number, each)
             if each.kind == CAUGHT:
                 self._catch(each)
-            elif each.kind != STALLED and each.rank is not None:
+            # The message with which a watchdog ends names the group, what it caught, or both.
+            if each.rank is not None and (each.group is not None if each.kind == CAUGHT else each.kind != STALLED):
                 self._move(each.rank, each)
         self.lines += bool(told)
         return bool(told)
@@ -83,14 +84,14 @@ class Watchdog:
         if key not in self._places and len(self._places) >= MAX_KEPT:
             return
         before = self._places.get(key) or Place(rank=rank, group=line.group, backend=line.backend)
-        gave_up = line.seq if line.kind in (TIMED_OUT, FAILED) else None
+        gave_up = line.seq if line.kind in (TIMED_OUT, FAILED) or (line.kind == CAUGHT and line.counted) else None
         self._places[key] = replace(
             before,
             enqueued=_last(max, before.enqueued, line.enqueued),
             started=_last(max, before.started, line.started),
             completed=_last(max, before.completed, line.completed),
             failed_at=_last(min, before.failed_at, gave_up),
-            timed_out=before.timed_out or line.kind == TIMED_OUT,
+            timed_out=before.timed_out or line.kind in (CAUGHT, TIMED_OUT),
         )
 
     @property

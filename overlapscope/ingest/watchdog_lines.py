@@ -30,28 +30,30 @@ _GROUP: Final = re.compile(
     r" ?(?:\((?P<description>[^\[\]]{0,200}?)\))? Rank (?P<member>\d{1,7})\]"
 )
 _STARTS: Final = (
-    (CAUGHT, re.compile(r"\s{0,4}Watchdog caught collective operation timeout: Work[A-Z]{0,8}CCL\(")),
-    (TIMED_OUT, re.compile(r"\s{0,4}Timeout at [A-Z]{2,8} work: (?P<seq>\d{1,19})\b")),
+    (CAUGHT, re.compile(r"\s{0,4}(?:(?:NCCL|Process group) watchdog thread terminated with exception: "
+                        r"(?:\[Rank \d{1,7}\] )?)?Watchdog caught collective operation timeout: Work[A-Z]{0,8}CCL\(")),
+    (TIMED_OUT, re.compile(r"\s{0,4}Timeout at [A-Z]{2,8} work: (?P<seq>\d{1,19})(?=[, ])")),
     (FAILED, re.compile(r"\s{0,4}(?:Exception \(either an error or timeout\) detected by watchdog at work|"
-                        r"failure detected by watchdog at work sequence id): (?P<seq>\d{1,19})\b")),
+                        r"failure detected by watchdog at work sequence id): (?P<seq>\d{1,19})(?=[, ])")),
     (TOLD, re.compile(r"\s{0,4}Received a dump signal due to a collective timeout from")),
     (STALLED, re.compile(r"\s{0,4}(?:ProcessGroup\w{1,16}'s watchdog got stuck for \d|Heartbeat monitor timed out|"
                          r"[A-Z]{2,8} monitor thread timeout)")),
 )  # fmt: skip
+# A number that ends a line may go on in the next, where a terminal broke it; of torch's, only the last one ends a line.
 _STATUS: Final = {
-    what: re.compile(rf"[Ll]ast {what} (?:[A-Z]{{2,8}} )?work: (-1|\d{{1,19}})\b")
-    for what in ("enqueued", "started", "completed")
+    what: re.compile(rf"[Ll]ast {what} (?:[A-Z]{{2,8}} )?work: (-1|\d{{1,19}}){end}")
+    for what, end in (("enqueued", r"(?=[,. ])"), ("started", r"(?=[,. ])"), ("completed", r"\b"))
 }
 _FIELDS: Final = {
     name: re.compile(pattern)
     for name, pattern in (
-        ("seq", r"\bSeqNum=(\d{1,19})\b"),
-        ("in", r"\bNumelIn=(\d{1,19})\b"),
-        ("out", r"\bNumelOut=(\d{1,19})\b"),
-        ("timeout_ms", r"\bTimeout\(ms\)=(\d{1,19})\b"),
+        ("seq", r"\bSeqNum=(\d{1,19})(?=[,)])"),
+        ("in", r"\bNumelIn=(\d{1,19})(?=[,)])"),
+        ("out", r"\bNumelOut=(\d{1,19})(?=[,)])"),
+        ("timeout_ms", r"\bTimeout\(ms\)=(\d{1,19})(?=[,)])"),
     )
 }
-_OP: Final = re.compile(r"\bOpType=(\w{1,40})\b")
+_OP: Final = re.compile(r"\bOpType=(\w{1,40})(?=[,)])")
 _UNCOUNTED: Final = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED", "UNKNOWN"})
 """Their numbers are of another count than the collectives', or may be."""
 MAX_MESSAGE: Final = 2_000
