@@ -188,8 +188,8 @@ class Book:
         leads = self._table["leader"][calls.kind] & (calls.count > 0)
         last = np.full(len(self._processes), -1)
         choice = np.full(calls.line.size, NO_NUMBER, np.int32)
-        if self._told:
-            told = _joined(self._told)
+        told = _joined(self._told) if self._told else None
+        if told is not None and told.line.size:
             last[told.process] = told.line
             rows = np.flatnonzero(leads & (last[calls.process] >= 0))
             choice[rows] = self._match(calls.take(rows), told)
@@ -209,7 +209,8 @@ class Book:
         )
         call = np.arange(joined.line.size) < calls.line.size
         order = np.argsort(joined.line, kind="stable")
-        order = order[np.argsort(_short(joined.process[order]), kind="stable")]
+        if (joined.process != joined.process[0]).any():
+            order = order[np.argsort(_short(joined.process[order]), kind="stable")]
         joined, call = joined.take(order), call[order]
         table, kind = self._table, np.where(call, joined.kind, NO_NUMBER)
         item = table["item"][kind]

@@ -125,8 +125,7 @@ def _scan(text: Text, size: int) -> Block:
     worth = np.zeros(ends.size + 1, np.bool_)
     worth[line[(before == ord("C")) & (here == ord("C"))]] = True
     worth[line[counted]] = True
-    worth &= ~known
-    others = np.flatnonzero(worth)
+    others = np.flatnonzero(worth & ~known)
     until = ends[others]
     begin, _ = _behind_time(text, np.append(-1, ends)[others] + 1, until)
     (texts,) = distinct_pieces(text.data, np.stack((begin, until), axis=1).astype(np.int32), (0,))
@@ -156,7 +155,8 @@ def _choices(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
     first = text.number_before(at - 1, start)
     count, end = text.numbers(first, 10)
     good = (end == at - 1) & (first < end) & (count >= 0) & (first > start)
-    line, at, first, count = (column[good] for column in (line, at, first, count))
+    if not good.all():
+        line, at, first, count = (column[good] for column in (line, at, first, count))
     until = np.where(text.has(at + len(_NUMBERED), b" time "), at + len(_NUMBERED), ends[line])
     return _rows(text, ends, line, first, at - 1, np.zeros(0, np.int64), count, until)
 
