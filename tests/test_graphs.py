@@ -26,7 +26,7 @@ def test_a_replay_inside_a_step_marks_it_and_one_outside_does_not(monkeypatch: p
     watch.open()
     graph = FakeGraph()
     assert graph.replay() == "done"
-    record = StepRecord(number=3, begin_ns=0, observed=True)
+    record = StepRecord(number=3, begin_ns=0, thread=0, observed=True)
     assert [graph.replay(), graph.replay()] == ["done", "done"]
     assert record.cut
     assert [name for name, _, _ in record.readings] == ["graph_replays"] * 2
