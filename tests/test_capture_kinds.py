@@ -108,6 +108,18 @@ def test_a_decorated_step_of_a_job_that_takes_its_groups_down_is_recorded_whole(
     assert all(step == trained.results[0]["bucket_bytes"] for step in all_reduces(run, 1))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_tensor_parallel_layers_show_their_all_reduces(mode: str, tmp_path: Path) -> None:
+    train("tensor_parallel", tmp_path, mode)
+    run = overlapscope.load(tmp_path / "run")
+    for rank in run.ranks:
+        steps = all_reduces(run, rank)
+        assert len(steps) >= 3
+        # What the second layer gives, and the gradient of what the first was given, where anybody asks for it.
+        assert all(step[0] == 16 * 64 * 4 for step in steps)
+        assert all(step.exposed_comm_ns for step in run.analysis().ranks[rank].steps if step.complete)
+
+
 def test_collectives_of_two_groups_at_once_are_told_apart_and_right(tmp_path: Path) -> None:
     result = train("crossing", tmp_path).results[0]
     assert result

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlapscope.capture.collectives import CollectiveWatch
+from overlapscope.capture.guard import Guard
 from overlapscope.capture.points import DevicePoints
 from overlapscope.capture.records import Call, StepRecord, Stretch
 from overlapscope.capture.resolve import BATCH_STEPS, KEPT_STEPS, Resolver
@@ -19,7 +21,8 @@ class Device:
         self.now_ns = self.reached_ns = 0
         self.capturing = False
         self.queries = 0
-        self.stream, self.index = 0, 0
+        self.stream: Any = 0
+        self.index = 0
 
     def synchronize(self) -> None:
         self.reached_ns = self.now_ns
@@ -27,7 +30,7 @@ class Device:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
-    def current_stream(self) -> int:
+    def current_stream(self) -> Any:
         return self.stream
 
     def Event(self, *, enable_timing: bool) -> "Event":  # noqa: N802 - torch's name
@@ -140,3 +143,56 @@ def test_a_long_run_holds_few_events(device: Device) -> None:
     assert len(ends) == 400
     assert None not in ends
     assert all(abs(gap - 1_004_000) < 100 for gap in gaps)
+
+
+def test_only_what_waits_on_the_stream_that_computes_holds_up_the_step(device: Device) -> None:
+    points = DevicePoints(device)
+    device.stream = 7
+    points.anchor()
+    assert points.holds_up(thread=0)
+    assert points.computes_on(7)
+    device.stream = 8  # as inside `with torch.cuda.stream(side):`
+    assert not points.holds_up(thread=0)
+    assert not points.computes_on(8)
+
+
+def test_a_mark_of_another_device_has_no_time_and_spoils_no_other(device: Device) -> None:
+    points = DevicePoints(device)
+    points.anchor()
+    here = points.mark()
+    device.index = 1
+    there = points.mark()
+    device.synchronize()
+    times = points.times([here, there])
+    assert times[0] is not None
+    assert times[1] is None
+
+
+def test_what_the_computing_stream_waits_for_is_a_wait_and_what_others_wait_for_is_none(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP2's compute stream waits for the events of its streams for communication, and the other way round."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: there are no streams")
+
+    class Stream:
+        def wait_event(self, event: object) -> None:
+            waited.append((self, event))
+
+    waited: list[tuple[object, object]] = []
+    original = Stream.wait_event
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    compute, side = Stream(), Stream()
+    device.stream = compute
+    points = DevicePoints(device)
+    points.anchor()
+    record = StepRecord(number=0, begin_ns=0, thread=0, observed=True)
+    guard = Guard()
+    watch = CollectiveWatch(points, guard, lambda: record)
+    watch.open()
+    compute.wait_event("gathered")
+    side.wait_event("computed")
+    watch.close()
+    assert waited == [(compute, "gathered"), (side, "computed")]
+    assert len(record.waits) == 1
+    assert Stream.wait_event is original
+    assert guard.failures == []

@@ -156,6 +156,21 @@ def cross(groups: list[dist.ProcessGroup], mode: str) -> list[list[float]]:
     return sums
 
 
+def tensor_parallel() -> dict[str, object]:
+    """Two layers split over the ranks: all their communication is DTensor's, by functional collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    model = parallelize_module(mlp(layers=2), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    with profiled(model, measure_overhead=False) as scope:
+        for number in range(6):
+            with step_of(scope):
+                model(torch.full((16, 64), float(number))).square().mean().backward()
+                model.zero_grad()
+    return {}
+
+
 def ends_early() -> dict[str, object]:
     """The last rank is done after half the steps, and leaves without a word to the others."""
     model = mlp()

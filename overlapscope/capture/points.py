@@ -189,7 +189,7 @@ def _start_ns(anchor: _Anchor) -> int | None:
     while chain[-1].start_ns is None and chain[-1].previous is not None:
         chain.append(chain[-1].previous)
     for before, after in pairwise(reversed(chain)):
-        if before.start_ns is None or not after.event.query():
+        if before.start_ns is None or before.event.device != after.event.device or not after.event.query():
             return None
         after.start_ns = before.start_ns + round(before.event.elapsed_time(after.event) * 1e6)
         after.previous = None

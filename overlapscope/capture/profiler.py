@@ -1,5 +1,6 @@
 """`trace` mode: torch.profiler over a short schedule, its traces kept, gradients' ready times beside them."""
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +24,8 @@ class TraceRecorder:
         self._path, self._rank, self._schedule = path, rank, schedule
         self._on_device, self._guard = on_device, guard
         self._profiler: Any = None
+        self._thread = 0
+        """The thread that started the profiler: stopped by another one, it crashes."""
         self._undo: list[Callable[[], None]] = []
         self.files: list[Path] = []
         self.parameters: list[tuple[str, int, str]] = []
@@ -67,6 +70,7 @@ class TraceRecorder:
             experimental_config=_with_wait_events(profiler),
         )
         self._profiler.start()
+        self._thread = threading.get_ident()
         for at, (name, parameter) in enumerate(model.named_parameters() if model is not None else ()):
             self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
             if parameter.requires_grad:
@@ -99,8 +103,12 @@ class TraceRecorder:
         for undo in self._undo:
             undo()
         self._undo.clear()
-        if self._profiler is not None:
+        if self._profiler is None:
+            return
+        if self._thread == threading.get_ident():
             self._profiler.stop()
+        elif self.recording:
+            self._guard.note("the profiler runs in a thread that is stuck: a recording under way is lost")
 
 
 def _noting(parameter: int, current: Callable[[], StepRecord | None]) -> Callable[[Any], None]:
