@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("## A reader of your own")[1]
+PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("## A reader of your own")[1].split("\n## ")[0]
 
 
 def block(language: str) -> str:
