@@ -58,15 +58,20 @@ class Plain:
     pass
 
 
+class Persistent(pickle.Pickler):
+    """Names objects that stand outside the pickle."""
+
+    def persistent_id(self, value: object) -> str | None:
+        return "anything" if isinstance(value, Plain) else None
+
+
 def opcode_payloads(path: Path) -> dict[str, bytes]:
     """Give pickles that reach for code by each opcode there is for it."""
     command = f"touch {path}".encode()
     text = b"X" + struct.pack("<I", len(command)) + command
     name = b"\x8c\x05posix\x8c\x06system"
     persistent = io.BytesIO()
-    pickler = pickle.Pickler(persistent, protocol=2)
-    pickler.persistent_id = lambda value: "anything" if isinstance(value, Plain) else None  # type: ignore[method-assign]
-    pickler.dump([Plain()])
+    Persistent(persistent, protocol=2).dump([Plain()])
     return {
         "GLOBAL": b"\x80\x02cposix\nsystem\n" + text + b"\x85R.",
         "STACK_GLOBAL": b"\x80\x04" + name + b"\x93" + text + b"\x85R.",
