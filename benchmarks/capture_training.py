@@ -19,7 +19,7 @@ from overlapscope.capture import session
 WORLD_SIZE = 2
 WIDTH = 1536
 LAYERS = 8
-BATCH = 240
+BATCH = 160
 BUCKET_CAP_MB = 16
 TURN_STEPS = 6
 WARMUP = 2

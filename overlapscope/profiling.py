@@ -90,7 +90,7 @@ def finish(session: Session) -> None:
 def _send_columns(session: Session, store: Any, key: str) -> int:
     """Send this rank's columns where rank 0 cannot see them on a file system of its own; give the number of parts."""
     folder = session.path / rank_folder(session.rank)
-    if not folder.exists() or session.sees_rank_0:
+    if not folder.exists() or session.place.seen_by_rank_0:
         return 0
     return session.guard("sending columns", exchange.send_folder, store, f"{key}{session.rank}", folder) or 0
 
@@ -175,7 +175,7 @@ def _write(session: Session, timeline: RankTimeline) -> None:
         files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
-        session.remove_older_ranks()
+        session.place.remove_older_ranks(session.points.epoch_ns(session.begin_ns))
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:

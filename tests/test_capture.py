@@ -248,6 +248,16 @@ def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) ->
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
 
+@pytest.mark.parametrize("mode", ["events", "trace"])
+def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode: str, tmp_path: Path) -> None:
+    trained = passed(train("late_groups", tmp_path, mode=mode))
+    run = overlapscope.load(tmp_path / "run")
+    assert run.ranks == [0, 1]
+    assert run.run.world_size == 2
+    assert "2 of 2 ranks" in trained.output[0]
+    assert all(len(run.table("collectives", rank)) >= 2 for rank in run.ranks)
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(overlapscope.UsageError, match="holds something else"):
@@ -255,14 +265,17 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_collectives_that_do_not_block_are_hidden_not_exposed(tmp_path: Path) -> None:
-    passed(train("hidden", tmp_path))
+    trained = passed(train("hidden", tmp_path))
     for rank in overlapscope.load(tmp_path / "run").analysis().ranks:
-        steps = [step for step in rank.steps if step.overlapped_ns is not None and step.exposed_comm_ns is not None]
+        result = trained.results[rank.rank]
+        assert result
+        steps = [step for step in rank.steps if step.comm_ns]
         assert steps
-        # Least and most over steps: where cores are shared, a thread may stand still in the call itself.
-        most_hidden = max(step.overlapped_ns or 0 for step in steps)
-        assert most_hidden
-        assert min(step.exposed_comm_ns or 0 for step in steps) < 0.2 * most_hidden
+        for step in steps:
+            # What is exposed, the training thread stood still for: on busy cores that may be long, but never longer.
+            assert step.exposed_comm_ns is not None
+            assert step.exposed_comm_ns <= result["stood_ns"][step.step]
+        assert any(step.overlapped_ns for step in steps)
 
 
 def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -242,10 +243,15 @@ def hidden() -> dict[str, object]:
 
         @staticmethod
         def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-            works.append(dist.all_reduce(torch.ones(1 << 20), async_op=True))
+            values = torch.ones(1 << 20)
+            begin = time.monotonic_ns()
+            works.append(dist.all_reduce(values, async_op=True))
+            stood_ns.append(time.monotonic_ns() - begin)
             return gradient
 
     works: list[dist.Work] = []
+    stood_ns: list[int] = []
+    """How long the job's own clock says that the training thread stood in the call and in the wait, by step."""
     weight = torch.randn(700, 700, requires_grad=True)
     with profiled(None, warmup=1, measure_overhead=False) as scope:
         for _ in range(4):
@@ -254,8 +260,10 @@ def hidden() -> dict[str, object]:
                 for _ in range(24):
                     value = value @ weight * 0.01
                 Sending.apply(value).sum().backward()
+                begin = time.monotonic_ns()
                 works.pop().wait()
-    return {}
+                stood_ns[-1] += time.monotonic_ns() - begin
+    return {"stood_ns": stood_ns}
 
 
 def store_timeout() -> dict[str, object]:
@@ -280,10 +288,25 @@ def decorated() -> dict[str, object]:
     return {"losses": [one_step(number) for number in range(6)]}
 
 
+def late_groups() -> dict[str, object]:
+    """A job that makes its process groups inside the profile; warnings are errors in it."""
+    warnings.simplefilter("error")
+    with profiled(None, warmup=0, steps=2) as scope:
+        join()
+        for _ in range(3):
+            with scope.step():
+                dist.all_reduce(torch.ones(1000))
+    return {}
+
+
+def join() -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
+
+
 def main(scenarios: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    if WORLD > 1:
-        dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
+    if WORLD > 1 and SCENARIO != "late_groups":
+        join()
     result = scenarios[SCENARIO]()
     Path(OUT).write_text(json.dumps(result), encoding="utf-8")
     if WORLD > 1 and SCENARIO != "killed":

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +21,7 @@ class TraceRecorder:
     The profiler itself warms up for one step before each recording. Writing a trace takes its time between two steps.
     """
 
-    def __init__(self, path: Path, rank: int, schedule: "Settings", on_device: bool, guard: Guard) -> None:
+    def __init__(self, path: Path, rank: Callable[[], int], schedule: "Settings", on_device: bool, guard: Guard) -> None:
         self._path, self._rank, self._schedule = path, rank, schedule
         self._on_device, self._guard = on_device, guard
         self._profiler: Any = None
@@ -54,14 +55,16 @@ class TraceRecorder:
         if self._on_device:
             activities.append(profiler.ProfilerActivity.CUDA)
         warmup, steps, repeat = self._schedule.warmup, self._schedule.steps, self._schedule.repeat
-        plan = profiler.schedule(
-            skip_first=max(warmup - 1, 0),
-            wait=0 if repeat is None else repeat - steps - 1,
-            warmup=min(warmup, 1) if repeat is None else 1,
-            active=steps,
-            repeat=1 if repeat is None else 0,
-            skip_first_wait=1,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of a schedule without warm-up, which is the user's own wish
+            plan = profiler.schedule(
+                skip_first=max(warmup - 1, 0),
+                wait=0 if repeat is None else repeat - steps - 1,
+                warmup=min(warmup, 1) if repeat is None else 1,
+                active=steps,
+                repeat=1 if repeat is None else 0,
+                skip_first_wait=1,
+            )
         self._profiler = profiler.profile(
             activities=activities,
             schedule=plan,
@@ -82,7 +85,7 @@ class TraceRecorder:
 
     def _export(self, profiler: Any) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        file = self._path / f".rank_{self._rank:05d}.recording{len(self.files)}.pt.trace.json.gz"
+        file = self._path / f".rank_{self._rank():05d}.recording{len(self.files)}.pt.trace.json.gz"
         profiler.export_chrome_trace(str(file))
         self.files.append(file)
 

@@ -2,8 +2,6 @@
 
 import atexit
 import random
-import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,17 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from overlapscope.capture import environment, exchange, links, nvtx
+from overlapscope.capture import environment, links, nvtx
 from overlapscope.capture.around import AroundModel
 from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import BucketCopies, timeline_of
 from overlapscope.capture.farewell import Farewell
 from overlapscope.capture.forks import in_each_child
 from overlapscope.capture.graphs import GraphWatch
-from overlapscope.capture.guard import Guard, warn
+from overlapscope.capture.guard import Guard
 from overlapscope.capture.lateness import LatenessWatch
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.phases import PhaseWatch
+from overlapscope.capture.place import Place
 from overlapscope.capture.points import DevicePoints, HostPoints, Points
 from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
@@ -33,7 +32,7 @@ from overlapscope.capture.telemetry import Sampler
 from overlapscope.capture.termination import Termination
 from overlapscope.capture.untraced import leave_untraced
 from overlapscope.errors import UsageError
-from overlapscope.timeline.run import RankTimeline, is_run_directory
+from overlapscope.timeline.run import RankTimeline
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,6 +88,7 @@ class Session:
             raise UsageError(f"profile(model=...): {type(model).__name__} is no torch module")
         self.path, self.model, self.settings, self._finish = path, model, settings, finish
         self.guard = Guard()
+        self.place = Place(path, self.guard)
         self.number = next(_session_numbers)
         self.rank, self.world_size = 0, 1
         self.records: list[StepRecord] = []
@@ -116,10 +116,6 @@ class Session:
         self._farewell = Farewell(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
         self._childless: Callable[[], None] = lambda: None
-        self._token: Path | None = None
-        self._token_written = False
-        self.sees_rank_0 = True
-        """Whether this rank writes where rank 0 can read."""
 
     # -- entering and leaving --------------------------------------------------------------------------------------
 
@@ -132,7 +128,7 @@ class Session:
             )
         if _open_sessions:
             raise UsageError("another overlapscope.profile is open in this process; leave it first")
-        self._refuse_foreign_place()
+        self.place.refuse_foreign()
         self._state = "open"
         _open_sessions.append(self)
         self.guard("opening", self._open)
@@ -146,37 +142,18 @@ class Session:
             self.guard.failures.append(f"training ended with {type(error).__name__}")
         self.close()
 
-    def _refuse_foreign_place(self) -> None:
-        """Raise UsageError where something else than a run stands."""
-        try:
-            taken = self.path.is_dir() and any(not each.name.startswith(".") for each in self.path.iterdir())
-        except OSError:
-            return  # writing will tell
-        if taken and not is_run_directory(self.path):
-            raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
-
-    def remove_older_ranks(self) -> None:
-        """Take away what an older run left in this place, once the new one is written: ranks must not mix."""
-        begun = self.points.epoch_ns(self.begin_ns)
-        for entry in self.path.glob("rank_*"):
-            if entry.is_dir() and entry.stat().st_mtime_ns < begun:
-                shutil.rmtree(entry)
-
     def _open(self) -> None:
-        self.rank, self.world_size = environment.rank_and_world()
         self.points = _points()
         self._resolver = Resolver(self.points) if self.points.on_device else None
         self.begin_ns = time.monotonic_ns()
         self._ranges = nvtx.ranges(self.guard)
         if self.settings.mode == "trace":
-            self.traces = TraceRecorder(self.path, self.rank, self.settings, self.points.on_device, self.guard)
+            self.traces = TraceRecorder(self.path, lambda: self.rank, self.settings, self.points.on_device, self.guard)
             self.traces.open(self.model, self._current)
         else:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges)
-        if self.rank == 0 and is_run_directory(self.path):
-            warn(f"the run in {self.path} will be replaced", stacklevel=6)
-        self._agree_on_place()
+        self._join_the_others()
         device = environment.device()
         self.sampler = Sampler(*device)
         self._links = self.guard("reading links", links.of_device, *device) or []
@@ -190,20 +167,12 @@ class Session:
         self._childless = in_each_child(self)
         self._termination.open()
 
-    def _agree_on_place(self) -> None:
-        """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
-        store = exchange.store() if self.world_size > 1 else None
-        if store is None:
-            return
-        key, token = f"session{self.number}/place", self.path / f".session{self.number}"
+    def _join_the_others(self) -> None:
+        """Find this process's rank among those that train together, and what it shares with them."""
+        self.rank, self.world_size = environment.rank_and_world()
         if self.rank == 0:
-            word = secrets.token_hex(8)
-            self._token_written = bool(self.guard("writing to the run", _write_token, token, word))
-            exchange.send(store, key, {"word": word if self._token_written else ""})
-            self._token = token
-            return
-        said = exchange.receive(store, [key], self.settings.wait_seconds).get(key, {}).get("word")
-        self.sees_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
+            self.place.warn_of_replacing()
+        self.place.agree(self.number, self.rank, self.world_size, self.settings.wait_seconds)
 
     def close(self, *, wait: bool = True) -> None:
         """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
@@ -231,8 +200,7 @@ class Session:
             self.guard.note(f"{self._lost} steps after the first {len(self.records)} were not kept")
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         self.guard("writing the run", self._finish, self)
-        if self._token is not None and self._token_written:
-            self.guard("cleaning up", self._token.unlink, missing_ok=True)
+        self.place.leave()
 
     def forked(self) -> None:
         """In a forked child: the recording, its files and its end are the parent's."""
@@ -293,6 +261,8 @@ class Session:
 
     def _step_begins(self) -> int:
         """Begin to observe, or to leave alone; give the time from which the step counts: our own work belongs to it."""
+        if self._count == 0 and environment.rank_and_world() != (self.rank, self.world_size):
+            self.guard("joining the other ranks", self._join_the_others)  # the job made its groups only now
         begun_ns = time.monotonic_ns()
         after = self._count - self.settings.warmup
         recorded = after >= 0 and len(self.records) < MAX_STEPS and self._notes < MAX_NOTES
@@ -422,12 +392,6 @@ class Session:
             "telemetry_unsupported": list(self.sampler.unsupported),
             "links": self._links,
         }
-
-
-def _write_token(token: Path, word: str) -> bool:
-    token.parent.mkdir(parents=True, exist_ok=True)
-    token.write_text(word, encoding="ascii")
-    return True
 
 
 def _points() -> Points:
