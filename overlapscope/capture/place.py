@@ -26,9 +26,7 @@ class Place:
         except OSError:
             return  # writing will tell
         if taken and not is_run_directory(self.path):
-            raise UsageError(
-                f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own"
-            )
+            raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
 
     def warn_of_replacing(self) -> None:
         """Warn where an older run stands."""

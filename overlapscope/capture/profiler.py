@@ -21,7 +21,9 @@ class TraceRecorder:
     The profiler itself warms up for one step before each recording. Writing a trace takes its time between two steps.
     """
 
-    def __init__(self, path: Path, rank: Callable[[], int], schedule: "Settings", on_device: bool, guard: Guard) -> None:
+    def __init__(
+        self, path: Path, rank: Callable[[], int], schedule: "Settings", on_device: bool, guard: Guard
+    ) -> None:
         self._path, self._rank, self._schedule = path, rank, schedule
         self._on_device, self._guard = on_device, guard
         self._profiler: Any = None
