@@ -1,6 +1,6 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -68,11 +68,15 @@ def across(run: Run) -> Across:
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
-    checked = agreeing(matching, clocks.spread_ns)
+    checked = agreeing(matching, clocks.spread_ns, lambda block: _on_one_host(block.ranks, hosts))
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
     return Across(matching=checked, clocks=clocks, splits=splits, waits=by_rank(splits, clocks))
+
+
+def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
+    return len({hosts.get(rank) for rank in ranks}) == 1 and ranks[0] in hosts
 
 
 def _hosts(run: Run) -> dict[int, str]:
