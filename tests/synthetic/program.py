@@ -91,7 +91,7 @@ ADD = Kernel(name="void at::native::vectorized_elementwise_kernel<4, CUDAFunctor
              share=0.04)  # fmt: skip
 ROUTER = Kernel(name="void cunn_SoftMaxForwardSmem<8, float, float>", op="aten::softmax", share=0.03)
 PERMUTE = Kernel(name="moe_permute_topk_map_kernel", op="moe_permute", share=0.05, grows=EXPERT)
-ADAM = Kernel(name="void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", op="aten::_fused_adamw",
+ADAM = Kernel(name="void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", op="aten::_fused_adam",
               share=0.3, grows=FIXED, blocks=2400)  # fmt: skip
 NORM_SQUARES = Kernel(name="void at::native::multi_tensor_apply_kernel<LpNormFunctor<float>>",
                       op="aten::_foreach_norm", share=0.05, grows=FIXED, blocks=1600)  # fmt: skip
