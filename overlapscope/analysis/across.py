@@ -33,6 +33,8 @@ class Across:
     matching: Matching = field(default_factory=Matching)
     clocks: Clocks = field(default_factory=Clocks)
     splits: tuple[Split, ...] = ()
+    uneven: tuple[Split, ...] = ()
+    """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
     waits: Mapping[int, RankWait] = field(default_factory=dict)
 
     @property
@@ -72,7 +74,13 @@ def across(run: Run) -> Across:
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
-    return Across(matching=checked, clocks=clocks, splits=splits, waits=by_rank(splits, clocks))
+    return Across(
+        matching=checked,
+        clocks=clocks,
+        splits=splits,
+        uneven=tuple(split(checked.uneven, clocks)),
+        waits=by_rank(splits, clocks),
+    )
 
 
 def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:

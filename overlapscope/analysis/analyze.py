@@ -153,7 +153,7 @@ def analyze(run: Run) -> Analysis:
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
     held = stragglers(
-        run, together.splits, together.waits, coverage, {info.rank: info.whole.window_ns for info in ranks}
+        run, (*together.splits, *together.uneven), coverage, {info.rank: info.whole.window_ns for info in ranks}
     )
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [

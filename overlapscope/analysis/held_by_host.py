@@ -67,7 +67,7 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     collecting = {each: _pauses(run.ranks[each], COLLECTOR) for each in members}
     loading = {each: difference(_loading(run.ranks[each]), collecting[each]) for each in members}
     for name, times in (("garbage_collector", collecting), ("data_loading", loading)):
-        more = _more(rank, met, {each: BusyTime(found) for each, found in times.items()})
+        more = more_than_peers(rank, met, {each: BusyTime(found) for each, found in times.items()})
         if more > 0:
             evidence[f"{name}_ns"] = more
         if more > MOST * lead_ns:
@@ -85,13 +85,13 @@ def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[s
     running = {each: _Running.of(run.ranks[each], ON_CORE) for each in members}
     if any(each is None for each in running.values()):
         return None, {}
-    on_core = _more(rank, met, running)
-    lasted = _more(rank, met, dict.fromkeys(members, _Lasting()))
+    on_core = more_than_peers(rank, met, running)
+    lasted = more_than_peers(rank, met, dict.fromkeys(members, _Lasting()))
     evidence = {"on_core_more_ns": on_core, "off_core_more_ns": lasted - on_core}
     queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
     held_by = None
     if all(each is not None for each in queued.values()):
-        evidence["waited_for_core_more_ns"] = _more(rank, met, queued)
+        evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
     if evidence.get("waited_for_core_more_ns", 0) > MOST * lead_ns:
         held_by = SHARED_CORES
     elif lasted - on_core > MOST * lead_ns:
@@ -164,7 +164,7 @@ class _Lasting:
         return ends - starts
 
 
-def _more(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
+def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
     """Give how much more the rank had than the median of its peers, over all its stretches."""
     more = 0.0
     for each in met:

@@ -16,6 +16,8 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
 """Operations that no member leaves before all have come: only these tell waiting from transferring."""
+EXCHANGE = "all_to_all"
+"""Its members may move different sizes; no member leaves before all have come all the same."""
 ENDS_TOGETHER = 0.1
 """Ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
@@ -42,6 +44,8 @@ class Matched:
     """Paired by order within its kind, for want of sequence numbers."""
     whole: bool
     """Every member of the group was recorded."""
+    uneven: bool = False
+    """An exchange whose members move different sizes: who came last is known, what the transfer took is not."""
 
     @property
     def calls(self) -> int:
@@ -54,6 +58,8 @@ class Matching:
     """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
 
     blocks: tuple[Matched, ...] = ()
+    uneven: tuple[Matched, ...] = ()
+    """Calls that could be paired, but not split into waiting and transferring; they count as unmatched."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -68,6 +74,7 @@ class _Kind:
 def match(run: Run) -> Matching:
     """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired."""
     blocks: list[Matched] = []
+    uneven: list[Matched] = []
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
@@ -78,9 +85,12 @@ def match(run: Run) -> Matching:
     for (group, ranks), rows_of in calls.items():
         found = _match_group(run, group, ranks, rows_of)
         blocks += found.blocks
+        uneven += found.uneven
         unmatched += found.unmatched
         reasons += found.reasons
-    return Matching(blocks=tuple(blocks), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons)))
+    return Matching(
+        blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons))
+    )
 
 
 def agreeing(
@@ -91,23 +101,26 @@ def agreeing(
     `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks; `one_clock` whether the
     members are known to have the same clock.
     """
-    kept, reasons = [], list(matching.reasons)
+    kept: dict[bool, list[Matched]] = {True: [], False: []}
+    reasons = list(matching.reasons)
     unmatched = matching.unmatched
-    for block in matching.blocks:
+    for block in (*matching.blocks, *matching.uneven):
         limit = float(ENDS_WITHIN_NS)
         if block.calls > 1:
             share = ENDS_TOGETHER_ON_ONE_CLOCK if one_clock(block) else ENDS_TOGETHER
             limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
         apart = float(np.median(spread_ns(block)))
         if not block.by_order or apart <= limit:
-            kept.append(block)
+            kept[block.uneven].append(block)
             continue
-        unmatched += block.rows.size
+        unmatched += 0 if block.uneven else block.rows.size
         reasons.append(
             f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} "
             f"are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
         )
-    return replace(matching, blocks=tuple(kept), unmatched=unmatched, reasons=tuple(reasons))
+    return replace(
+        matching, blocks=tuple(kept[False]), uneven=tuple(kept[True]), unmatched=unmatched, reasons=tuple(reasons)
+    )
 
 
 def _members(run: Run) -> Callable[[str | None, Collectives, Ints], tuple[int, ...] | None]:
@@ -172,13 +185,17 @@ def _by_number(
         rows[at] = rows_of[rank][order[np.searchsorted(numbers[order], np.sort(common))]]
     kinds = [_kinds(run.ranks[rank], rows[at]) for at, rank in enumerate(ranks)]
     columns: dict[_Kind, list[int]] = defaultdict(list)
+    exchanged: list[int] = []
     reasons: list[str] = []
     for column, seen in enumerate(zip(*kinds, strict=True)):
         if all(each == seen[0] for each in seen):
             columns[seen[0]].append(column)
             continue
+        if all(each.op == EXCHANGE for each in seen):
+            exchanged.append(column)
+            continue
         other = next(at for at, each in enumerate(seen) if each != seen[0])
-        if not reasons and (seen[0].op != seen[other].op or seen[0].op != "all_to_all"):
+        if not reasons:
             reasons.append(
                 f"{_named(group)}: call {int(np.sort(common)[column])} is {_spelled(seen[0])} on rank {ranks[0]} and "
                 f"{_spelled(seen[other])} on rank {ranks[other]}; calls that differ so are not paired"
@@ -187,19 +204,22 @@ def _by_number(
         _block(run, group, kind, ranks, rows[:, chosen], by_order=False, whole=whole)
         for kind, chosen in columns.items()
     ]
+    uneven = [_uneven(run, group, ranks, rows[:, exchanged], by_order=False, whole=whole)] if exchanged else []
     matched = sum(block.rows.size for block in blocks)
     total = sum(rows_of[rank].size for rank in ranks)
-    return Matching(blocks=tuple(blocks), unmatched=total - matched, reasons=tuple(reasons))
+    return Matching(blocks=tuple(blocks), uneven=tuple(uneven), unmatched=total - matched, reasons=tuple(reasons))
 
 
 def _by_order(
     run: Run, group: str | None, ranks: Sequence[int], rows_of: Mapping[int, Ints], *, whole: bool
 ) -> Matching:
     by_kind: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    differs = _sizes_differ(run, ranks, rows_of)
     for rank in ranks:
         for row, kind in zip(rows_of[rank].tolist(), _kinds(run.ranks[rank], rows_of[rank]), strict=True):
-            by_kind[kind][rank].append(row)
-    blocks = []
+            told = replace(kind, dtype=None, bytes=None) if differs and kind.op == EXCHANGE else kind
+            by_kind[told][rank].append(row)
+    blocks, uneven = [], []
     for kind, rows in by_kind.items():
         counts = {rank: len(rows.get(rank, ())) for rank in ranks}
         if len(set(counts.values())) > 1:
@@ -211,8 +231,31 @@ def _by_order(
             )
             return Matching(unmatched=sum(rows_of[rank].size for rank in ranks), reasons=(why,))
         table = np.array([rows[rank] for rank in ranks], np.int64)
-        blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
-    return Matching(blocks=tuple(blocks))
+        if differs and kind.op == EXCHANGE:
+            uneven.append(_uneven(run, group, ranks, table, by_order=True, whole=whole))
+        else:
+            blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
+    unmatched = sum(block.rows.size for block in uneven)
+    return Matching(blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched)
+
+
+def _sizes_differ(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Ints]) -> bool:
+    """Whether the exchanges of a group move different sizes on different ranks, and so are paired whatever the size."""
+    seen = set()
+    for rank in ranks:
+        timeline = run.ranks[rank]
+        if EXCHANGE not in timeline.names:
+            return False
+        rows = rows_of[rank][timeline.collectives.op[rows_of[rank]] == timeline.names.index(EXCHANGE)]
+        seen.add(tuple(timeline.collectives.bytes[rows].tolist()))
+    return len(seen) > 1
+
+
+def _uneven(
+    run: Run, group: str | None, ranks: Sequence[int], rows: npt.NDArray[np.int64], *, by_order: bool, whole: bool
+) -> Matched:
+    kind = _Kind(op=EXCHANGE, dtype=None, bytes=None)
+    return replace(_block(run, group, kind, ranks, rows, by_order=by_order, whole=whole), uneven=True)
 
 
 def _block(

@@ -70,7 +70,8 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
     spans = make(
         Spans, there.size, recording=0, lane=lane, kind=joined.kind[there], name=joined.name[there],
         host_op=joined.op[there], start_ns=start, end_ns=end, launch_ns=launch,
-        correlation=joined.correlation[there], step=step, collective=np.where(call >= 0, call, NONE),
+        correlation=joined.correlation[there],
+        blocks=np.where(joined.blocks[row, there] > 0, joined.blocks[row, there], NONE).astype(np.int64), step=step, collective=np.where(call >= 0, call, NONE),
     )  # fmt: skip
     threads = np.unique(joined.thread)
     marks = [*record.marks, *((f"ProfilerStep#{number}", 0, begun, ended) for number, begun, ended in record.steps)]

@@ -8,8 +8,10 @@ from tests.synthetic.draw import Drawn
 from tests.synthetic.faults import CAUSES
 
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
-ALSO_RIGHT: Final = {"garbage_collector": {"host"}}
-"""A collector's pause that telemetry does not note is a pause of the host, as far as a trace can tell."""
+UNMARKED: Final = "host"
+"""A collector's pause that telemetry does not note, and loading without a range that says so, are pauses of the host as
+far as a trace can tell; of the latter it can tell that they come before the first launch of the step."""
+MOST: Final = 0.5
 
 
 def judge(drawn: Drawn, analysis: Analysis) -> str:
@@ -28,8 +30,10 @@ def judge(drawn: Drawn, analysis: Analysis) -> str:
     if links:
         return WRONG
     expected = {CAUSES[fault.kind]}
-    if not fault.stall_noted:
-        expected |= ALSO_RIGHT.get(fault.kind, set())
+    if fault.kind == "garbage_collector" and not fault.stall_noted:
+        expected = {UNMARKED}
+    if fault.kind == "data_loading" and not fault.load_marked:
+        expected = {UNMARKED if _before_launch(analysis) else CAUSES[fault.kind]}
     causes = {held_by for _, held_by in named} - {"unknown"}
     if causes - expected:
         return WRONG
@@ -39,6 +43,11 @@ def judge(drawn: Drawn, analysis: Analysis) -> str:
 def accused(analysis: Analysis) -> bool:
     """Whether anybody, or any link, was said to be at fault."""
     return bool(analysis.skew.stragglers) or any(each.id.startswith("slow_link") for each in analysis.findings)
+
+
+def _before_launch(analysis: Analysis) -> bool:
+    told = analysis.skew.stragglers[0].evidence if analysis.skew.stragglers else {}
+    return bool(told.get("before_first_launch_ns", 0) > MOST * told.get("idle_more_ns", 0))
 
 
 def _of_host(evidence: Any, culprits: Sequence[int]) -> bool:

@@ -111,14 +111,14 @@ class Stage:
 
     def _mark(self, what: str) -> None:
         if what == "step":
-            if self._step >= 2 and not self.job.sync_steps:  # the queue of launches is not endless
-                self.host = np.maximum(self.host, self._device_steps[self._step - 2])
             self._marks["step"] = self.host.copy()
         elif what == "load":
             begun = self.host
             self.host = begun + self.hosts.loading()
             if self.job.fault.load_marked:
                 self._annotate(LOADER, begun, self.host)
+            if self._step >= 2 and not self.job.sync_steps:  # the queue of launches is not endless
+                self.host = np.maximum(self.host, self._device_steps[self._step - 2])
             self._copy()
         elif what == "sync":
             self.host = np.maximum(self.host, self.busy["compute"])
