@@ -27,14 +27,15 @@ def judge(drawn: Drawn, analysis: Analysis) -> str:
         if any(held_by not in ("slow_link", "unknown") for _, held_by in named):
             return WRONG
         return RIGHT if links or any(held_by == "slow_link" for _, held_by in named) else ABSTAINED
-    if links:
+    stages = [each for each in analysis.findings if each.id.startswith("uneven_stages")]
+    if links or any(set(each.evidence["ranks"]) - set(fault.culprits) for each in stages):
         return WRONG
     expected = {CAUSES[fault.kind]}
     if fault.kind == "garbage_collector" and not fault.stall_noted:
         expected = {UNMARKED}
     if fault.kind == "data_loading" and not fault.load_marked:
         expected = {UNMARKED if _before_launch(analysis) else CAUSES[fault.kind]}
-    causes = {held_by for _, held_by in named} - {"unknown"}
+    causes = {held_by for _, held_by in named} - {"unknown"} | ({"more_work"} if stages else set())
     if causes - expected:
         return WRONG
     return RIGHT if causes else ABSTAINED
@@ -42,7 +43,8 @@ def judge(drawn: Drawn, analysis: Analysis) -> str:
 
 def accused(analysis: Analysis) -> bool:
     """Whether anybody, or any link, was said to be at fault."""
-    return bool(analysis.skew.stragglers) or any(each.id.startswith("slow_link") for each in analysis.findings)
+    blaming = ("slow_link", "uneven_stages")
+    return bool(analysis.skew.stragglers) or any(each.id.startswith(blaming) for each in analysis.findings)
 
 
 def _before_launch(analysis: Analysis) -> bool:
