@@ -24,8 +24,10 @@ MORE: Final = 1.05
 """A rank computes more than its peers from this factor of their median."""
 EVEN: Final = 0.85
 """A slow device slows down this share of what runs on it; less, and the work may have changed instead."""
-SOME_LARGER: Final = 0.1
-"""Share of the compute time in larger grids from which the work is taken to be larger."""
+SOME_LARGER: Final = 0.05
+"""Share of the compute time, beyond the peers', in larger grids from which the work is taken to be larger."""
+AT_ONCE_NS: Final = 50_000
+"""A call that starts within this after its launch has waited for its host, not for its device."""
 
 
 def held_by(
@@ -50,6 +52,9 @@ def held_by(
         return _refined(told, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
         told, more = _by_compute(rank, met, work)
+        if told == "unknown" and more["compute_ns"] < MORE * more["peers_compute_ns"]:
+            at_once = more["launched_late_ns"] = _launched_late(late)
+            told = "host" if at_once > MOST * lead_ns else told
         return _refined(told, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
         before = more_than_peers(rank, met, {each: BusyTime(_before_launch(run.ranks[each], coverage[each]))
@@ -98,7 +103,18 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
         return "more_work", evidence
     if mine.evenness >= EVEN:
         return "slower_compute", evidence
-    return ("more_work" if mine.larger >= SOME_LARGER else "unknown"), evidence
+    larger = mine.larger - float(np.median([each.larger for each in peers]))
+    return ("more_work" if larger >= SOME_LARGER else "unknown"), evidence
+
+
+def _launched_late(late: Sequence[Late]) -> int:
+    """Give the leads of calls that the rank's host launched no earlier than they started."""
+    total = 0
+    for each in late:
+        started = each.met.end_ns[each.met.ranks.index(each.rank)]
+        at_once = (each.launched_ns != NONE) & (started - each.launched_ns < AT_ONCE_NS)
+        total += int(each.lead_ns[at_once].sum())
+    return total
 
 
 def _before_launch(timeline: RankTimeline, cover: Coverage) -> Intervals:

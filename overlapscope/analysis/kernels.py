@@ -29,7 +29,7 @@ class Work:
     slowness: float
     """What its kernels take, as a multiple of what the same ones usually take: the middle one, by time."""
     evenness: float
-    """Share, by time, of those that are slowed down at least half as much."""
+    """Share, by time, of those that are slowed down at least half as much as all together."""
     compared: float
     """Share of the compute time in kernels that other ranks run, too."""
     larger: float
@@ -124,7 +124,7 @@ def _compared(
     return Work(
         compute_ns=round(compute),
         slowness=slowness,
-        evenness=float(weights[ratios >= 1 + (slowness - 1) / 2].sum() / weights.sum()),
+        evenness=float(weights[ratios >= 1 + (taken[known].sum() / weights.sum() - 1) / 2].sum() / weights.sum()),
         compared=float(taken[known].sum() / compute) if compute else 0.0,
         larger=share,
         usual_ns=float(weights.sum() + taken[~known].sum() / slowness),

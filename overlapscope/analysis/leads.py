@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.held_by_host import Met
@@ -21,7 +20,6 @@ from overlapscope.timeline.run import Run
 
 ROUNDS: Final = 100
 """Blame is passed on so often at most; it never passes whole in a circle."""
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +31,12 @@ class Late:
     """From where the members met before to where they met late, for every member."""
     lead_ns: Ints
     """How much later than the second-latest, but no longer than since they met before."""
+    own_ns: Ints
+    """What is left of each lead without what the rank communicated elsewhere longer than its peers."""
+    launched_ns: Ints
+    """When the late rank launched each call, on its own clock."""
     passed_ns: Mapping[int, Ints]
     """How much of each lead was waiting for another rank in other groups, by that rank."""
-
-    @property
-    def own_ns(self) -> Ints:
-        """What is left of each lead."""
-        left: Ints = self.lead_ns - sum(self.passed_ns.values(), np.zeros_like(self.lead_ns))
-        return left
 
 
 def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[Late]:
@@ -49,7 +45,7 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
     for each in splits:
         together.setdefault(each.block.ranks, []).append(each)
     waited = _waits(splits, coverage)
-    anybody = {rank: BusyTime(union(*theirs.values())) for rank, theirs in waited.items()}
+    exposed = {rank: BusyTime(difference(cover.comm, cover.compute)) for rank, cover in coverage.items()}
     found = []
     for ranks, theirs in together.items():
         start = np.concatenate([each.block.start_ns for each in theirs], axis=1)
@@ -65,10 +61,13 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
         # A lead that is longer than the time since they met was there before: calls that are under way together.
         since = np.maximum(until - begin, 0)[last, np.arange(late.size)]
         lead = np.minimum(lead, since)
-        waits = np.array([_within(anybody.get(rank), b, u) for rank, b, u in zip(ranks, begin, until, strict=True)])
+        comm = np.array([_within(exposed[rank], b, u) for rank, b, u in zip(ranks, begin, until, strict=True)])
         for row in np.unique(last).tolist():
             mine = last == row
-            begun, came, peers = begin[:, mine], until[:, mine], np.median(np.delete(waits, row, axis=0)[:, mine], axis=0)
+            begun, came = begin[:, mine], until[:, mine]
+            usual = np.median(np.delete(comm, row, axis=0)[:, mine], axis=0)
+            elsewhere = np.rint(np.clip(comm[row, mine] - usual, 0, lead[mine])).astype(np.int64)
+            calls = run.ranks[ranks[row]].collectives
             found.append(
                 Late(
                     rank=ranks[row],
@@ -76,32 +75,38 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
                         ranks=ranks,
                         begin_ns=begun,
                         end_ns=came,
-                        step=run.ranks[ranks[row]].collectives.step[rows[row, mine]],
+                        step=calls.step[rows[row, mine]],
                     ),
                     lead_ns=lead[mine],
-                    passed_ns=_passed(waited.get(ranks[row], {}), begun[row], came[row], lead[mine], peers),
+                    own_ns=lead[mine] - elsewhere,
+                    launched_ns=calls.launch_ns[rows[row, mine]],
+                    passed_ns=_passed(waited.get(ranks[row], {}), begun[row], came[row], elsewhere),
                 )
             )
     return found
 
 
 def blame(late: Sequence[Late]) -> dict[int, int]:
-    """Give what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself."""
+    """Give what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself.
+
+    What a rank waited for in calls that could not be split is nobody's.
+    """
     ranks = sorted({each.rank for each in late} | {other for each in late for other in each.passed_ns})
     place = {rank: at for at, rank in enumerate(ranks)}
-    direct, passes = np.zeros(len(ranks)), np.zeros((len(ranks), len(ranks)))
+    direct, own, passes = np.zeros(len(ranks)), np.zeros(len(ranks)), np.zeros((len(ranks), len(ranks)))
     for each in late:
         direct[place[each.rank]] += float(each.lead_ns.sum())
+        own[place[each.rank]] += float(each.own_ns.sum())
         for other, passed in each.passed_ns.items():
             passes[place[each.rank], place[other]] += float(passed.sum())
     share = passes / np.maximum(direct, 1.0)[:, None]
     kept, moving = np.zeros(len(ranks)), direct
     for _ in range(ROUNDS):
-        kept = kept + moving * (1 - share.sum(axis=1))
+        kept = kept + moving * np.where(direct > 0, own / np.maximum(direct, 1.0), 1.0)
         moving = moving @ share
         if moving.sum() < 1:
             break
-    return {rank: round(float(value)) for rank, value in zip(ranks, kept + moving, strict=True)}
+    return {rank: round(float(value)) for rank, value in zip(ranks, kept, strict=True)}
 
 
 def _waits(splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> dict[int, dict[int, Intervals]]:
@@ -123,16 +128,14 @@ def _waits(splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> dict[in
     }
 
 
-def _within(busy: BusyTime | None, begin: Ints, until: Ints) -> Ints:
-    return np.zeros_like(begin) if busy is None else busy.within(begin, np.maximum(begin, until))
+def _within(busy: BusyTime, begin: Ints, until: Ints) -> Ints:
+    return busy.within(begin, np.maximum(begin, until))
 
 
-def _passed(
-    waited: Mapping[int, Intervals], begin: Ints, until: Ints, lead: Ints, peers: Reals
-) -> dict[int, Ints]:
-    """Share out what the late rank waited elsewhere beyond its peers, at most its lead, over those it waited for."""
+def _passed(waited: Mapping[int, Intervals], begin: Ints, until: Ints, elsewhere: Ints) -> dict[int, Ints]:
+    """Share out what the late rank spent elsewhere beyond its peers over those whom it waited for there."""
     mine = {other: _within(BusyTime(times), begin, until) for other, times in waited.items()}
     mine = {other: times for other, times in mine.items() if times.any()}
-    total = sum(mine.values(), np.zeros_like(lead))
-    passed = np.clip(total - peers, 0, lead)
-    return {other: np.floor(passed * (times / np.maximum(total, 1))).astype(np.int64) for other, times in mine.items()}
+    total = sum(mine.values(), np.zeros_like(elsewhere))
+    part = np.minimum(elsewhere / np.maximum(total, 1), 1.0)
+    return {other: np.floor(times * part).astype(np.int64) for other, times in mine.items()}

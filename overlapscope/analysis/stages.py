@@ -16,6 +16,8 @@ PIPELINE: Final = "pipeline"
 SENDS: Final = frozenset({"send", "recv", "send_recv"})
 MORE: Final = 1.08
 """A stage has more work than the others from this factor of their median ..."""
+LARGER: Final = 0.25
+"""Layers make more kernels, not larger ones; from this share of its time in larger ones, its work differs otherwise."""
 WEIGHS: Final = 0.05
 """... if that comes to this share of the recording."""
 
@@ -34,6 +36,9 @@ def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, in
     others = float(np.median([each for stage, each in usual.items() if stage != heaviest]))
     more = usual[heaviest] - others
     windows = [window for rank in by_stage[heaviest] if (window := window_ns.get(rank))]
+    larger = {stage: float(np.median([work[rank].larger for rank in ranks])) for stage, ranks in by_stage.items()}
+    if larger[heaviest] - min(larger.values()) > LARGER:
+        return []  # it rather has a larger batch
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])

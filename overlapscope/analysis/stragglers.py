@@ -19,12 +19,14 @@ from overlapscope.analysis.held import held_by
 from overlapscope.analysis.kernels import Work
 from overlapscope.analysis.leads import Late, blame, late_calls
 from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
+from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import Run
 
 WEIGHS: Final = 0.05
 """Blame weighs from this share of the recording."""
 CHANCE: Final = 0.01
 """A rank of equals would hold others up so often in at most this share of runs, counting all ranks that could."""
+MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
 """Where one rank has this share of all blame, that much chance is allowed: two long pauses of one rank among a dozen."""
@@ -53,7 +55,8 @@ def stragglers(
     for each in late_calls(run, splits, coverage):
         late.setdefault(each.rank, []).append(each)
     blamed = blame([each for theirs in late.values() for each in theirs])
-    occasions = {rank: _occasions(theirs) for rank, theirs in late.items()}
+    by_step = max((size(timeline.steps) for timeline in run.ranks.values()), default=0) >= MANY_STEPS
+    occasions = {rank: _occasions(theirs, by_step=by_step) for rank, theirs in late.items()}
     everybody = np.concatenate(list(occasions.values())) if occasions else np.zeros(0)
     could = len({rank for each in splits for rank in each.block.ranks})
     most = DOMINATES * sum(blamed.values())
@@ -74,12 +77,21 @@ def stragglers(
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
-def _occasions(late: Sequence[Late]) -> Reals:
-    """Give what the rank's own leads come to, occasion by occasion; of leads that overlap in time, one."""
+def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
+    """Give what the rank's own leads come to, occasion by occasion.
+
+    Of leads that overlap in time, one counts. What comes in one step is one occasion, since a batch makes all of it
+    larger; in recordings of few steps each lead is one.
+    """
     row = [each.met.ranks.index(each.rank) for each in late]
     begin = np.concatenate([each.met.begin_ns[at] for each, at in zip(late, row, strict=True)])
     end = np.concatenate([each.met.end_ns[at] for each, at in zip(late, row, strict=True)])
     own = np.concatenate([each.own_ns for each in late])
+    step = np.concatenate([each.met.step for each in late])
     counts = np.flatnonzero((own > LEADS_COUNT_NS) & (end > begin))
     chosen = counts[apart(begin[counts], end[counts], own[counts])]
-    return own[chosen].astype(np.float64)
+    leads = own[chosen].astype(np.float64)
+    if not by_step:
+        return leads
+    numbers, place = np.unique(step[chosen], return_inverse=True)
+    return np.bincount(place, weights=leads, minlength=numbers.size)
