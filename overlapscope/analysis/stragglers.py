@@ -21,7 +21,8 @@ from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.run import RankTimeline, Run
 
 WEIGHS: Final = 0.05
-"""Blame weighs from this share of the recording ..."""
+WEIGHS_ON_HOST: Final = 0.1
+"""Blame weighs from this share of the recording (without devices, ranks share cores, and chance is larger) ..."""
 FEWEST_LEADS: Final = 3
 """... in at least this many calls."""
 CHANCE: Final = 0.01
@@ -58,7 +59,8 @@ def stragglers(
     found = []
     for rank, wait in waits.items():
         window = window_ns.get(rank)
-        if not window or wait.blame_ns < WEIGHS * window or wait.times_last < FEWEST_LEADS:
+        weighs = WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST
+        if not window or wait.blame_ns < weighs * window or wait.times_last < FEWEST_LEADS:
             continue
         if _by_chance(rank, splits) * len(waits) > CHANCE:
             continue  # somebody is always last; this rank is not so more often than chance has it
@@ -125,7 +127,8 @@ def _stretches(rank: int, splits: Sequence[Split]) -> tuple[Ints, Ints, Ints, In
     order = np.argsort(start[row], kind="stable")
     start, end, lead = start[:, order], end[:, order], np.rint(lead[order]).astype(np.int64)
     late = np.flatnonzero((lead > LEADS_COUNT_NS) & (np.arange(lead.size) > 0))
-    return end[:, late - 1], start[:, late], lead[late], rows[order][late]
+    met = np.maximum.accumulate(end, axis=1)  # calls under way together end in any order
+    return met[:, late - 1], start[:, late], lead[late], rows[order][late]
 
 
 def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -26,8 +26,6 @@ from tests.disturbed.plan import INTERFACE, WORLD
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
 WARMUP, STEPS = 3, 12
-SHARE = 0.7
-"""Length of a disturbance, as a share of the undisturbed step."""
 RATE, BURST = "160mbit", "32kb"
 
 
@@ -130,7 +128,7 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
         ended = time.perf_counter()
         for number in range(WARMUP + STEPS + 1):
             if number == WARMUP:
-                disturbance.length_s = SHARE * sorted(periods)[len(periods) // 2]
+                disturbance.length_s = made["share"] * sorted(periods)[len(periods) // 2]
             disturbance.lasted_s = 0.0
             batch = None if made["place"] in ("in a region", "in the step") else next(batches)
             with scope.step():
@@ -155,12 +153,15 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
 
 
 def limit(made: dict[str, Any], rank: int) -> None:
-    """Throttle this rank's link, both ways, or take the limit away; nothing where the job has no links of its own."""
+    """Throttle this rank's link, one way or both, or take the limit away; nothing where the job has no links of its own."""
     hub = os.environ.get("DISTURBED_HUB")
     if hub is None:
         return
-    slow = made["kind"] == "all_slow_links" or made["rank"] == rank
-    for device, inside in ((INTERFACE, []), (f"port{rank}", ["ip", "netns", "exec", hub])):
+    for device, inside, way in (
+        (INTERFACE, [], "what it sends"),
+        (f"port{rank}", ["ip", "netns", "exec", hub], "what it receives"),
+    ):
+        slow = made["kind"] == "all_slow_links" or (made["rank"] == rank and made["place"] in ("both ways", way))
         shape = ["tbf", "rate", RATE, "burst", BURST, "latency", "400ms"] if slow else ["pfifo", "limit", "1000"]
         subprocess.run([*inside, "tc", "qdisc", "replace", "dev", device, "root", *shape], check=True)
 
