@@ -74,6 +74,16 @@ def test_links_that_are_all_slow_are_told_by_what_their_interface_states() -> No
     assert found(connected(dict.fromkeys(RING, 20.0))) == []  # nothing to compare with
 
 
+@pytest.mark.parametrize("change", [{"rate_bytes_s": None}, {"receiver_limited_ns": 4_000_000_000}])
+def test_a_connection_that_nothing_of_its_link_held_back_is_not_slow(change: dict[str, Any]) -> None:
+    run = connected({(0, 1): 20, (1, 2): 18, (2, 0): 600})
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        rows = [{**each, **change} for each in timeline.recorded["sockets"]]
+        ranks[rank] = replace(timeline, recorded={"sockets": rows})
+    assert found(replace(run, ranks=ranks)) == []
+
+
 def test_connections_within_a_host_pass_no_link() -> None:
     assert found(connected({(0, 1): 20, (1, 2): 18, (2, 0): 600}, hosts=1)) == []
 

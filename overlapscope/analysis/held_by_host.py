@@ -61,8 +61,8 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     """Give what held the rank as far as its notes tell, else None; and the nanoseconds that each thing had more of.
 
     `garbage_collector`, `data_loading`, `throttled` (by the control group's limit), SHARED_CORES (it waited for a
-    core), `host` (the training thread stood off its core) or, on one host, `more_work`: its cores are alike, and who has
-    more time on a core had more to do.
+    core), `host` (the training thread stood off its core) or, on one host, `more_work`: its cores are alike, and who
+    has more time on a core had more to do.
     """
     evidence: dict[str, Any] = {}
     members = {each for group in met for each in group.ranks}

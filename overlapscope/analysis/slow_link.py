@@ -26,6 +26,8 @@ OF_STATED: Final = 0.1
 LEAST_BYTES: Final = 4 << 20
 """What a connection must have carried to tell of its link, and this share of what the busiest carried."""
 LEAST_SHARE: Final = 0.05
+UNREAD: Final = 0.5
+"""Up to this share of its time a connection may have waited for a receiver that did not read."""
 FEWEST_CALLS: Final = 5
 FEWEST_GROUPS: Final = 3
 LONGER: Final = 2.0
@@ -47,6 +49,8 @@ class Flow:
     receiver: int
     sent_bytes: int
     rate_bytes_s: float
+    limited: bool
+    """The kernel saw it fill its link: its rate is the link's, or the receiver's."""
     interface: str | None
     stated_bytes_s: float | None
     local: bool
@@ -66,13 +70,17 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
         return []
     rates = {(each.sender, each.receiver): each.rate_bytes_s for each in between}
     fastest = max(rates.values())
-    slow = {pair for pair, rate in rates.items() if rate <= SLOW * fastest}
+    limited = {(each.sender, each.receiver) for each in between if each.limited}
+    slow = {pair for pair, rate in rates.items() if rate <= SLOW * fastest and pair in limited}
     fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
     if slow:
         rank = whose(slow, fast)
-        return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest)]
+        interfaces = {each.interface for each in between if each.interface and (each.sender, each.receiver) in slow}
+        return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest, sorted(interfaces))]
     stated = [each.stated_bytes_s for each in between]
-    if any(rate is None or each.rate_bytes_s > OF_STATED * rate for each, rate in zip(between, stated, strict=True)):
+    if limited != set(rates) or any(
+        rate is None or each.rate_bytes_s > OF_STATED * rate for each, rate in zip(between, stated, strict=True)
+    ):
         return []
     least = min(rate for rate in stated if rate is not None)
     return [
@@ -111,7 +119,7 @@ def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
     return own[0] if len(own) == 1 else None
 
 
-def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float) -> Finding:
+def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float, interfaces: Sequence[str]) -> Finding:
     listed = sorted(slow.items(), key=lambda each: (each[1], each[0]))
     slowest = listed[0][1]
     pairs = ", ".join(f"{sender} to {receiver}" for (sender, receiver), _ in listed[:4])
@@ -129,6 +137,7 @@ def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float) -> F
                 for (sender, receiver), rate in listed[:MAX_LISTED]
             ],
             "fastest_bytes_s": round(fastest),
+            "interfaces": list(interfaces[:MAX_LISTED]),
         },
         known_from="connections",
     )
@@ -155,8 +164,10 @@ def flows(run: Run) -> list[Flow]:
                 or sent < LEAST_BYTES
             ):
                 continue
-            # What was delivered while the kernel had data to send; the best of its own, short samples may be more.
-            rate = max(sent / busy * 1e9, _number(each.get("rate_bytes_s")) or 0.0)
+            # While the kernel had data to send; data that wait for their acknowledgement are as good as delivered, so
+            # that the rate which the kernel saw may be more.
+            delivered = _number(each.get("rate_bytes_s")) or 0.0
+            unread = _number(each.get("receiver_limited_ns")) or 0.0
             known = found.get((rank, receiver))
             if known is not None and known.sent_bytes >= sent:
                 continue
@@ -165,7 +176,8 @@ def flows(run: Run) -> list[Flow]:
                 sender=rank,
                 receiver=receiver,
                 sent_bytes=int(sent),
-                rate_bytes_s=rate,
+                rate_bytes_s=max(sent / busy * 1e9, delivered),
+                limited=bool(delivered) and unread <= UNREAD * busy,
                 interface=name if isinstance(name, str) else None,
                 stated_bytes_s=_number(each.get("interface_bytes_s")),
                 local=_host(each["local"]) == _host(each["peer"]),

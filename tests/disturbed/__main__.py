@@ -2,7 +2,8 @@
 
     python -m tests.disturbed [RECORDINGS [FOLDER]]
 
-The result is kept in tests/LONG.md. Recordings that FOLDER has already are judged again. The exit code is 1 when fewer than 19 of 20 are right.
+The result is kept in tests/LONG.md. Recordings that FOLDER has already are judged again. The exit
+code is 1 when fewer than 19 of 20 are right.
 """
 
 import sys

@@ -153,7 +153,7 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
 
 
 def limit(made: dict[str, Any], rank: int) -> None:
-    """Throttle this rank's link, one way or both, or take the limit away; nothing where the job has no links of its own."""
+    """Throttle this rank's link, one way or both, or take the limit away; nothing without links of the job's own."""
     hub = os.environ.get("DISTURBED_HUB")
     if hub is None:
         return
