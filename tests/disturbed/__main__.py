@@ -6,6 +6,7 @@ The result is kept in tests/LONG.md. Recordings that FOLDER has already are judg
 code is 1 when fewer than 19 of 20 are right.
 """
 
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -27,7 +28,8 @@ undisturbed, nothing is said of anybody. The share is of the disturbed step, by 
 
 def main(number: int, folder: Path) -> int:
     """Record, judge, print and keep; give the exit code."""
-    verdicts, reason = [], ""
+    verdicts: list[Verdict] = []
+    reason = ""
     for first in range(0, number, A_JOB):
         seeds = range(first, min(first + A_JOB, number))
         verdicts += _one_job(plan(ON_ONE_HOST, seeds), folder / f"host{first}")
@@ -36,12 +38,12 @@ def main(number: int, folder: Path) -> int:
                 verdicts += _one_job(plan(ON_LINKS, seeds), folder / f"links{first}", links)
         except NotAllowedError as error:
             reason = f"\n\nSlow links were not recorded: {error}"
+        text = f"{SAID}\n\n{table(verdicts)}{reason}"
+        keep("Disturbed ranks", text)
     shares: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for each in verdicts:
         shares[each.recording.kind, each.recording.mode].append(each.right)
-    text = f"{SAID}\n\n{table(verdicts)}{reason}"
     sys.stdout.write(text + "\n")
-    keep("Disturbed ranks", text)
     return int(any(sum(right) < WANTED * len(right) for right in shares.values()))
 
 
@@ -52,6 +54,7 @@ def _one_job(recordings: list[Recording], folder: Path, links: Network | None = 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made of processes and networks is taken away
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     if len(sys.argv) > 2:
         sys.exit(main(number, Path(sys.argv[2])))
