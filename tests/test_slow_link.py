@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.across import across
+from overlapscope.analysis.connections import flows, whose
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.slow_link import flows, slow_links, whose
+from overlapscope.analysis.slow_link import slow_links
 from overlapscope.timeline.columns import COMM, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -74,6 +75,16 @@ def test_links_that_are_all_slow_are_told_by_what_their_interface_states() -> No
     assert found(connected(dict.fromkeys(RING, 20.0))) == []  # nothing to compare with
 
 
+@pytest.mark.parametrize("change", [{"rate_bytes_s": None}, {"receiver_limited_ns": 4_000_000_000}])
+def test_a_connection_that_nothing_of_its_link_held_back_is_not_slow(change: dict[str, Any]) -> None:
+    run = connected({(0, 1): 20, (1, 2): 18, (2, 0): 600})
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        rows = [{**each, **change} for each in timeline.recorded["sockets"]]
+        ranks[rank] = replace(timeline, recorded={"sockets": rows})
+    assert found(replace(run, ranks=ranks)) == []
+
+
 def test_connections_within_a_host_pass_no_link() -> None:
     assert found(connected({(0, 1): 20, (1, 2): 18, (2, 0): 600}, hosts=1)) == []
 
@@ -115,7 +126,9 @@ def test_damaged_counters_tell_nothing(sockets: Any) -> None:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-def pairs_job(slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int = 4, calls: int = 12) -> Run:
+def pairs_job(
+    slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int = 4, calls: int = 12, since: int = 0
+) -> Run:
     """Give a job in which every pair of ranks reduces the same, one pair after the other; the slow ones take longer."""
     rng = np.random.default_rng(1)
     pairs = [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
@@ -123,7 +136,7 @@ def pairs_job(slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int
     now = 0
     for call in range(calls):
         for group, pair in enumerate(pairs):
-            length = int(MS * rng.uniform(0.8, 1.2) * (times if pair in slow else 1.0))
+            length = int(MS * rng.uniform(0.8, 1.2) * (times if pair in slow and call >= since else 1.0))
             late = pair[int(rng.integers(2))]
             for rank in pair:
                 wait = 0 if rank == late else int(MS * rng.uniform(0, 3))
@@ -171,3 +184,16 @@ def test_groups_that_take_as_long_as_their_equals_have_no_slow_link() -> None:
 
 def test_one_group_alone_has_nothing_to_compare_with() -> None:
     assert found(job(fault="host")) == []
+
+
+def test_a_link_that_becomes_slow_is_told_by_the_calls_before() -> None:
+    (each,) = found(pairs_job([(0, 1)], ranks=2, calls=20, since=12))
+    assert (each.id, each.evidence["rank"], each.evidence["groups_as_usual"]) == ("slow_link", None, 0)
+    assert each.evidence["groups"][0]["times_as_long"] > 2
+    (each,) = found(pairs_job([(0, 1), (0, 2)], ranks=3, calls=20, since=10))
+    assert each.id == "slow_link:rank0"
+
+
+def test_calls_that_always_took_as_long_or_were_longer_before_tell_nothing() -> None:
+    assert found(pairs_job([(0, 1)], ranks=2, calls=20)) == []
+    assert found(pairs_job([(0, 1)], ranks=2, calls=20, since=18)) == []  # a few late calls may be anything

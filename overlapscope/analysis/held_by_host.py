@@ -18,6 +18,8 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
 """An explanation must account for this share of the leads."""
+AT_LEAST: Final = 0.2
+"""Less than this share of the leads explains nothing, even where other work slows it down."""
 BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
     "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
 )  # fmt: skip
@@ -59,8 +61,8 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     """Give what held the rank as far as its notes tell, else None; and the nanoseconds that each thing had more of.
 
     `garbage_collector`, `data_loading`, `throttled` (by the control group's limit), SHARED_CORES (it waited for a
-    core), `host` (the training thread stood off its core) or, in a recording of events on one host, `more_work`: cores
-    of one host are alike, so that who has more time on a core had more to do.
+    core), `host` (the training thread stood off its core) or, on one host, `more_work`: its cores are alike, and who
+    has more time on a core had more to do.
     """
     evidence: dict[str, Any] = {}
     members = {each for group in met for each in group.ranks}
@@ -80,30 +82,36 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
 
 
 def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
-    """Tell by where the training thread was: on a core, waiting for one, or neither."""
+    """Tell by where the training thread was: on a core, waiting for one, or neither.
+
+    Who has more to compute also waits for a core more often: of that waiting, work's part is as large as work's part
+    of the rank's own time on a core.
+    """
     members = {each for group in met for each in group.ranks}
     running = {each: _Running.of(run.ranks[each], ON_CORE) for each in members}
+    queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
     if any(each is None for each in running.values()):
         return None, {}
     on_core = more_than_peers(rank, met, running)
-    lasted = more_than_peers(rank, met, dict.fromkeys(members, _Lasting()))
-    evidence = {"on_core_more_ns": on_core, "off_core_more_ns": lasted - on_core}
-    queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
-    held_by = None
+    off_core = more_than_peers(rank, met, dict.fromkeys(members, _Lasting())) - on_core
+    evidence = {"on_core_more_ns": on_core, "off_core_more_ns": off_core}
+    waited, slowed = 0, 1.0
     if all(each is not None for each in queued.values()):
-        evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
-    if evidence.get("waited_for_core_more_ns", 0) > MOST * lead_ns:
-        held_by = SHARED_CORES
-    elif lasted - on_core > MOST * lead_ns:
+        waited = evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
+        slowed += _of(rank, met, queued) / max(_of(rank, met, running), 1.0)
+    held_by = None
+    if off_core - waited > MOST * lead_ns:
         held_by = "host"
-    elif on_core > MOST * lead_ns and _events_of_one_host(run, members):
-        held_by = "more_work"
+    elif on_core > AT_LEAST * lead_ns and on_core * slowed > MOST * lead_ns:
+        held_by = "more_work" if _on_one_host(run, members) else None
+    elif waited > AT_LEAST * lead_ns:
+        held_by = SHARED_CORES
     return held_by, evidence
 
 
-def _events_of_one_host(run: Run, members: set[int]) -> bool:
+def _on_one_host(run: Run, members: set[int]) -> bool:
     hosts = {_setting(run.ranks[each], "host") for each in members}
-    return len(hosts) == 1 and None not in hosts and all(run.ranks[each].basis == "events" for each in members)
+    return len(hosts) == 1 and None not in hosts
 
 
 def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
@@ -177,6 +185,16 @@ def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> in
         row = each.ranks.index(rank)
         more += float((had[row] - np.median(np.delete(had, row, axis=0), axis=0)).sum())
     return round(more)
+
+
+def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
+    """Give how much the rank had in all its stretches."""
+    total = 0.0
+    for each in met:
+        row = each.ranks.index(rank)
+        begin, end = each.begin_ns[row], each.end_ns[row]
+        total += float(did[rank].within(begin, np.maximum(begin, end)).sum())
+    return total
 
 
 def _loading(timeline: RankTimeline) -> Intervals:

@@ -1,196 +1,82 @@
-"""Links that slow collectives down: told from connections' own counters, or from groups that move the same data slower.
+"""Links that slow collectives down: told from connections' own counters, or from how long the same transfers take.
 
-Slow needs something to compare with: the job's other connections, the rate that the interface is known to have, or
-other groups that make the same call. Without any of these nothing is said. In a ring every call is as slow as its
-slowest link, so that durations alone cannot tell whose link it is; a rank is named only where all that is slow is its
-own, and what is not its own is not slow.
+Slow needs something to compare with: the job's other connections, the rate that the interface is known to have, other
+groups that make the same call, or the same calls before. Without any of these nothing is said. In a ring every call is
+as slow as its slowest link, so that durations alone cannot tell whose link it is; a rank is named only where all that
+is slow is its own, and what is not slow is not.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.analysis.connections import flows, of_connections
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.waiting import Split
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
 
-SLOW: Final = 0.25
-"""A pair of ranks is slow up to this share of what the fastest pair reaches ..."""
-BESIDE: Final = 0.5
-"""... and one that reaches this share is not."""
-OF_STATED: Final = 0.1
-"""All are slow where none reaches this share of what its interface states: one stream may well not fill a fast one."""
-LEAST_BYTES: Final = 4 << 20
-"""What a connection must have carried to tell of its link, and this share of what the busiest carried."""
-LEAST_SHARE: Final = 0.05
 FEWEST_CALLS: Final = 5
 FEWEST_GROUPS: Final = 3
 LONGER: Final = 2.0
 """A group is slow when the quickest tenth of its calls take so many times what a quick one's slowest tenth take ..."""
 AT_LEAST_NS: Final = 50_000
-"""... and this much more."""
-MAX_LISTED: Final = 16
-AMBIGUOUS: Final = -1
+"""... and this much more; the same holds for its calls after a moment and before."""
 QUICK: Final = 4
 """A quarter of the groups are quicker than the one compared with: all of a rank's own are slow where its link is."""
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """What one rank sent another on the connection between them that carried most."""
-
-    sender: int
-    receiver: int
-    sent_bytes: int
-    rate_bytes_s: float
-    interface: str | None
-    stated_bytes_s: float | None
-    local: bool
-    """Within one host, where no link is passed."""
+MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
+"""Where in a recording a link is tried to have become slow, as shares of its calls."""
+MAX_LISTED: Final = 16
+Ranks = tuple[int, ...]
 
 
 def slow_links(run: Run, splits: Sequence[Split]) -> list[Finding]:
-    """Give at most one finding: from connections where they were recorded and show it, else from groups."""
-    found = flows(run)
-    return of_connections(found) or of_groups(run, splits)
+    """Give at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
+    return of_connections(flows(run)) or of_groups(run, splits) or of_before(run, splits)
 
 
-def of_connections(found: Sequence[Flow]) -> list[Finding]:
-    """Compare the connections between hosts with each other, then with what their interfaces state."""
-    between = [each for each in found if not each.local]
-    if not between:
-        return []
-    rates = {(each.sender, each.receiver): each.rate_bytes_s for each in between}
-    fastest = max(rates.values())
-    slow = {pair for pair, rate in rates.items() if rate <= SLOW * fastest}
-    fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
-    if slow:
-        rank = whose(slow, fast)
-        return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest)]
-    stated = [each.stated_bytes_s for each in between]
-    if any(rate is None or each.rate_bytes_s > OF_STATED * rate for each, rate in zip(between, stated, strict=True)):
-        return []
-    least = min(rate for rate in stated if rate is not None)
-    return [
-        Finding(
-            id="slow_link",
-            severity="warning",
-            title=f"every connection between ranks moves at most {fastest / 1e6:.4g} MB/s, where its interface states "
-            f"{least / 1e6:.4g} MB/s: slow links, all alike",
-            evidence={
-                "rank": None,
-                "fastest_bytes_s": round(fastest),
-                "stated_bytes_s": round(least),
-                "interfaces": sorted({each.interface for each in between if each.interface})[:MAX_LISTED],
-            },
-            known_from="connections",
-        )
-    ]
+def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare each group's calls with the same calls before: a link that became slow while it was recorded.
 
-
-def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
-    """Give the rank whose link is slow: the only one that all slow pairs share, and that no fast pair has that way.
-
-    None for a single pair: the link may be slow at either end.
+    Not without devices: there transfers take longer when anything else runs on the cores.
     """
-    if len(slow) < 2:
-        return None
-    shared = set.intersection(*(set(pair) for pair in slow))
-    sends = {sender for sender, _ in slow}
-    receives = {receiver for _, receiver in slow}
-    quick_senders, quick_receivers = {sender for sender, _ in fast}, {receiver for _, receiver in fast}
-    own = [
-        rank
-        for rank in shared
-        if not (rank in sends and rank in quick_senders) and not (rank in receives and rank in quick_receivers)
-    ]
-    return own[0] if len(own) == 1 else None
+    slow: dict[Ranks, float] = {}
+    usual: set[Ranks] = set()
+    steps: list[int] = []
+    for each in splits:
+        if not each.block.whole or each.transfer_ns.size < 2 * FEWEST_CALLS:
+            continue
+        ranks = each.block.ranks
+        found = _became_slow(each) if all(run.ranks[rank].has_device for rank in ranks) else None
+        if found is None:
+            usual.add(ranks)
+            continue
+        slow[ranks] = max(slow.get(ranks, 0.0), found[1])
+        steps.append(int(run.ranks[ranks[0]].collectives.step[each.block.rows[0, found[0]]]))
+    slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
+    since = min(steps, default=NONE)
+    if not slow:
+        return []
+    compared = f"as before step {since}" if since != NONE else "as before"
+    return [_of_transfers(slow, usual, compared, {"since_step": None if since == NONE else since})]
 
 
-def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float) -> Finding:
-    listed = sorted(slow.items(), key=lambda each: (each[1], each[0]))
-    slowest = listed[0][1]
-    pairs = ", ".join(f"{sender} to {receiver}" for (sender, receiver), _ in listed[:4])
-    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
-    whose_link = f"the link of rank {rank}" if rank is not None else "a link"
-    return Finding(
-        id="slow_link" if rank is None else f"slow_link:rank{rank}",
-        severity="warning",
-        title=f"{whose_link} is slow: from rank {pairs}{more} data move at {slowest / 1e6:.4g} MB/s, between others at "
-        f"{fastest / 1e6:.4g} MB/s",
-        evidence={
-            "rank": rank,
-            "pairs": [
-                {"sender": sender, "receiver": receiver, "bytes_s": round(rate)}
-                for (sender, receiver), rate in listed[:MAX_LISTED]
-            ],
-            "fastest_bytes_s": round(fastest),
-        },
-        known_from="connections",
-    )
-
-
-def flows(run: Run) -> list[Flow]:
-    """Give what each rank sent each other one, as far as both recorded their ends of the connection."""
-    ends: dict[str, int] = {}
-    for rank, timeline in run.ranks.items():
-        for each in _connections(timeline):
-            known_of = ends.setdefault(each["local"], rank)
-            if known_of != rank:
-                ends[each["local"]] = AMBIGUOUS  # an address that several hosts have, such as the loopback's
-    found: dict[Pair, Flow] = {}
-    for rank, timeline in run.ranks.items():
-        for each in _connections(timeline):
-            receiver = ends.get(each["peer"])
-            busy, sent = _number(each.get("busy_ns")), _number(each.get("sent_bytes"))
-            if (
-                receiver in (None, AMBIGUOUS, rank)
-                or ends[each["local"]] == AMBIGUOUS
-                or not busy
-                or not sent
-                or sent < LEAST_BYTES
-            ):
-                continue
-            # What was delivered while the kernel had data to send; the best of its own, short samples may be more.
-            rate = max(sent / busy * 1e9, _number(each.get("rate_bytes_s")) or 0.0)
-            known = found.get((rank, receiver))
-            if known is not None and known.sent_bytes >= sent:
-                continue
-            name = each.get("interface")
-            found[rank, receiver] = Flow(
-                sender=rank,
-                receiver=receiver,
-                sent_bytes=int(sent),
-                rate_bytes_s=rate,
-                interface=name if isinstance(name, str) else None,
-                stated_bytes_s=_number(each.get("interface_bytes_s")),
-                local=_host(each["local"]) == _host(each["peer"]),
-            )
-    most = max((each.sent_bytes for each in found.values()), default=0)
-    return [each for each in found.values() if each.sent_bytes >= LEAST_SHARE * most]
-
-
-def _connections(timeline: RankTimeline) -> list[Mapping[str, Any]]:
-    told = timeline.recorded.get("sockets")
-    rows = told if isinstance(told, list) else []
-    return [
-        each
-        for each in rows
-        if isinstance(each, Mapping) and isinstance(each.get("local"), str) and isinstance(each.get("peer"), str)
-    ]
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value) and value >= 0
-    return float(value) if known else None
-
-
-def _host(end: str) -> str:
-    return end.rpartition(":")[0]
+def _became_slow(split: Split) -> tuple[int, float] | None:
+    """Give the call from which transfers take longer, and how many times as long; None where they do not."""
+    order: Ints = np.argsort(split.block.start_ns[0], kind="stable")
+    transfer = split.transfer_ns[order]
+    best = None
+    for share in MOMENTS:
+        at = round(share * transfer.size)
+        if min(at, transfer.size - at) < FEWEST_CALLS:
+            continue
+        before, after = float(np.quantile(transfer[:at], 0.9)), float(np.quantile(transfer[at:], 0.1))
+        times = after / max(before, 1.0)
+        if times >= LONGER and after - before >= AT_LEAST_NS and (best is None or times > best[1]):
+            best = int(order[at]), times
+    return best
 
 
 def of_groups(run: Run, splits: Sequence[Split]) -> list[Finding]:
@@ -215,29 +101,41 @@ def of_groups(run: Run, splits: Sequence[Split]) -> list[Finding]:
     slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
     if not slow:
         return []
-    shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
-    rank = shared.pop() if len(slow) > 1 and len(shared) == 1 else None
-    if rank is None and len(slow) > len(usual):
+    if _own(slow, usual) is None and len(slow) > len(usual):
         return []  # rather are the others quick, as within a host
+    return [_of_transfers(slow, usual, "as its equals for the same data", {})]
+
+
+def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
+    """Give the only rank that all slow groups share and no other group has; None for a single group."""
+    if len(slow) < 2:
+        return None
+    shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
+    return shared.pop() if len(shared) == 1 else None
+
+
+def _of_transfers(
+    slow: Mapping[Ranks, float], usual: Collection[Ranks], compared: str, evidence: Mapping[str, Any]
+) -> Finding:
+    rank = _own(slow, usual)
     listed = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
     where = f"the link of rank {rank}" if rank is not None else "a link"
     groups = "the group" if len(slow) == 1 else f"{len(slow)} groups, such as that"
-    return [
-        Finding(
-            id="slow_link" if rank is None else f"slow_link:rank{rank}",
-            severity="warning",
-            title=f"{where} is slow: {groups} of ranks {_shown(listed[0][0])} {'take' if len(slow) > 1 else 'takes'} "
-            f"{listed[0][1]:.1f} times as long as its equals for the same data, waiting aside",
-            evidence={
-                "rank": rank,
-                "groups": [
-                    {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in listed[:MAX_LISTED]
-                ],
-                "groups_as_usual": len(usual),
-            },
-            known_from="transfers",
-        )
-    ]
+    return Finding(
+        id="slow_link" if rank is None else f"slow_link:rank{rank}",
+        severity="warning",
+        title=f"{where} is slow: {groups} of ranks {_shown(listed[0][0])} {'take' if len(slow) > 1 else 'takes'} "
+        f"{listed[0][1]:.1f} times as long {compared}, waiting aside",
+        evidence={
+            "rank": rank,
+            "groups": [
+                {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in listed[:MAX_LISTED]
+            ],
+            "groups_as_usual": len(usual),
+            **evidence,
+        },
+        known_from="transfers",
+    )
 
 
 def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:

@@ -23,7 +23,8 @@ from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import Run
 
 WEIGHS: Final = 0.05
-"""Blame weighs from this share of the recording."""
+WEIGHS_ON_HOST: Final = 0.1
+"""Blame weighs from this share of the recording (without devices, ranks share cores, and chance is larger)."""
 CHANCE: Final = 0.01
 """A rank of equals would hold others up so often in at most this share of runs, counting all ranks that could."""
 MANY_STEPS: Final = 4
@@ -64,7 +65,7 @@ def stragglers(
         rank
         for rank, own in occasions.items()
         if (window := window_ns.get(rank))
-        and blamed[rank] >= WEIGHS * window
+        and blamed[rank] >= (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window
         and chance_of(float(own.sum()), everybody, could) * could <= (ALONE if blamed[rank] >= most else CHANCE)
     ]
     found = []

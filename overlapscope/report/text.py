@@ -223,7 +223,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(skew.ranks):
         lines.append(f"{len(skew.ranks) - len(shown)} more ranks that held others up less: --all")
     lines += [
-        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}."
+        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}"
+        f"{', which recording itself may explain' if each.evidence.get('recording_may_explain') else ''}."
         for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
     ]
     matched = f"{count(skew.matched, 'collective')} matched across ranks"

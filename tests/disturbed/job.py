@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,9 +26,7 @@ import overlapscope
 from tests.disturbed.plan import INTERFACE, WORLD
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
-WARMUP, STEPS = 3, 12
-SHARE = 0.7
-"""Length of a disturbance, as a share of the undisturbed step."""
+WARMUP, STEPS = 3, 8
 RATE, BURST = "160mbit", "32kb"
 
 
@@ -36,8 +35,8 @@ class Disturbance:
 
     def __init__(self, kind: str, place: str) -> None:
         self.place = place
-        self.length_s = 0.0
-        """0 while it rests."""
+        self.length_s = self.work_s = 0.0
+        """How long to hold the rank, and for computing how long on a core; 0 while it rests."""
         self.lasted_s = 0.0
         self._do: Callable[[], None] = {
             "compute": self._compute, "sleep": self._sleep, "loader": self._sleep, "collector": self._collect,
@@ -56,8 +55,8 @@ class Disturbance:
 
     def _compute(self) -> None:
         with torch.no_grad():
-            end = time.perf_counter() + self.length_s
-            while time.perf_counter() < end:
+            end = time.thread_time() + self.work_s
+            while time.thread_time() < end:
                 torch.tanh(self._weight @ self._weight)
 
     def _collect(self) -> None:
@@ -120,6 +119,7 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches = iter(DataLoader(Batches(disturbance), batch_size=None))
     periods: list[float] = []
+    worked: list[float] = []
     held: list[float] = []
     limit(made, rank)
     name = f"{made['kind']}-{made['mode']}-{made['seed']}"
@@ -130,8 +130,10 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
         ended = time.perf_counter()
         for number in range(WARMUP + STEPS + 1):
             if number == WARMUP:
-                disturbance.length_s = SHARE * sorted(periods)[len(periods) // 2]
+                disturbance.length_s = made["share"] * median(periods)
+                disturbance.work_s = 1.5 * made["share"] * median(worked)
             disturbance.lasted_s = 0.0
+            began_work = time.thread_time()
             batch = None if made["place"] in ("in a region", "in the step") else next(batches)
             with scope.step():
                 if batch is None:
@@ -146,6 +148,7 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
                 disturbance.at("after the optimizer")
             now = time.perf_counter()
             periods.append(now - ended)
+            worked.append(time.thread_time() - began_work)
             held.append(disturbance.lasted_s)
             ended = now
     way.disturbance = None
@@ -155,12 +158,15 @@ def record(made: dict[str, Any], model: nn.Module, way: InForward, rank: int, fo
 
 
 def limit(made: dict[str, Any], rank: int) -> None:
-    """Throttle this rank's link, both ways, or take the limit away; nothing where the job has no links of its own."""
+    """Throttle this rank's link, one way or both, or take the limit away; nothing without links of the job's own."""
     hub = os.environ.get("DISTURBED_HUB")
     if hub is None:
         return
-    slow = made["kind"] == "all_slow_links" or made["rank"] == rank
-    for device, inside in ((INTERFACE, []), (f"port{rank}", ["ip", "netns", "exec", hub])):
+    for device, inside, way in (
+        (INTERFACE, [], "what it sends"),
+        (f"port{rank}", ["ip", "netns", "exec", hub], "what it receives"),
+    ):
+        slow = made["kind"] == "all_slow_links" or (made["rank"] == rank and made["place"] in ("both ways", way))
         shape = ["tbf", "rate", RATE, "burst", BURST, "latency", "400ms"] if slow else ["pfifo", "limit", "1000"]
         subprocess.run([*inside, "tc", "qdisc", "replace", "dev", device, "root", *shape], check=True)
 
@@ -173,6 +179,7 @@ def main() -> None:
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1.5)
     for _ in range(3):
         model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+    gc.freeze()  # a collection then takes as long as the job's own garbage, not torch's modules
     for made in json.loads((folder / "plan.json").read_text(encoding="utf-8")):
         own = record(made, model, way, rank, folder)
         name = f"{made['kind']}-{made['mode']}-{made['seed']}"

@@ -22,6 +22,8 @@ class Recording:
     seed: int
     rank: int | None
     place: str
+    share: float = 0.7
+    """Length of the disturbance, as a share of the undisturbed step."""
 
     @property
     def name(self) -> str:
@@ -37,7 +39,7 @@ PLACES = {
     "sleep": ("before forward", "forward", "before backward", "after the optimizer"),
     "loader": ("between steps", "in a region", "in the step"),
     "collector": ("forward", "before backward"),
-    "one_slow_link": ("both ways",),
+    "one_slow_link": ("both ways", "what it sends", "what it receives"),
 }
 
 
