@@ -10,7 +10,7 @@ from tests.long_results import keep
 HERE = Path(__file__).parent
 ROUNDS = 5
 PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
-PARTS = ("tests.disturbed",)
+PARTS = ("tests.disturbed", "tests.synthetic.evaluate")
 """Modules that run a part of their own and keep its section."""
 
 

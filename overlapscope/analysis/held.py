@@ -11,7 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.held_by_host import SHARED_CORES, Met, clocks_down, more_than_peers, noted, recording_cost, retried
+from overlapscope.analysis.held_by_host import (
+    SHARED_CORES,
+    Met,
+    clocks_down,
+    more_than_peers,
+    noted,
+    recording_cost,
+    retried,
+)
 from overlapscope.analysis.kernels import Work
 from overlapscope.analysis.leads import Late
 from overlapscope.timeline.columns import NONE, Ints

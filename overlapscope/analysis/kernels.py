@@ -87,9 +87,7 @@ def _kernels(timeline: RankTimeline) -> _Kernels:
 
 
 def _rows(table: _Kernels) -> list[tuple[str, int, int, int]]:
-    return list(
-        zip(table.name, table.blocks.tolist(), table.count.tolist(), table.total_ns.tolist(), strict=True)
-    )
+    return list(zip(table.name, table.blocks.tolist(), table.count.tolist(), table.total_ns.tolist(), strict=True))
 
 
 def _by_name(table: _Kernels) -> dict[str, tuple[float, int, int]]:
@@ -114,7 +112,12 @@ def _compared(
     )
     known = np.isfinite(expected) & (expected > 0)
     compute = float(taken.sum())
-    larger = np.array([blocks > LARGER * sizes.get(name, np.inf) for name, blocks in zip(table.name, table.blocks.tolist(), strict=True)])
+    larger = np.array(
+        [
+            blocks > LARGER * sizes.get(name, np.inf)
+            for name, blocks in zip(table.name, table.blocks.tolist(), strict=True)
+        ]
+    )
     share = float(taken[larger].sum() / compute) if compute else 0.0
     if not known.any():
         return Work(compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute)

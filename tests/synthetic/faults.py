@@ -54,15 +54,34 @@ def plant(job: Job, kind: str, *, share: float, culprit: int = 0, seed: int = 0)
     rng = np.random.default_rng([seed, 11])
     build = _builder(job, kind, culprit, rng, healthy)
     strength = share
+    known = [(0.0, 0.0)]
+    # Strengths tried, and by what the steps grew.
     for _ in range(TRIES):
         planted = build(strength)
         grown = simulate(replace(probe, fault=planted), keep=False).step_ns / healthy.step_ns - 1
         if abs(grown - share) <= WITHIN * share:
             return replace(job, fault=planted)
-        strength *= min(max(share / max(grown, 1e-3), 0.3), 4.0)
+        known.append((strength, grown))
+        strength = _next(known, share)
     if kind == "stage_imbalance" and grown > 0.5 * share:
         return replace(job, fault=planted)  # layers are whole
     raise ValueError(f"{kind} cannot make the steps of this job longer by {share:.0%}")
+
+
+def _next(known: list[tuple[float, float]], share: float) -> float:
+    """Give the strength to try next: on the line through the two nearest, but for the harmless one once it misleads.
+
+    Hosts that run ahead hide the beginning of a fault.
+    """
+    effective = [each for each in known if each[1] > 0.1 * share]
+    if not effective:
+        return known[-1][0] * 2.5
+    (s1, g1), (s2, g2) = ([*known, *effective] if len(effective) == 1 else effective)[-2:]
+    if len(effective) == 1:
+        s1, g1 = known[-2] if known[-1] == effective[-1] else known[-1]
+    slope = (g2 - g1) / (s2 - s1) if s2 != s1 else g2 / s2
+    slope = slope if slope > 0 else g2 / s2
+    return float(np.clip(s2 + (share - g2) / slope, 0.2 * s2, 4 * s2))
 
 
 def _builder(
