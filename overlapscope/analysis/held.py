@@ -34,6 +34,8 @@ EVEN: Final = 0.85
 """A slow device slows down this share of what runs on it; less, and the work may have changed instead."""
 SOME_LARGER: Final = 0.05
 """Share of the compute time, beyond the peers', in larger grids from which the work is taken to be larger."""
+BESIDE_MOST: Final = 0.2
+"""Only sets of ranks that it held up by this share of what it held up most are compared with."""
 AT_ONCE_NS: Final = 50_000
 """A call that starts within this after its launch has waited for its host, not for its device."""
 
@@ -45,6 +47,8 @@ def held_by(
 
     `host`, `data_loading`, `garbage_collector`, `allocator`, `throttled`, `more_work`, `slower_compute` or `unknown`.
     """
+    most = max(int(each.lead_ns.sum()) for each in late)
+    late = [each for each in late if each.lead_ns.sum() >= BESIDE_MOST * most]
     rank, met = late[0].rank, [each.met for each in late]
     lead_ns = sum(int(each.lead_ns.sum()) for each in late)
     computed, communicated, idle = _more_of(rank, met, coverage)

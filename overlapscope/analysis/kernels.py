@@ -57,9 +57,9 @@ def work_of(ranks: Mapping[int, RankTimeline]) -> dict[int, Work]:
     for table in tables.values():
         for name, blocks, count, total in _rows(table):
             exact.setdefault((name, blocks), []).append(total / count)
-        for name, (blocks, count, total) in _by_name(table).items():
-            by_block.setdefault(name, []).append(total / blocks)
-            grids.setdefault(name, []).append(blocks / count)
+        for name, (grid, calls, time) in _by_name(table).items():
+            by_block.setdefault(name, []).append(time / grid)
+            grids.setdefault(name, []).append(grid / calls)
     times = {key: _usual(each) for key, each in exact.items() if len(each) >= FEWEST_RANKS}
     speeds = {name: _usual(each) for name, each in by_block.items() if len(each) >= FEWEST_RANKS}
     sizes = {name: _usual(each) for name, each in grids.items() if len(each) >= FEWEST_RANKS}

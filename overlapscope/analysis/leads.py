@@ -55,8 +55,9 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
         rows = np.concatenate([each.block.rows for each in theirs], axis=1)
         order = np.argsort(start[0], kind="stable")
         met = np.maximum.accumulate(end[:, order], axis=1)  # calls under way together end in any order
-        late = np.flatnonzero((lead[order] > LEADS_COUNT_NS) & (np.arange(lead.size) > 0))
-        begin, until = met[:, late - 1], start[:, order[late]]
+        begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known of before
+        late = np.flatnonzero(lead[order] > LEADS_COUNT_NS)
+        begin, until = np.concatenate([begun, met], axis=1)[:, late], start[:, order[late]]
         lead, last, rows = np.rint(lead[order[late]]).astype(np.int64), last[order[late]], rows[:, order[late]]
         # A lead that is longer than the time since they met was there before: calls that are under way together.
         since = np.maximum(until - begin, 0)[last, np.arange(late.size)]

@@ -42,13 +42,13 @@ def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, in
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",
             severity="warning",
-            title=f"pipeline stage {heaviest} (rank {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}) "
-            f"has {usual[heaviest] / others:.2f} times the work of the other stages, {more / 1e6:.3f} ms more: all wait "
-            "for it; move layers to the others",
+            title=f"pipeline stage {heaviest} (rank {shown}) has {usual[heaviest] / others:.2f} times the work of the "
+            f"other stages, {more / 1e6:.3f} ms more: all wait for it; move layers to the others",
             evidence={
                 "stage": heaviest,
                 "ranks": ranks,

@@ -57,25 +57,44 @@ def stragglers(
         late.setdefault(each.rank, []).append(each)
     blamed = blame([each for theirs in late.values() for each in theirs])
     by_step = max((size(timeline.steps) for timeline in run.ranks.values()), default=0) >= MANY_STEPS
-    occasions = {rank: _occasions(theirs, by_step=by_step) for rank, theirs in late.items()}
-    everybody = np.concatenate(list(occasions.values())) if occasions else np.zeros(0)
     could = len({rank for each in splits for rank in each.block.ranks})
     most = DOMINATES * sum(blamed.values())
+    chance = _chances(late, could, by_step=by_step)
     suspects = [
         rank
-        for rank, own in occasions.items()
+        for rank in late
         if (window := window_ns.get(rank))
         and blamed[rank] >= (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window
-        and chance_of(float(own.sum()), everybody, could) * could <= (ALONE if blamed[rank] >= most else CHANCE)
+        and chance[rank] * could <= (ALONE if blamed[rank] >= most else CHANCE)
     ]
     found = []
     for rank in suspects:
         told, evidence = held_by(late[rank], run, coverage, work)
         if told is not None:
             calls = sum(int((each.lead_ns > 0).sum()) for each in late[rank])
-            known = {"calls": calls, "occasions": occasions[rank].size, **evidence}
+            known = {"calls": calls, "chance": chance[rank], **evidence}
             found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def _chances(late: Mapping[int, Sequence[Late]], could: int, *, by_step: bool) -> dict[int, float]:
+    """Give how likely chance alone makes each rank hold others up so much, were it like the others.
+
+    Like all others, or like the members of one of its sets of ranks: whichever says more.
+    """
+    occasions = {rank: _occasions(theirs, by_step=by_step) for rank, theirs in late.items()}
+    everybody = np.concatenate(list(occasions.values())) if occasions else np.zeros(0)
+    found = {rank: chance_of(float(own.sum()), everybody, could) for rank, own in occasions.items()}
+    sets: dict[tuple[int, ...], dict[int, Reals]] = {}
+    for rank, theirs in late.items():
+        for each in theirs:
+            sets.setdefault(each.met.ranks, {})[rank] = _occasions([each], by_step=by_step)
+    for ranks, members in sets.items():
+        together = np.concatenate(list(members.values()))
+        for rank, own in members.items():
+            within = chance_of(float(own.sum()), together, len(ranks)) * len(late[rank])
+            found[rank] = min(found[rank], within)
+    return found
 
 
 def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
@@ -95,4 +114,4 @@ def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
     if not by_step:
         return leads
     numbers, place = np.unique(step[chosen], return_inverse=True)
-    return np.bincount(place, weights=leads, minlength=numbers.size)
+    return np.bincount(place, weights=leads, minlength=numbers.size).astype(np.float64)
