@@ -100,7 +100,7 @@ def late_at() -> list[int]:
     return [step * STEP_NS + 30 * MS for step in range(STEPS)]
 
 
-STEPS_LATE = STEPS - 1
+STEPS_LATE = STEPS
 """Of the first call there is no call before."""
 
 

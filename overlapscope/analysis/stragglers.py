@@ -1,9 +1,9 @@
 """Ranks that the others waited for: who held them up again and again, and more than chance would have it.
 
 A rank is named only when its blame weighs in the recording and it held others up more often than one of equals would.
-Stretches of its time that overlap are one occasion: a single pause makes a rank late to every group that it is in. Blame
-that it passes on, because it waited for another one itself, is the other's (`leads`); what held it is told by what it
-did more of than its peers (`held`).
+Stretches of its time that overlap are one occasion: a single pause makes a rank late to every group that it is in.
+Blame that it passes on, because it waited for another one itself, is the other's (`leads`); what held it is told by what
+it did more of than its peers (`held`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,10 @@ WEIGHS_ON_HOST: Final = 0.1
 """Blame weighs from this share of the recording (without devices, ranks share cores, and chance is larger)."""
 CHANCE: Final = 0.01
 """A rank of equals would hold others up so often in at most this share of runs, counting all ranks that could."""
+LASTING: Final = 1.15
+OF_COMPUTE: Final = frozenset({"slower_compute", "throttled", "more_work"})
+"""What makes a rank compute so many times what its peers do, over the whole recording, is no chance, however few steps
+there are."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
@@ -60,20 +64,19 @@ def stragglers(
     could = len({rank for each in splits for rank in each.block.ranks})
     most = DOMINATES * sum(blamed.values())
     chance = _chances(late, could, by_step=by_step)
-    suspects = [
-        rank
-        for rank in late
-        if (window := window_ns.get(rank))
-        and blamed[rank] >= (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window
-        and chance[rank] * could <= (ALONE if blamed[rank] >= most else CHANCE)
-    ]
     found = []
-    for rank in suspects:
+    for rank in late:
+        window = window_ns.get(rank)
+        if not window or blamed[rank] < (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window:
+            continue
         told, evidence = held_by(late[rank], run, coverage, work)
-        if told is not None:
-            calls = sum(int((each.lead_ns > 0).sum()) for each in late[rank])
-            known = {"calls": calls, "chance": chance[rank], **evidence}
-            found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
+        allowed = ALONE if blamed[rank] >= most else CHANCE
+        lasting = evidence.get("compute_ns", 0.0) >= LASTING * evidence.get("peers_compute_ns", np.inf)
+        if told is None or (chance[rank] * could > allowed and not (lasting and told in OF_COMPUTE)):
+            continue
+        calls = sum(int((each.lead_ns > 0).sum()) for each in late[rank])
+        known = {"calls": calls, "chance": chance[rank], **evidence}
+        found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
 
 
