@@ -2,7 +2,7 @@
 
 A rank is named only when its blame weighs in the recording and it held others up more often than one of equals would.
 Stretches of its time that overlap are one occasion: a single pause makes a rank late to every group that it is in.
-Blame that it passes on, because it waited for another one itself, is the other's (`leads`); what held it is told by what
+Blame that it passes on, since it waited for another one itself, is the other's (`leads`); what held it is told by what
 it did more of than its peers (`held`).
 """
 
