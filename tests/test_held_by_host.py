@@ -101,7 +101,7 @@ def late_at() -> list[int]:
 
 
 STEPS_LATE = STEPS
-"""Of the first call there is no call before."""
+"""Before the first call, the stretch begins with the recording."""
 
 
 @pytest.mark.parametrize("name", ["data", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"])

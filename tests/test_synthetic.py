@@ -3,6 +3,7 @@ was planted: clocks, waits, bounds, and a sum of causes without remainder."""
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.run import Run
 from tests.synthetic import Job, Layout, plant, run_of, simulate, write_kineto
+from tests.synthetic.draw import Drawn
 from tests.synthetic.job import US
 from tests.synthetic.joined import BEGIN_NS, EPOCH_NS, named_groups
+from tests.synthetic.judge import RIGHT, accused, judge
 from tests.synthetic.machine import Simulated
+from tests.synthetic.sample import load
 
 JOBS = {
     "tensor, pipeline and data": Job(layout=Layout(tp=2, pp=2, dp=2), microbatches=3, steps=3),
@@ -69,7 +73,7 @@ def test_no_span_begins_before_its_launch_nor_overlaps_another_of_its_stream(sim
                 lanes[piece.lane] += zip(piece.start[row, there], piece.end[row, there], strict=True)
             for spans in lanes.values():
                 ordered = sorted(spans)
-                assert all(after[0] >= before[1] - 1e-3 for before, after in zip(ordered, ordered[1:], strict=False))
+                assert all(after[0] >= before[1] - 1e-3 for before, after in pairwise(ordered))
 
 
 def test_a_send_and_its_receive_end_together() -> None:
@@ -184,3 +188,12 @@ def test_a_planted_fault_costs_what_was_asked_for() -> None:
 def test_a_fault_that_a_job_cannot_have_is_refused() -> None:
     with pytest.raises(ValueError, match="experts"):
         plant(Job(layout=Layout(dp=4)), "expert_imbalance", share=0.2)
+
+
+@pytest.mark.parametrize("drawn", load(), ids=lambda drawn: drawn.job.fault.kind)
+def test_of_a_dozen_drawn_jobs_the_culprit_and_the_cause_are_found_and_nobody_else_is_accused(drawn: Drawn) -> None:
+    analysis = analyze(run_of(simulate(drawn.job)))
+    if drawn.job.fault.kind == "none":
+        assert not accused(analysis)
+    else:
+        assert judge(drawn, analysis) == RIGHT

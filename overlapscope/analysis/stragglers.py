@@ -34,7 +34,7 @@ there are."""
 MANY_STEPS: Final = 4
 DOMINATES: Final = 0.75
 ALONE: Final = 0.1
-"""Where one rank has this share of all blame, that much chance is allowed: two long pauses of one rank among a dozen."""
+"""Where one rank has this share of all blame, so much chance is allowed: two long pauses of one rank among a dozen."""
 Reals = npt.NDArray[np.float64]
 
 
@@ -63,18 +63,21 @@ def stragglers(
     by_step = max((size(timeline.steps) for timeline in run.ranks.values()), default=0) >= MANY_STEPS
     could = len({rank for each in splits for rank in each.block.ranks})
     most = DOMINATES * sum(blamed.values())
+    met_whole = {each.block.ranks for each in splits if each.block.whole}
     chance = _chances(late, could, by_step=by_step)
     found = []
-    for rank in late:
+    for rank, theirs in late.items():
         window = window_ns.get(rank)
         if not window or blamed[rank] < (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window:
             continue
-        told, evidence = held_by(late[rank], run, coverage, work)
+        told, evidence = held_by(theirs, run, coverage, work)
+        if told == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
+            continue  # what is not understood may be of the members that were not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE
         lasting = evidence.get("compute_ns", 0.0) >= LASTING * evidence.get("peers_compute_ns", np.inf)
         if told is None or (chance[rank] * could > allowed and not (lasting and told in OF_COMPUTE)):
             continue
-        calls = sum(int((each.lead_ns > 0).sum()) for each in late[rank])
+        calls = sum(int((each.lead_ns > 0).sum()) for each in theirs)
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))

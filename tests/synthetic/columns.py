@@ -64,6 +64,7 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
         end_ns=clock.shows(np.array([ended[row] for _, _, ended in record.steps])),
     )  # fmt: skip
     step = _step_at(steps, launch)
+    grid = joined.blocks[row, there].astype(np.int64)
     streams, lane = np.unique(joined.stream[there], return_inverse=True)
     call = joined.call[there]
     calls = np.flatnonzero(call >= 0)
@@ -71,7 +72,8 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
         Spans, there.size, recording=0, lane=lane, kind=joined.kind[there], name=joined.name[there],
         host_op=joined.op[there], start_ns=start, end_ns=end, launch_ns=launch,
         correlation=joined.correlation[there],
-        blocks=np.where(joined.blocks[row, there] > 0, joined.blocks[row, there], NONE).astype(np.int64), step=step, collective=np.where(call >= 0, call, NONE),
+        blocks=np.where(grid > 0, grid, NONE),
+        step=step, collective=np.where(call >= 0, call, NONE),
     )  # fmt: skip
     threads = np.unique(joined.thread)
     marks = [*record.marks, *((f"ProfilerStep#{number}", 0, begun, ended) for number, begun, ended in record.steps)]

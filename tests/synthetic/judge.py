@@ -6,6 +6,7 @@ from typing import Any, Final
 from overlapscope.analysis.analyze import Analysis
 from tests.synthetic.draw import Drawn
 from tests.synthetic.faults import CAUSES
+from tests.synthetic.job import Fault
 
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
 UNMARKED: Final = "host"
@@ -17,28 +18,27 @@ MOST: Final = 0.5
 def judge(drawn: Drawn, analysis: Analysis) -> str:
     """Judge what was said of a job with a fault; whoever is named besides those to blame makes it wrong."""
     fault = drawn.job.fault
-    named = [(each.rank, each.held_by) for each in analysis.skew.stragglers]
-    links = [each for each in analysis.findings if each.id.startswith("slow_link")]
-    if any(rank not in fault.culprits for rank, _ in named):
+    causes = {each.held_by for each in analysis.skew.stragglers}
+    innocents = {each.rank for each in analysis.skew.stragglers} - set(fault.culprits)
+    for each in analysis.findings:
+        if each.id.startswith("slow_link"):
+            causes.add("slow_link")
+            innocents |= set() if _of_host(each.evidence, fault.culprits) else {-1}
+        elif each.id.startswith("uneven_stages"):
+            causes.add("more_work")
+            innocents |= set(each.evidence["ranks"]) - set(fault.culprits)
+    told = causes - {"unknown"}
+    if innocents or told - _expected(drawn.job.fault, analysis):
         return WRONG
-    if fault.kind == "slow_link":
-        if not all(_of_host(each.evidence, fault.culprits) for each in links):
-            return WRONG
-        if any(held_by not in ("slow_link", "unknown") for _, held_by in named):
-            return WRONG
-        return RIGHT if links or any(held_by == "slow_link" for _, held_by in named) else ABSTAINED
-    stages = [each for each in analysis.findings if each.id.startswith("uneven_stages")]
-    if links or any(set(each.evidence["ranks"]) - set(fault.culprits) for each in stages):
-        return WRONG
-    expected = {CAUSES[fault.kind]}
+    return RIGHT if told else ABSTAINED
+
+
+def _expected(fault: Fault, analysis: Analysis) -> set[str]:
     if fault.kind == "garbage_collector" and not fault.stall_noted:
-        expected = {UNMARKED}
-    if fault.kind == "data_loading" and not fault.load_marked:
-        expected = {UNMARKED if _before_launch(analysis) else CAUSES[fault.kind]}
-    causes = {held_by for _, held_by in named} - {"unknown"} | ({"more_work"} if stages else set())
-    if causes - expected:
-        return WRONG
-    return RIGHT if causes else ABSTAINED
+        return {UNMARKED}
+    if fault.kind == "data_loading" and not fault.load_marked and _before_launch(analysis):
+        return {UNMARKED}
+    return {CAUSES[fault.kind]}
 
 
 def accused(analysis: Analysis) -> bool:
@@ -55,5 +55,5 @@ def _before_launch(analysis: Analysis) -> bool:
 def _of_host(evidence: Any, culprits: Sequence[int]) -> bool:
     """Whether all that a finding calls slow touches the host of the culprits."""
     if evidence.get("rank") is not None:
-        return evidence["rank"] in culprits
-    return all(any(rank in culprits for rank in group["ranks"]) for group in evidence["groups"])
+        return bool(evidence["rank"] in culprits)
+    return all(any(rank in culprits for rank in group["ranks"]) for group in evidence.get("groups", ()))
