@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.held_by_host import SHARED_CORES, Met, clocks_down, noted, recording_cost, retried
-from overlapscope.analysis.waiting import LEADS_COUNT_NS, RankWait, Split
+from overlapscope.analysis.waiting import LEADS_COUNT_NS, RankWait, Reals, Split
 from overlapscope.timeline.columns import COMPUTE, Ints
 from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.run import RankTimeline, Run
@@ -33,6 +33,8 @@ MOST: Final = 0.5
 MORE: Final = 1.05
 """A rank computes more than its peers from this factor of their median."""
 EXACT_UP_TO: Final = 500
+TILTS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
+"""Where Chernoff's bound is tried: at any of them it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +144,34 @@ def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, e
 
 
 def _by_chance(rank: int, splits: Sequence[Split]) -> float:
-    """Give how likely a rank of equals is last so often (binomial, over the calls in which anybody was by much).
+    """Give how likely a rank of equals is last so often, or by so much.
 
-    Small leads are anybody's: only those count that weigh beside the usual nanosecond's lead (the mean by weight).
+    Small leads are anybody's: only those count that weigh beside the usual nanosecond's lead (the mean by weight). By
+    number the chance is binomial; by the sum of the leads it is Chernoff's bound. The lesser decides.
     """
     mine = [each for each in splits if rank in each.block.ranks]
     leads = np.concatenate([each.lead_ns for each in mine])
+    own = np.concatenate([each.last == each.block.ranks.index(rank) for each in mine])
+    shares = np.concatenate([np.full(each.lead_ns.size, 1 / len(each.block.ranks)) for each in mine])
     weighs_ns = max(float(LEADS_COUNT_NS), BESIDE_USUAL * float((leads**2).sum() / max(leads.sum(), 1.0)))
-    decided = [int((each.lead_ns > weighs_ns).sum()) for each in mine]
-    times_last = sum(
-        int(((each.lead_ns > weighs_ns) & (each.last == each.block.ranks.index(rank))).sum()) for each in mine
-    )
-    calls = sum(decided)
-    share = sum(count / len(each.block.ranks) for count, each in zip(decided, mine, strict=True)) / max(calls, 1)
+    much = leads > weighs_ns
+    return min(_at_least(int((own & much).sum()), shares[much]), _as_much(leads[own].sum(), leads, shares))
+
+
+def _as_much(sum_ns: float, leads: Reals, shares: Reals) -> float:
+    """Bound how likely the leads that fall to a rank, each with its share as chance, reach a sum (Chernoff 1952)."""
+    largest = float(leads.max(initial=0.0))
+    if largest <= 0:
+        return 1.0
+    scaled, reached = leads / largest, sum_ns / largest
+    bounds = [float(np.log1p(shares * np.expm1(tilt * scaled)).sum()) - tilt * reached for tilt in TILTS]
+    return math.exp(min(bounds))
+
+
+def _at_least(times_last: int, shares: Reals) -> float:
+    """Give how likely a rank is last in at least so many of the calls in which anybody was."""
+    calls = shares.size
+    share = float(shares.mean()) if calls else 0.0
     usual, spread = calls * share, math.sqrt(calls * share * (1 - share))
     if calls > EXACT_UP_TO:  # the normal approximation, whose error is far below what is decided here
         return 0.5 * math.erfc((times_last - 0.5 - usual) / spread / math.sqrt(2))
