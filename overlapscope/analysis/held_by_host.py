@@ -20,9 +20,9 @@ MOST: Final = 0.5
 """An explanation must account for this share of the leads."""
 AT_LEAST: Final = 0.2
 """Waiting for a core is named from this share of the leads, where nothing else explains them."""
-MORE, BARELY = 0.15, 0.1
-"""More work is at least such a share of what the rank had to do, as times on a core vary, too, and of the leads: work
-that others slow down more than tenfold explains nothing."""
+MORE, BARELY = 0.5, 0.1
+"""Work that others slow down explains a lead from such a share of the rank's own time on a core, which itself is longer
+beside others, and of the lead: what is slowed more than tenfold explains nothing."""
 BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
     "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
 )  # fmt: skip
@@ -102,10 +102,13 @@ def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[s
     if all(each is not None for each in queued.values()):
         waited = evidence["waited_for_core_more_ns"] = _more(rank, met, queued)
         slowed += _of(rank, met, queued) / had
+    works_more = on_core > MOST * lead_ns or (
+        on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns
+    )
     held_by = None
     if off_core - waited > MOST * lead_ns:
         held_by = "host"
-    elif on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns:
+    elif works_more:
         held_by = "more_work" if _on_one_host(run, members) else None
     elif waited > AT_LEAST * lead_ns:
         held_by = SHARED_CORES
