@@ -1,6 +1,6 @@
 """Real ranks, one of them disturbed: the clearest case, beside an undisturbed one; all of them in `make test-long`."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,29 +16,45 @@ pytest.importorskip("torch", reason="torch is not installed: nothing can be reco
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 
 
-def recorded(recordings: Sequence[Recording], folder: Path) -> list[Path]:
-    record(recordings, folder)
-    return [folder / "runs" / each.name for each in recordings]
+SLEEPING = Recording(kind="sleep", mode="events", seed=0, rank=1, place="before backward", share=2.0)
+CALM = Recording(kind="control", mode="events", seed=0, rank=None, place="")
+SLOW_LINK = Recording(kind="one_slow_link", mode="events", seed=0, rank=2, place="both ways")
 
 
-def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_one_does(tmp_path: Path) -> None:
-    sleeping = Recording(kind="sleep", mode="events", seed=0, rank=1, place="before backward", share=2.0)
-    calm = Recording(kind="control", mode="events", seed=0, rank=None, place="")
-    paths = recorded([sleeping, calm], tmp_path)
-    blame = [[each.blame_ns for each in overlapscope.load(path).analysis().skew.ranks] for path in paths]
-    assert judge(sleeping, tmp_path).accused[:1] == ((1, "host"),)
-    assert blame[0][1] > 2 * max(blame[1])
+@dataclass(frozen=True)
+class Recorded:
+    """Where the recordings lie, and why there is none of a slow link."""
+
+    folder: Path
+    no_links: str = ""
 
 
-def test_a_throttled_link_is_found_and_nobody_is_said_to_be_late(tmp_path: Path) -> None:
-    slow = Recording(kind="one_slow_link", mode="events", seed=0, rank=2, place="both ways")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Record all in one job: its ranks take longer to start than to train."""
+    folder = tmp_path_factory.mktemp("disturbed")
     try:
         with network(WORLD) as links:
-            record([slow], tmp_path, links)
+            record([SLEEPING, CALM, SLOW_LINK], folder, links)
     except NotAllowedError as error:
-        pytest.skip(f"no network of namespaces can be made: {error}")
-    verdict = judge(slow, tmp_path)
-    assert verdict.slow_links in ((2,), (None,))
+        record([SLEEPING, CALM], folder)
+        return Recorded(folder, str(error))
+    return Recorded(folder)
+
+
+def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_one_does(recorded: Recorded) -> None:
+    assert judge(SLEEPING, recorded.folder).accused[:1] == ((1, "host"),)
+    blame = {
+        made: [each.blame_ns for each in overlapscope.load(recorded.folder / "runs" / made.name).analysis().skew.ranks]
+        for made in (SLEEPING, CALM)
+    }
+    assert blame[SLEEPING][1] > 2 * max(blame[CALM])
+
+
+def test_a_throttled_link_is_found_and_no_other_ranks_is_named(recorded: Recorded) -> None:
+    if recorded.no_links:
+        pytest.skip(f"no network of namespaces can be made: {recorded.no_links}")
+    assert judge(SLOW_LINK, recorded.folder).slow_links in ((2,), (None,))
 
 
 def test_a_section_of_results_takes_the_place_of_its_last_one(tmp_path: Path) -> None:

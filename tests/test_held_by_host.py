@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.analysis.analyze import Straggler
+from overlapscope.analysis.analyze import Straggler, analyze
 from overlapscope.analysis.held_by_host import LOADING
-from overlapscope.timeline.columns import NONE, Annotations, Telemetry, make
+from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from tests.test_stragglers import CULPRIT, MS, RANKS, STEP_NS, STEPS, accused, job
@@ -158,6 +158,37 @@ def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> No
     assert only(accused(run)).held_by == "more_work"
     elsewhere = replace(run.ranks[0], recorded={"settings": {"host": "node2"}})
     assert only(accused(replace(run, ranks={**run.ranks, 0: elsewhere}))).held_by == "slower_compute"
+
+
+def waiting(run: Run, of: Mapping[int, int]) -> Run:
+    """Give the run with ranks that waited so many milliseconds for a core before each call."""
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(list(timeline.names))
+        table = timeline.telemetry
+        rise = np.where(np.arange(table.value.size) % 2, of.get(rank, 0) * MS, 0)
+        queued = replace(
+            table, name=np.full_like(table.name, names.code("thread_queue_ns")), value=np.cumsum(rise) * 1.0
+        )
+        ranks[rank] = replace(timeline, telemetry=concat([table, queued]), names=tuple(names.to_list()))
+    return replace(run, ranks=ranks)
+
+
+def test_a_rank_that_waited_for_a_core_is_not_named_and_the_cores_are() -> None:
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), {CULPRIT: 20})
+    found = analyze(run)
+    assert found.skew.stragglers == []
+    assert "shared_cores" in [each.id for each in found.findings]
+
+
+def test_more_work_is_named_though_most_of_its_time_was_waiting_for_a_core() -> None:
+    """Six milliseconds of work more, slowed more than fourfold by others on the cores."""
+    readings = running(asleep=CULPRIT)
+    readings[CULPRIT] = [(name, at, step, 0.25 * value) for name, at, step, value in readings[CULPRIT]]
+    for rank in set(range(RANKS)) - {CULPRIT}:
+        readings[rank] = [(name, at, step, 0.1 * value) for name, at, step, value in readings[rank]]
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), readings), {0: 20, 1: 20, 3: 20, CULPRIT: 35})
+    assert only(accused(run)).held_by == "more_work"
 
 
 def test_a_recording_that_costs_as_much_as_it_shows_says_so() -> None:

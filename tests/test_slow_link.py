@@ -85,6 +85,22 @@ def test_a_connection_that_nothing_of_its_link_held_back_is_not_slow(change: dic
     assert found(replace(run, ranks=ranks)) == []
 
 
+def test_rates_are_compared_with_their_own_kind_only() -> None:
+    """The kernel's last sample of one connection is far above what any keeps up: a short burst."""
+    run = connected({(0, 1): 150, (1, 2): 320, (2, 0): 250})
+    rows = [{**each, "rate_bytes_s": 4600 * MB} for each in run.ranks[2].recorded["sockets"]]
+    assert found(replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], recorded={"sockets": rows})})) == []
+
+
+def test_a_connection_that_hardly_ever_sent_does_not_weigh() -> None:
+    run = connected({(0, 1): 20, (1, 2): 18, (2, 0): 600})
+    longer = {
+        rank: replace(each, recordings=replace(each.recordings, end_ns=each.recordings.end_ns + 10**12))
+        for rank, each in run.ranks.items()
+    }
+    assert found(replace(run, ranks=longer)) == []
+
+
 def test_connections_within_a_host_pass_no_link() -> None:
     assert found(connected({(0, 1): 20, (1, 2): 18, (2, 0): 600}, hosts=1)) == []
 

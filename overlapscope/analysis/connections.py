@@ -24,6 +24,8 @@ LEAST_BYTES: Final = 4 << 20
 LEAST_SHARE: Final = 0.05
 UNREAD: Final = 0.5
 """Up to this share of its time a connection may have waited for a receiver that did not read."""
+WEIGHS: Final = 0.1
+"""A connection's link weighs when it had something to send for this share of the recording."""
 MAX_LISTED: Final = 16
 AMBIGUOUS: Final = -1
 Pair = tuple[int, int]
@@ -37,8 +39,11 @@ class Flow:
     receiver: int
     sent_bytes: int
     rate_bytes_s: float
-    limited: bool
-    """The kernel saw it fill its link: its rate is the link's, or the receiver's."""
+    """What was sent over the time that there was something to send."""
+    seen_bytes_s: float | None
+    """The rate of delivery that the kernel saw when the link was full; None where it never was."""
+    share: float | None
+    """Share of the recording in which there was something to send."""
     interface: str | None
     stated_bytes_s: float | None
     local: bool
@@ -52,19 +57,20 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
         return []
     rates = {(each.sender, each.receiver): each.rate_bytes_s for each in between}
     fastest = max(rates.values())
-    limited = {(each.sender, each.receiver) for each in between if each.limited}
-    slow = {pair for pair, rate in rates.items() if rate <= SLOW * fastest and pair in limited}
+    seen = max(fastest, *(each.seen_bytes_s or 0.0 for each in between))
+    slow = {
+        (each.sender, each.receiver)
+        for each in between
+        if each.rate_bytes_s <= SLOW * fastest and _weighs(each) and (each.seen_bytes_s or seen) <= SLOW * seen
+    }
     fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
     if slow:
         rank = whose(slow, fast)
         interfaces = {each.interface for each in between if each.interface and (each.sender, each.receiver) in slow}
         return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest, sorted(interfaces))]
-    stated = [each.stated_bytes_s for each in between]
-    if limited != set(rates) or any(
-        rate is None or each.rate_bytes_s > OF_STATED * rate for each, rate in zip(between, stated, strict=True)
-    ):
+    if not all(_weighs(each) and _far_below_stated(each) for each in between):
         return []
-    least = min(rate for rate in stated if rate is not None)
+    least = min(each.stated_bytes_s for each in between if each.stated_bytes_s is not None)
     return [
         Finding(
             id="slow_link",
@@ -80,6 +86,16 @@ def of_connections(found: Sequence[Flow]) -> list[Finding]:
             known_from="connections",
         )
     ]
+
+
+def _weighs(flow: Flow) -> bool:
+    return flow.share is not None and flow.share >= WEIGHS
+
+
+def _far_below_stated(flow: Flow) -> bool:
+    if flow.stated_bytes_s is None or flow.seen_bytes_s is None:
+        return False
+    return max(flow.rate_bytes_s, flow.seen_bytes_s) <= OF_STATED * flow.stated_bytes_s
 
 
 def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
@@ -135,6 +151,7 @@ def flows(run: Run) -> list[Flow]:
                 ends[each["local"]] = AMBIGUOUS  # an address that several hosts have, such as the loopback's
     found: dict[Pair, Flow] = {}
     for rank, timeline in run.ranks.items():
+        lasted_ns = int((timeline.recordings.end_ns - timeline.recordings.start_ns).sum())
         for each in _connections(timeline):
             receiver = ends.get(each["peer"])
             busy, sent = _number(each.get("busy_ns")), _number(each.get("sent_bytes"))
@@ -146,9 +163,7 @@ def flows(run: Run) -> list[Flow]:
                 or sent < LEAST_BYTES
             ):
                 continue
-            # While the kernel had data to send; data that wait for their acknowledgement are as good as delivered, so
-            # that the rate which the kernel saw may be more.
-            delivered = _number(each.get("rate_bytes_s")) or 0.0
+            delivered = _number(each.get("rate_bytes_s")) or None
             unread = _number(each.get("receiver_limited_ns")) or 0.0
             known = found.get((rank, receiver))
             if known is not None and known.sent_bytes >= sent:
@@ -158,8 +173,9 @@ def flows(run: Run) -> list[Flow]:
                 sender=rank,
                 receiver=receiver,
                 sent_bytes=int(sent),
-                rate_bytes_s=max(sent / busy * 1e9, delivered),
-                limited=bool(delivered) and unread <= UNREAD * busy,
+                rate_bytes_s=sent / busy * 1e9,
+                seen_bytes_s=delivered if unread <= UNREAD * busy else None,
+                share=busy / lasted_ns if lasted_ns > 0 else None,
                 interface=name if isinstance(name, str) else None,
                 stated_bytes_s=_number(each.get("interface_bytes_s")),
                 local=_host(each["local"]) == _host(each["peer"]),

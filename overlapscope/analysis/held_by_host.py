@@ -19,7 +19,10 @@ from overlapscope.timeline.run import RankTimeline, Run
 MOST: Final = 0.5
 """An explanation must account for this share of the leads."""
 AT_LEAST: Final = 0.2
-"""Less than this share of the leads explains nothing, even where other work slows it down."""
+"""Waiting for a core is named from this share of the leads, where nothing else explains them."""
+MORE, BARELY = 0.5, 0.1
+"""Work that others slow down explains a lead from such a share of the rank's own time on a core, which itself is longer
+beside others, and of the lead: what is slowed more than tenfold explains nothing."""
 BETWEEN_STEPS, COLLECTOR, RETRIES, THROTTLED_US = (
     "between_steps_ns", "gc_pause_ns", "allocator_retries", "cpu_throttled_us",
 )  # fmt: skip
@@ -95,14 +98,17 @@ def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[s
     on_core = more_than_peers(rank, met, running)
     off_core = more_than_peers(rank, met, dict.fromkeys(members, _Lasting())) - on_core
     evidence = {"on_core_more_ns": on_core, "off_core_more_ns": off_core}
-    waited, slowed = 0, 1.0
+    waited, slowed, had = 0, 1.0, max(_of(rank, met, running), 1.0)
     if all(each is not None for each in queued.values()):
         waited = evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
-        slowed += _of(rank, met, queued) / max(_of(rank, met, running), 1.0)
+        slowed += _of(rank, met, queued) / had
+    works_more = on_core > MOST * lead_ns or (
+        on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns
+    )
     held_by = None
     if off_core - waited > MOST * lead_ns:
         held_by = "host"
-    elif on_core > AT_LEAST * lead_ns and on_core * slowed > MOST * lead_ns:
+    elif works_more:
         held_by = "more_work" if _on_one_host(run, members) else None
     elif waited > AT_LEAST * lead_ns:
         held_by = SHARED_CORES

@@ -26,7 +26,7 @@ import overlapscope
 from tests.disturbed.plan import INTERFACE, WORLD
 
 WIDTH, LAYERS, BATCH = 512, 4, 256
-WARMUP, STEPS = 3, 8
+WARMUP, STEPS = 3, 12
 RATE, BURST = "160mbit", "32kb"
 
 
