@@ -32,6 +32,8 @@ class Verdict:
     kind: str
     verdict: str
     named: str
+    all_to_blame: bool = False
+    """Every recorded rank is: there is nobody to compare them with, and only abstaining is right."""
 
 
 def verdict_on(sort: str, seed: int) -> Verdict:
@@ -40,7 +42,8 @@ def verdict_on(sort: str, seed: int) -> Verdict:
     analysis = analyze(run_of(simulate(drawn.job)))
     told = judge(drawn, analysis) if sort == FAULTY else WRONG if accused(analysis) else RIGHT
     named = ", ".join(f"rank {each.rank}: {each.held_by}" for each in analysis.skew.stragglers[:3])
-    return Verdict(sort, seed, drawn.job.fault.kind, told, named)
+    everybody = sort == FAULTY and len(drawn.recorded_culprits) == len(drawn.job.ranks())
+    return Verdict(sort, seed, drawn.job.fault.kind, told, named, everybody)
 
 
 def main() -> None:
@@ -78,6 +81,9 @@ def report(verdicts: Iterable[Verdict]) -> tuple[str, bool]:
         f"- one fault: {total} jobs, {faulty_ones[RIGHT]} right, {faulty_ones[ABSTAINED]} abstained, "
         f"{faulty_ones[WRONG]} wrong (right or abstained in {1 - faulty_ones[WRONG] / total:.1%}, abstained in "
         f"{faulty_ones[ABSTAINED] / total:.1%})",
+        f"- of those abstained, every recorded rank was to blame in "
+        f"{sum(each.all_to_blame and each.verdict == ABSTAINED for each in by_sort[FAULTY])}, so that nobody was left to "
+        "compare with",
         f"- healthy: {len(by_sort[HEALTHY])} jobs, {len(accused_ones[HEALTHY])} accused",
         f"- fault of a rank that was not recorded: {len(by_sort[UNRECORDED])} jobs, {len(accused_ones[UNRECORDED])} in "
         "which somebody recorded was accused",
