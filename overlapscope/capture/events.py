@@ -166,8 +166,8 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
     chosen = {
         Spans: ("recording", "lane", "kind", "name", "start_ns", "end_ns", "launch_ns", "step", "collective"),
         Collectives: (
-            "recording", "step", "group", "seq", "op", "dtype", "elements", "bytes", "group_size", "launch_ns", "start_ns",
-            "end_ns", "phase", "module",
+            "recording", "step", "group", "seq", "op", "dtype", "elements", "bytes", "group_size", "launch_ns",
+            "start_ns", "end_ns", "phase", "module",
         ),
         Annotations: ("recording", "lane", "name", "start_ns", "end_ns"),
     }  # fmt: skip
