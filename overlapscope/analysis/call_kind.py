@@ -1,0 +1,85 @@
+"""What makes two calls the same collective, in one run or in two, and how much of anything belongs to each."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import RankTimeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CallKind:
+    """One kind of call. The algorithm that ran it is not part of it: the same collective may get another one."""
+
+    op: str
+    group: str | None = None
+    group_size: int | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    dimension: str | None = None
+    phase: str | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Amounts of one rank by kind of call and step, as triples: calls of uneven size make as many kinds as calls."""
+
+    kinds: tuple[CallKind | None, ...]
+    """None holds communication that belongs to no collective."""
+    kind: Ints
+    column: Ints
+    amount: Ints
+
+    @classmethod
+    def of(cls, kinds: tuple[CallKind | None, ...], kind: Ints, column: Ints, amount: Ints) -> Self:
+        """Sum up what has the same kind and column."""
+        width = int(column.max(initial=0)) + 1
+        keys, place = np.unique(kind * width + column, return_inverse=True)
+        sums = np.zeros(keys.size, np.int64)
+        np.add.at(sums, place.reshape(-1), amount)
+        some = sums != 0
+        return cls(kinds=kinds, kind=keys[some] // width, column=keys[some] % width, amount=sums[some])
+
+    def within(self, columns: Ints) -> "Shares":
+        """Keep these columns, in ascending order, renumbered from 0."""
+        chosen = np.isin(self.column, columns)
+        column = np.searchsorted(columns, self.column[chosen])
+        return replace(self, kind=self.kind[chosen], column=column, amount=self.amount[chosen])
+
+    def totals(self) -> dict[CallKind | None, int]:
+        """Give the sum over all steps by kind."""
+        sums = np.zeros(len(self.kinds), np.int64)
+        np.add.at(sums, self.kind, self.amount)
+        return {self.kinds[at]: int(sums[at]) for at in np.flatnonzero(sums).tolist()}
+
+
+def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
+    """Give the kinds of call of a rank, and for each call the number of its kind."""
+    calls, names = timeline.collectives, timeline.names
+    columns = [calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes, calls.dimension, calls.phase]
+    table = np.stack([np.asarray(column, np.int64) for column in (*columns, calls.module)], axis=1)
+    distinct, kind_of = np.unique(table, axis=0, return_inverse=True)
+
+    def name(code: int) -> str | None:
+        return names[code] if code >= 0 else None
+
+    def number(value: int) -> int | None:
+        return None if value == NONE else value
+
+    kinds = tuple(
+        CallKind(
+            op=name(op) or "unknown",
+            group=name(group),
+            group_size=number(members),
+            dtype=name(dtype),
+            bytes=number(volume),
+            dimension=name(dimension),
+            phase=name(phase),
+            module=name(module),
+        )
+        for op, group, members, dtype, volume, dimension, phase, module in distinct.tolist()
+    )
+    return kinds, np.asarray(kind_of, np.int64).reshape(-1)
