@@ -13,6 +13,7 @@ from overlapscope.analysis.comparison_findings import (
     few_runs,
     rank_findings,
     side_findings,
+    unknown_job,
 )
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.identity import Difference, differences
@@ -91,7 +92,7 @@ def compare(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Compar
         attribution, collectives = _attributed(sides, tables)
         kernels = kernel_changes(*([_kernels(run, ranks) for run in side if run.ranks] for side in sides))
     families = family_changes(collectives)
-    findings = difference_findings(differ)
+    findings = [*difference_findings(differ), *unknown_job(base, candidate)]
     for name, side, own in zip(("base", "candidate"), sides, tables, strict=True):
         findings += side_findings(
             name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)

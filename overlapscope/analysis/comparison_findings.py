@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from overlapscope.analysis.collective_changes import FamilyChange
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.identity import DDP, ENVIRONMENT, Difference, Sort
+from overlapscope.analysis.identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
 from overlapscope.analysis.kernel_changes import KernelChanges
 from overlapscope.analysis.rank_words import id_part, listed, rank_list, short
 from overlapscope.analysis.replicate import Replicate
@@ -71,7 +71,7 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
         told[each.sort] += 1
         if told[each.sort] > MOST:
             continue
-        key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix("recording.")
+        key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
         values = [listed([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
         change = (
             f"{values[0]} became {values[1]}" if each.base != each.candidate else f"differs between runs: {values[0]}"
@@ -83,12 +83,22 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
     return found
 
 
+def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
+    """Say which of what makes a job the same is not recorded on both sides."""
+    unknown = [key for key in JOB if any(all(key not in run.identity for run in side) for side in (base, candidate))]
+    if not unknown:
+        return []
+    title = f"not recorded on both sides: {', '.join(unknown)}; so whether it is the same job is not known"
+    return [_finding("job_not_known", "info", title, {"keys": unknown})]
+
+
 def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | None) -> list[Finding]:
     """Say which collectives are called otherwise, and whether the host began to wait for the device."""
     found = []
     for each in [each for each in families if each.change != "same"][:MOST]:
         what = " ".join(filter(None, (short(each.op), short(each.dtype or ""), short(each.dimension or ""))))
-        where = "" if each.group is None else f" on group {short(each.group)}"
+        members = "" if each.group_size is None else f" of {each.group_size} ranks"
+        where = f" on group {short(each.group)}" if each.group else f" on groups{members}" if members else ""
         title = f"{what}{where}: {_call_words(each)}"
         evidence = {
             "base_calls": each.base_calls,
@@ -97,9 +107,8 @@ def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | N
             "candidate_bytes": each.candidate_bytes,
             "exposed_difference_ns": each.exposed_difference_ns,
         }
-        found.append(
-            _finding(f"collective_{each.change}:{id_part(each.group)}:{short(each.op)}", "info", title, evidence)
-        )
+        place = f"{id_part(each.group)}:{short(each.op)}:{short(each.dtype or '?')}:{each.group_size or '?'}"
+        found.append(_finding(f"collective_{each.change}:{place}", "info", title, evidence))
     if kernels and kernels.candidate_synchronisations - kernels.base_synchronisations > SYNCHRONISATIONS:
         before, after = kernels.base_synchronisations, kernels.candidate_synchronisations
         how_often = f"{after:.4g} times a step instead of {before:.4g}"

@@ -34,16 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
     from overlapscope.report import compare_text, json  # noqa: PLC0415
 
-    def failed(error: InputError) -> None:
-        message = f"overlapscope compare: warning: left out: {' '.join(str(error).split())}"
-        print(one_line(message), file=sys.stderr)
+    def note(words: str) -> None:
+        print(one_line(f"overlapscope compare: warning: {' '.join(words.split())}"), file=sys.stderr)
 
     options = read_options(args)
     sides: list[list[Replicate]] = []
     for path in (args.base, args.candidate):
         measured = []
         with Progress("reading") as progress:
-            for name, loaded in read_side(path, options, progress=progress, failed=failed):
+            for name, loaded in read_side(path, options, progress=progress, note=note):
                 warn("compare", loaded.sources)
                 measured.append(replicate(loaded, name))
         if not any(each.ranks for each in measured):

@@ -45,7 +45,7 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     shown = others if all_rows else others[:MAX_FINDINGS]
     lines = [f"- {each.title}" for each in shown]
     if len(shown) < len(others):
-        lines.append(f"{len(others) - len(shown)} more findings: --all")
+        lines.append(f"{count(len(others) - len(shown), 'more finding')}: --all")
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
         "\n".join(f"! {each.title}" for each in warnings),
