@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlapscope.analysis.steps import step_windows
+from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, Ints, size
 from overlapscope.timeline.run import RankTimeline
 
@@ -31,10 +31,10 @@ class KernelSums:
     """Nanoseconds, and how many; durations are summed, not united, so kernels side by side count twice."""
 
 
-def kernel_sums(timeline: RankTimeline) -> KernelSums:
+def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> KernelSums:
     """Sum up a rank's kernels and copies over its complete steps; those of no step are left out."""
     spans = timeline.spans
-    complete = [each for each in step_windows(timeline) if each.complete and each.window]
+    complete = [each for each in windows if each.complete and each.window]
     chosen = np.isin(spans.kind, (COMPUTE, COPY))
     if complete:
         inside = np.zeros(size(spans), np.bool_)

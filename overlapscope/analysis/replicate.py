@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Straggler, analyze
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.exposed_shares import ExposedShares
 from overlapscope.analysis.identity import identity
 from overlapscope.analysis.kernel_sums import KernelSums, kernel_sums
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
+from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run
 
 
@@ -40,14 +42,17 @@ def replicate(run: Run, name: str = "run") -> Replicate:
     together = across(run)
     analysis = analyze(run, together)
     timed = [info for info in analysis.ranks if info.whole.window_ns]
+    windows = {info.rank: step_windows(run.ranks[info.rank]) for info in timed}
+    transfers = together.transfers(run)
+    exposed = {info.rank: ExposedShares(run.ranks[info.rank], transfers[info.rank]) for info in timed}
     return Replicate(
         name=name,
         world_size=run.world_size,
         missing_ranks=run.missing_ranks,
         identity=identity(run),
-        steps=step_table(run, timed, together),
-        whole=whole_table(run, timed, together),
-        kernels={info.rank: kernel_sums(run.ranks[info.rank]) for info in timed},
+        steps=step_table(run, timed, windows, together, exposed),
+        whole=whole_table(run, timed, together, exposed),
+        kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,
     )

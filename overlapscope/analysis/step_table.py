@@ -7,14 +7,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.across import Across
 from overlapscope.analysis.analyze import RankInfo
-from overlapscope.analysis.breakdown import Breakdown, Coverage
-from overlapscope.analysis.call_kind import CallKind, Shares, call_kinds
-from overlapscope.analysis.causes import CAUSES, owned
-from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.call_kind import Shares
+from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.exposed_shares import ExposedShares
+from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
-from overlapscope.timeline.intervals import BusyTime, difference
 from overlapscope.timeline.run import RankTimeline, Run
 
 FIGURES: Final = (
@@ -64,16 +64,22 @@ class StepTable:
         )
 
 
-def step_table(run: Run, infos: Sequence[RankInfo], together: Across) -> StepTable:
-    """Give the complete steps of every rank that has times; `infos` are the run's, as `analyze` gives them."""
+def step_table(
+    run: Run,
+    infos: Sequence[RankInfo],
+    windows: Mapping[int, Sequence[StepWindow]],
+    together: Across,
+    exposed: Mapping[int, ExposedShares],
+) -> StepTable:
+    """Give the complete steps of the ranks `infos`, which are the run's as `analyze` gives them."""
     of_rank: dict[int, list[tuple[StepWindow, Breakdown]]] = {}
     for info in infos:
-        pairs = zip(step_windows(run.ranks[info.rank]), info.steps, strict=True)
+        pairs = zip(windows[info.rank], info.steps, strict=True)
         of_rank[info.rank] = [(step, figures) for step, figures in pairs if step.complete and step.window]
     labels = {rank: _labels([step.step for step, _ in chosen]) for rank, chosen in of_rank.items()}
     steps = sorted({label for each in labels.values() for label in each})
     column = {label: at for at, label in enumerate(steps)}
-    filling = _Filling(tuple(of_rank), tuple(steps), together, run)
+    filling = _Filling(tuple(of_rank), tuple(steps), together, run, exposed)
     for rank, chosen in of_rank.items():
         columns = [column[label] for label in labels[rank]]
         filling.add(
@@ -85,11 +91,12 @@ def step_table(run: Run, infos: Sequence[RankInfo], together: Across) -> StepTab
     return filling.done()
 
 
-def whole_table(run: Run, infos: Sequence[RankInfo], together: Across) -> StepTable:
-    """Give whole recordings, where no step was marked: one column."""
-    rows = [info for info in infos if info.whole.window_ns]
-    filling = _Filling(tuple(info.rank for info in rows), (WHOLE,), together, run)
-    for info in rows:
+def whole_table(
+    run: Run, infos: Sequence[RankInfo], together: Across, exposed: Mapping[int, ExposedShares]
+) -> StepTable:
+    """Give the whole recordings of these ranks: one column."""
+    filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), together, run, exposed)
+    for info in infos:
         windows = [(window, 0) for window in whole_windows(run.ranks[info.rank])]
         filling.add(info.rank, [(info.whole, 0)], windows, None)
     return filling.done()
@@ -108,9 +115,15 @@ def _labels(steps: Sequence[int]) -> list[tuple[int, int]]:
 class _Filling:
     """A table while it is filled, rank by rank."""
 
-    def __init__(self, ranks: tuple[int, ...], steps: tuple[tuple[int, int], ...], together: Across, run: Run) -> None:
-        self._ranks, self._steps, self._run, self._together = ranks, steps, run, together
-        self._transfers = together.transfers(run)
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        steps: tuple[tuple[int, int], ...],
+        together: Across,
+        run: Run,
+        exposed: Mapping[int, ExposedShares],
+    ) -> None:
+        self._ranks, self._steps, self._run, self._together, self._exposed_of = ranks, steps, run, together, exposed
         self._shape = len(ranks), len(steps)
         self._recorded = np.zeros(self._shape, np.bool_)
         self._figures = {
@@ -136,14 +149,13 @@ class _Filling:
                 self._figures[name][row, column] = NONE if value is None else value
             for cause, ns in each.causes.items():
                 self._causes[cause][row, column] = ns
-        timeline = self._run.ranks[rank]
-        kinds, kind_of = call_kinds(timeline)
-        exposed, unsplit = self._exposed_of(timeline, kinds, kind_of, self._transfers[rank], windows)
+        communication = self._exposed_of[rank]
+        exposed, unsplit = communication.within(windows, self._shape[1])
         self._exposed.append(exposed)
-        at = _columns(timeline, places)
+        at = _columns(self._run.ranks[rank], places)
         launched = np.flatnonzero(at >= 0)
         once = np.ones(launched.size, np.int64)
-        self._calls.append(Shares.of(kinds, kind_of[launched], at[launched], once))
+        self._calls.append(Shares.of(communication.kinds, communication.kind_of[launched], at[launched], once))
         here = self._recorded[row]
         waited = sum(self._causes[cause][row] for cause in ("peer_compute", "peer_comm", "peer_host"))
         self._figures["exposed_wait_ns"][row] = np.where(here & (unsplit == 0), waited, NONE)
@@ -160,36 +172,6 @@ class _Filling:
             exposed_ns=tuple(self._exposed),
             calls=tuple(self._calls),
         )
-
-    def _exposed_of(
-        self,
-        timeline: RankTimeline,
-        kinds: tuple[CallKind | None, ...],
-        kind_of: Ints,
-        transfers: Transfers,
-        windows: Sequence[tuple[tuple[int, int], int]],
-    ) -> tuple[Shares, Ints]:
-        """Share out the exposed time of each window; give what of it could not be split into waiting and transfer."""
-        mine = owned(timeline)
-        own = np.flatnonzero(mine.until_ns > mine.start_ns)
-        own = own[np.argsort(mine.start_ns[own], kind="stable")]
-        starts, untils, calls = mine.start_ns[own], mine.until_ns[own], mine.row[own]
-        place = np.where(calls == NONE, -1, calls)
-        kind = np.append(kind_of, len(kinds))[place]
-        split = np.append(transfers.transfer_ns, NONE)[place] != NONE
-        cover = Coverage.of(timeline.spans)
-        busy = BusyTime(difference(cover.comm, cover.compute))
-        unsplit = np.zeros(self._shape[1], np.int64)
-        parts: list[tuple[Ints, Ints, Ints]] = []
-        for (begin, end), column in windows:
-            here = slice(int(np.searchsorted(untils, begin, "right")), int(np.searchsorted(starts, end, "left")))
-            exposed = busy.within(np.maximum(starts[here], begin), np.minimum(untils[here], end))
-            unsplit[column] += exposed[~split[here]].sum()
-            parts.append((kind[here], np.full(exposed.size, column, np.int64), exposed))
-        columns = [np.concatenate([np.empty(0, np.int64), *each]) for each in zip(*parts, strict=True)]
-        if not columns:
-            columns = [np.empty(0, np.int64)] * 3
-        return Shares.of((*kinds, None), *columns), unsplit
 
     def _blame(self, rank: int, at: Ints) -> Ints:
         """Give the rank's leads over the second-latest in the calls of each column."""
