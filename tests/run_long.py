@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
+PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated", "compare")
 
 
 def main() -> None:

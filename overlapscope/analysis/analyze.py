@@ -132,11 +132,11 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
 
 
-def analyze(run: Run) -> Analysis:
-    """Give all figures of a run."""
+def analyze(run: Run, together: Across | None = None) -> Analysis:
+    """Give all figures of a run; `together` is what `across` gives for it, where the caller has it already."""
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    together = across(run)
+    together = together or across(run)
     causes = causes_of(run, together, coverage)
     ranks = []
     compute_ns = 0

@@ -1,25 +1,31 @@
-"""An analysis as JSON, and the JSON Schema of it, both from the same types."""
+"""Analyses and comparisons as JSON, and the JSON Schemas of them, both from the same types."""
 
 from typing import Any
 
 import msgspec
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.compare import Comparison
 
 
-def render(analysis: Analysis) -> str:
-    """Give `overlapscope.analysis/1`, indented, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(analysis), indent=2).decode() + "\n"
+def render(document: Analysis | Comparison) -> str:
+    """Give the document under its schema, indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def analysis_schema() -> dict[str, Any]:
     """Give the JSON Schema of `overlapscope.analysis/1`. Readers must ignore fields they do not know."""
-    schema: dict[str, Any] = _plain(msgspec.json.schema(Analysis))
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "overlapscope.analysis/1",
-        **schema,
-    }
+    return _schema("overlapscope.analysis/1", Analysis)
+
+
+def comparison_schema() -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.comparison/1`. Readers must ignore fields they do not know."""
+    return _schema("overlapscope.comparison/1", Comparison)
+
+
+def _schema(title: str, document: type[msgspec.Struct]) -> dict[str, Any]:
+    schema: dict[str, Any] = _plain(msgspec.json.schema(document))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
 def _plain(schema: Any) -> Any:
@@ -35,4 +41,5 @@ def _plain(schema: Any) -> Any:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(analysis_schema()), indent=2).decode() + "\n")
+    asked = comparison_schema() if sys.argv[1:] == ["comparison"] else analysis_schema()
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(asked), indent=2).decode() + "\n")
