@@ -130,11 +130,9 @@ def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
     if len(run.ranks) == 1:
         return timed, None
     tied = {rank: {rank} for rank in timed}
-    for each in together.splits:
-        if each.block.whole and each.block.calls:
-            joined = set().union(*(tied[rank] for rank in each.block.ranks if rank in tied))
-            for rank in joined:
-                tied[rank] = joined
+    for members in {each.block.ranks for each in together.splits if each.block.whole and each.block.calls}:
+        joined = set().union(*{id(tied[rank]): tied[rank] for rank in members if rank in tied}.values())
+        tied |= dict.fromkeys(joined, joined)
     most = max(tied.values(), key=lambda each: (len(each), -min(each)))
     if len(most) > 1:
         return sorted(most), None
