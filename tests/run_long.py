@@ -9,7 +9,17 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
+PROPERTIES = (
+    "intervals",
+    "breakdown",
+    "steps",
+    "timestamps",
+    "innermost",
+    "fuzz",
+    "chunks",
+    "generated",
+    "critical_path",
+)
 
 
 def main() -> None:

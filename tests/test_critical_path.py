@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report import critical_path as shown
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Steps, make
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.dag_job import COMPUTE_LANE, FIRST_COMM_LANE, Job, Kernel, changed, drawn, end_of, name, run_of, truth
 from tests.test_across import moved
+from tests.test_causes import rank_of
 
 MS = 1_000_000
 TOO_CLOSE_NS = LAUNCH_TAKES_AT_MOST_NS + BACK_TO_BACK_NS
@@ -38,7 +40,7 @@ def only(found: CriticalPath) -> StepPath:
     return path
 
 
-def followed(run: Run) -> list[Path]:
+def followed(run: Run) -> tuple[Path, ...]:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     together = across(run)
     return follow(run, windows, together, together.transfers(run)).paths
@@ -154,6 +156,7 @@ def test_ranks_that_nothing_ties_together_have_none() -> None:
     assert shown.lines(found) == ""
 
 
+@cache
 def real(source: str) -> Analysis:
     path = ROOT / source if source.startswith("traces/") else shared_file(source)
     return overlapscope.load(path).analysis()
@@ -163,7 +166,6 @@ REAL = (
     "kineto/megatron_tp8",
     "kineto/a100_ddp_rank0of2_collective_args.json.gz",
     "kineto/a100_rank3of8_six_steps.json.gz",
-    "kineto/v100_rank1of2_2020_allreduces.json.gz",
     "kineto/kineto_tb_resnet50_nw0_pt1.8.pt.trace.json.gz",
     "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
     "kineto/tracelens_mi210_gpu_only.json.gz",
@@ -239,3 +241,33 @@ def test_of_many_steps_some_of_every_length_are_followed() -> None:
     found = told(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
     assert (len(found.steps), found.left_out) == (MOST_STEPS, 30 - MOST_STEPS)
     assert {path.length_ns // MS for path in found.steps} == set(range(1, 8))
+
+
+def cpu_run(*ranks: RankTimeline) -> Run:
+    groups = (Group(name="0", size=2, ranks=(0, 1)),)
+    return Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
+
+
+def test_on_cpus_it_runs_through_the_call_that_came_last_and_what_its_thread_did_before() -> None:
+    early = rank_of(
+        0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host operations"), (310 * MS, 400 * MS, "host")]
+    )
+    late = rank_of(
+        1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host operations"), (310 * MS, 420 * MS, "host")]
+    )
+    path = only(told(cpu_run(early, late)))
+    assert path.parts == {"compute": 310 * MS, "transfer": 100 * MS, "launch": 5 * MS, "host": 5 * MS}
+    assert path.ranks == {"1": 420 * MS}
+
+
+def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
+    early = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 450 * MS, "host")])
+    late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
+    path = only(told(cpu_run(early, late)))
+    assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
+
+
+def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
+    busy = [(0, 500 * MS, "host")]
+    found = told(cpu_run(*(rank_of(rank, [(105 * MS, 305 * MS, 100 * MS)], busy) for rank in (0, 1))))
+    assert only(found).parts == {"compute": 500 * MS}

@@ -5,6 +5,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import overlapscope
 from overlapscope.cli.main import main
+from overlapscope.loaded import LoadedRun
 from overlapscope.report.perfetto import Choice, PerfettoTrace
 from overlapscope.report.trace_events import MOST_TRACKS, EventWriter, Slices, nested
 from overlapscope.timeline.columns import NONE, Telemetry, make
@@ -102,14 +104,19 @@ class Read:
         return self.slices[process, track]
 
 
-REAL = ("kineto/megatron_tp8", "kineto/a100_rank3of8_six_steps.json.gz", "gloo_torch2.13", "traces/regressed")
+REAL = ("kineto/megatron_tp8", "kineto/a100_ddp_rank0of2_collective_args.json.gz", "gloo_torch2.13", "traces/regressed")
+
+
+@cache
+def exported(source: str) -> tuple[LoadedRun, Read]:
+    loaded = overlapscope.load(ROOT / source if source.startswith("traces") else shared_file(source))
+    return loaded, Read(document(loaded.run))
 
 
 @pytest.mark.parametrize("source", REAL)
 def test_every_span_is_there_at_its_time(source: str) -> None:
-    run = overlapscope.load(ROOT / source if source.startswith("traces") else shared_file(source)).run
-    read = Read(document(run))
-    for rank, timeline in run.ranks.items():
+    loaded, read = exported(source)
+    for rank, timeline in loaded.run.ranks.items():
         spans, notes = timeline.spans, timeline.annotations
         offset = read.offsets.get(str(rank), 0)
         expected = sorted(
@@ -132,8 +139,8 @@ def test_every_span_is_there_at_its_time(source: str) -> None:
 
 @pytest.mark.parametrize("source", REAL)
 def test_causes_and_paths_add_up_as_the_analysis_says(source: str) -> None:
-    loaded = overlapscope.load(ROOT / source if source.startswith("traces") else shared_file(source))
-    read, analysis = Read(document(loaded.run)), loaded.analysis()
+    loaded, read = exported(source)
+    analysis = loaded.analysis()
     for info in analysis.ranks:
         causes = read.of(f"rank {info.rank}", "why exposed")
         steps = {name: (start, end, args) for start, end, name, args in read.of(f"rank {info.rank}", "steps")}
@@ -241,7 +248,9 @@ def test_slices_of_one_track_nest_and_none_is_lost(drawn: list[tuple[int, int]])
 def test_what_overlaps_too_deeply_is_written_beside() -> None:
     many = MOST_TRACKS + 5
     start = np.arange(many, dtype=np.int64)
-    shown = Slices(track="t", category="c", start_ns=start, end_ns=start + 1000, name=["n"] * many)
+    shown = Slices(
+        track="t", start_ns=start, end_ns=start + 1000, category=lambda row: "c", name=lambda row: f"slice {row}"
+    )
     writer = EventWriter(base_ns=0)
     text = writer.process(1, "p") + "".join(writer.slices(1, shown))
     head = {"base_time_ns": 0, "clock_offset_ns": {}}
@@ -269,8 +278,8 @@ def test_the_command_writes_once_and_says_what(tmp_path: Path, capsys: pytest.Ca
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["ranks"], told["bytes"]) == ("overlapscope.export/1", [0, 1], packed.stat().st_size)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-    exported = json.loads(plain.read_bytes(), parse_float=Decimal)
-    assert (told["events"], told["base_time_ns"]) == (Read(exported).events, exported["otherData"]["base_time_ns"])
+    read = Read(json.loads(plain.read_bytes(), parse_float=Decimal))
+    assert (told["events"], told["base_time_ns"]) == (read.events, read.base)
     before = plain.read_bytes()
     assert main(["export", str(BASELINE), "--ranks", "0", "-o", str(plain)]) == 2
     assert plain.read_bytes() == before
@@ -303,10 +312,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     assert main(["export", str(BASELINE), "-f", "-o", "/dev/null"]) == 2
 
 
+def test_a_log_without_times_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = shared_file("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log")
+    assert main(["export", str(log), "-o", str(tmp_path / "a.json")]) == 3
+    assert "nothing to show" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_export_is_not_taken_for_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exported = tmp_path / "export.json.gz"
-    assert main(["export", str(BASELINE), "-o", str(exported)]) == 0
-    assert main(["analyze", str(exported)]) == 3
+    path = tmp_path / "export.json.gz"
+    assert main(["export", str(BASELINE), "-o", str(path)]) == 0
+    assert main(["analyze", str(path)]) == 3
     assert "was made by `overlapscope export`" in capsys.readouterr().err
     (tmp_path / "rank0.json").write_bytes(write(training(), metadata=distributed(0)))
     capsys.readouterr()

@@ -6,6 +6,7 @@ aligned clocks. So waiting is not on the path, but what the others waited for is
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Final, Literal
 
@@ -56,13 +57,14 @@ class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
     """Steps whose path was not followed."""
 
 
-class Chosen(msgspec.Struct, kw_only=True, frozen=True):
-    """The paths that were followed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The paths that were followed, with all their segments."""
 
     scope: Literal["ranks", "rank"] | None = None
     reason: str | None = None
     median_step: int | None = None
-    paths: list[Path] = []
+    paths: tuple[Path, ...] = ()
     left_out: int = 0
 
 
@@ -113,7 +115,7 @@ def follow(
     return Chosen(
         scope="ranks" if len(ranks) > 1 else "rank",
         median_step=middle[1],
-        paths=sorted(paths, key=lambda path: path.start_ns),
+        paths=tuple(sorted(paths, key=lambda path: path.start_ns)),
         left_out=len(ends) - len(paths),
     )
 
@@ -207,8 +209,9 @@ def name_of(timeline: RankTimeline, part: str, row: int) -> str:
     """Give the name of a segment: the collective's operation, what the host was about to launch, or the span's."""
     spans, names = timeline.spans, timeline.names
     call = int(spans.collective[row])
-    if part in ("transfer", "communication") and call != NONE and timeline.collectives.op[call] >= 0:
-        return names[int(timeline.collectives.op[call])]
+    op = int(timeline.collectives.op[call]) if call != NONE else -1
+    if part in ("transfer", "communication") and op >= 0 and names[op] != "unknown":
+        return names[op]
     code = int(spans.host_op[row]) if part == "host" else int(spans.name[row])
     if code < 0:
         code = int(spans.name[row])

@@ -158,7 +158,8 @@ class _Walk:
         if by == BY_NOTHING:
             return None
         if by == BY_LAUNCH:
-            self._add(self._gap(rank), rank, NONE, self._told(rank, int(found.arrived_ns[position])))
+            if self._walker.run.ranks[rank].has_device:
+                self._add("idle", rank, NONE, self._told(rank, int(found.arrived_ns[position])))
             launch = int(found.launch_ns[position])
             self._add("launch", rank, int(found.row[position]), self._told(rank, launch))
             return self._host(rank, launch)

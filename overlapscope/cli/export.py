@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.cli.write_file import write_file  # noqa: PLC0415
-    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.errors import InputError, UsageError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report.perfetto import Choice, PerfettoTrace  # noqa: PLC0415
-    from overlapscope.report.text import count  # noqa: PLC0415
+    from overlapscope.report.text import count, size  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     if args.output.exists() and not args.force:
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     steps = {step for timeline in loaded.ranks.values() for step in timeline.steps.step.tolist()}
     choice = Choice(ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps))
     trace = PerfettoTrace(run=loaded, choice=choice, version=__version__)
+    if trace.is_empty:
+        raise InputError(f"{args.inputs[0]}: no times of what ran were recorded: there is nothing to show")
     written = write_file(args.output, trace.pieces(), force=args.force)
     if args.json:
         result = {
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
-    print(f"{args.output}: {count(len(trace.ranks), 'rank')}, {trace.events:,} events, {written / 2**20:.1f} MiB")
+    print(f"{args.output}: {count(len(trace.ranks), 'rank')}, {trace.events:,} events, {size(written)}")
     print("next: open it in https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
     return 0
 

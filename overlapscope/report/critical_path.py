@@ -14,6 +14,7 @@ WORDS: Final = {
     "idle": "idle",
 }
 MOST_RANKS = 4
+WORTH_SHOWING = 0.001
 MOST_NAMES = 3
 LONGEST_NAME = 48
 
@@ -31,7 +32,8 @@ def lines(found: CriticalPath) -> str:
     within = (
         "" if found.scope == "ranks" else f", within rank {path.rank}: what it waited for on others is not recorded"
     )
-    parts = sorted(path.parts.items(), key=lambda item: -item[1])
+    shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
+    parts = sorted(shown.items(), key=lambda item: -item[1])
     text = [
         f"Critical path of {what}: {path.length_ns / 1e6:,.3f} ms{within}.",
         "  " + ", ".join(f"{WORDS[part]} {share(ns)}" for part, ns in parts),

@@ -7,7 +7,7 @@ Source of the format: "Trace Event Format", https://docs.google.com/document/d/1
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -23,15 +23,14 @@ AT_ONCE: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """What one track shows. Each slice has a name, and arguments as an encoded JSON object or nothing."""
+    """What one track shows; words are asked for one slice after another, so that a long track takes little memory."""
 
     track: str
-    category: str | Sequence[str]
-    """The same for all, or one each."""
     start_ns: Ints
     end_ns: Ints
-    name: Sequence[str]
-    args: Sequence[str] | None = None
+    category: Callable[[int], str]
+    name: Callable[[int], str]
+    args: Callable[[int], Mapping[str, Any]] = lambda row: {}
 
 
 @dataclass(slots=True)
@@ -62,9 +61,13 @@ class EventWriter:
             yield self._meta("thread_name", process, thread, {"name": name})
             yield self._meta("thread_sort_index", process, thread, {"sort_index": thread})
             for begin in range(0, rows.size, AT_ONCE):
-                yield "".join(self._slice(process, thread, shown, row) for row in order[rows[begin : begin + AT_ONCE]])
+                yield "".join(
+                    self._slice(process, thread, shown, row) for row in order[rows[begin : begin + AT_ONCE]].tolist()
+                )
         for begin in range(0, rest.size, AT_ONCE):
-            yield "".join(self._overlapping(process, shown, row) for row in order[rest[begin : begin + AT_ONCE]])
+            yield "".join(
+                self._overlapping(process, shown, row) for row in order[rest[begin : begin + AT_ONCE]].tolist()
+            )
 
     def counter(self, process: int, name: str, times_ns: Sequence[int], values: Sequence[float]) -> Iterator[str]:
         """Write a counter; values that are no finite numbers are left out."""
@@ -78,19 +81,19 @@ class EventWriter:
 
     def _slice(self, process: int, thread: int, shown: Slices, row: int) -> str:
         start, end = int(shown.start_ns[row]), int(shown.end_ns[row])
-        args = f',"args":{shown.args[row]}' if shown.args is not None and shown.args[row] else ""
+        args = self._args(shown, row)
         self.events += 1
         return (
-            f',\n{{"ph":"X","cat":{self._category(shown, row)},"name":{self._quoted(shown.name[row])},"pid":{process},'
+            f',\n{{"ph":"X","cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))},"pid":{process},'
             f'"tid":{thread},"ts":{self._at(start)},"dur":{microseconds(max(end - start, 0))}{args}}}'
         )
 
     def _overlapping(self, process: int, shown: Slices, row: int) -> str:
         number = next(self._ids)
-        args = f',"args":{shown.args[row]}' if shown.args is not None and shown.args[row] else ""
+        args = self._args(shown, row)
         self.events += 2
         same = (
-            f'"cat":{self._category(shown, row)},"name":{self._quoted(shown.name[row])},"pid":{process},"tid":0,'
+            f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))},"pid":{process},"tid":0,'
             f'"id":{number}'
         )
         return (
@@ -98,8 +101,9 @@ class EventWriter:
             f',\n{{"ph":"e",{same},"ts":{self._at(int(shown.end_ns[row]))}}}'
         )
 
-    def _category(self, shown: Slices, row: int) -> str:
-        return self._quoted(shown.category if isinstance(shown.category, str) else shown.category[row])
+    def _args(self, shown: Slices, row: int) -> str:
+        args = shown.args(row)
+        return f',"args":{json.dumps(args)}' if args else ""
 
     def _meta(self, what: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
         self.events += 1
