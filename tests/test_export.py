@@ -19,12 +19,13 @@ from overlapscope.cli.main import main
 from overlapscope.loaded import LoadedRun
 from overlapscope.report.perfetto import Choice, PerfettoTrace
 from overlapscope.report.trace_events import MOST_TRACKS, EventWriter, Slices, nested
-from overlapscope.timeline.columns import NONE, Telemetry, make
+from overlapscope.timeline.columns import COMM, NONE, Telemetry, make
 from overlapscope.timeline.run import Run
 from tests.builders import full_timeline
 from tests.conftest import ROOT, shared_file
 from tests.dag_job import Job, Kernel, run_of
-from tests.kineto_writer import distributed, training, write
+from tests.kineto_writer import MS, distributed, training, write
+from tests.test_across import moved
 
 BASELINE = ROOT / "traces" / "baseline"
 
@@ -312,6 +313,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     assert main(["export", str(BASELINE), "-f", "-o", "/dev/null"]) == 2
 
 
+def test_a_clock_that_drifts_is_set_right() -> None:
+    calls = tuple(Kernel(host_ns=1000 * MS, lane=2, kind=COMM, ns=5 * MS, call=at) for at in range(60))
+    run = moved(run_of(Job(ranks=(calls, calls), members=dict.fromkeys(range(60), (0, 1)))), 1, 70 * MS, 30e-6)
+    read = Read(document(run))
+    starts: dict[str, list[int]] = defaultdict(list)
+    for (process, track), slices in read.slices.items():
+        if process.startswith("rank") and track not in ("steps", "why exposed"):
+            starts[process] += [start for start, *_ in slices]
+    assert len(starts["rank 0"]) == len(starts["rank 1"]) == 60
+    apart = np.abs(np.array(sorted(starts["rank 0"])) - np.array(sorted(starts["rank 1"])))
+    assert apart.max() < 1_000  # they were 70 ms apart at first, and 1.8 ms more at the end
+
+
 def test_a_log_without_times_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = shared_file("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log")
     assert main(["export", str(log), "-o", str(tmp_path / "a.json")]) == 3
@@ -319,8 +333,9 @@ def test_a_log_without_times_is_no_trace(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_is_not_taken_for_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "export.json.gz"
+@pytest.mark.parametrize("name", ["export.json", "export.json.gz"])
+def test_an_export_is_not_taken_for_a_recording(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
     assert main(["export", str(BASELINE), "-o", str(path)]) == 0
     assert main(["analyze", str(path)]) == 3
     assert "was made by `overlapscope export`" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def follow(
     return Chosen(
         scope="ranks" if len(ranks) > 1 else "rank",
         median_step=middle[1],
-        paths=tuple(sorted(paths, key=lambda path: path.start_ns)),
+        paths=tuple(sorted(paths, key=lambda path: path.step or 0)),
         left_out=len(ends) - len(paths),
     )
 

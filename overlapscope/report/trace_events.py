@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
@@ -61,49 +62,44 @@ class EventWriter:
             yield self._meta("thread_name", process, thread, {"name": name})
             yield self._meta("thread_sort_index", process, thread, {"sort_index": thread})
             for begin in range(0, rows.size, AT_ONCE):
-                yield "".join(
-                    self._slice(process, thread, shown, row) for row in order[rows[begin : begin + AT_ONCE]].tolist()
-                )
+                yield "".join(self._nesting(process, thread, shown, order[rows[begin : begin + AT_ONCE]]))
         for begin in range(0, rest.size, AT_ONCE):
-            yield "".join(
-                self._overlapping(process, shown, row) for row in order[rest[begin : begin + AT_ONCE]].tolist()
-            )
+            yield "".join(self._overlapping(process, shown, order[rest[begin : begin + AT_ONCE]]))
 
     def counter(self, process: int, name: str, times_ns: Sequence[int], values: Sequence[float]) -> Iterator[str]:
         """Write a counter; values that are no finite numbers are left out."""
         for time_ns, value in zip(times_ns, values, strict=True):
             if math.isfinite(value):
                 self.events += 1
+                at = microseconds(time_ns - self.base_ns)
                 yield (
-                    f',\n{{"ph":"C","pid":{process},"name":{self._quoted(name)},"ts":{self._at(time_ns)},'
+                    f',\n{{"ph":"C","pid":{process},"name":{self._quoted(name)},"ts":{at},'
                     f'"args":{{"value":{json.dumps(value)}}}}}'
                 )
 
-    def _slice(self, process: int, thread: int, shown: Slices, row: int) -> str:
-        start, end = int(shown.start_ns[row]), int(shown.end_ns[row])
-        args = self._args(shown, row)
-        self.events += 1
-        return (
-            f',\n{{"ph":"X","cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))},"pid":{process},'
-            f'"tid":{thread},"ts":{self._at(start)},"dur":{microseconds(max(end - start, 0))}{args}}}'
-        )
+    def _nesting(self, process: int, thread: int, shown: Slices, rows: Ints) -> Iterator[str]:
+        for start, length, said, args in self._said(shown, rows):
+            self.events += 1
+            yield (
+                f',\n{{"ph":"X",{said},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
+                f'"dur":{microseconds(length)}{args}}}'
+            )
 
-    def _overlapping(self, process: int, shown: Slices, row: int) -> str:
-        number = next(self._ids)
-        args = self._args(shown, row)
-        self.events += 2
-        same = (
-            f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))},"pid":{process},"tid":0,'
-            f'"id":{number}'
-        )
-        return (
-            f',\n{{"ph":"b",{same},"ts":{self._at(int(shown.start_ns[row]))}{args}}}'
-            f',\n{{"ph":"e",{same},"ts":{self._at(int(shown.end_ns[row]))}}}'
-        )
+    def _overlapping(self, process: int, shown: Slices, rows: Ints) -> Iterator[str]:
+        for start, length, said, args in self._said(shown, rows):
+            self.events += 2
+            same = f'{said},"pid":{process},"tid":0,"id":{next(self._ids)}'
+            yield f',\n{{"ph":"b",{same},"ts":{microseconds(start)}{args}}}'
+            yield f',\n{{"ph":"e",{same},"ts":{microseconds(start + length)}}}'
 
-    def _args(self, shown: Slices, row: int) -> str:
-        args = shown.args(row)
-        return f',"args":{json.dumps(args)}' if args else ""
+    def _said(self, shown: Slices, rows: Ints) -> Iterator[tuple[int, int, str, str]]:
+        """Give, for each slice, its start, its length, and its category and name and its arguments as text."""
+        starts = (shown.start_ns[rows] - self.base_ns).tolist()
+        lengths = np.maximum(shown.end_ns[rows] - shown.start_ns[rows], 0).tolist()
+        for row, start, length in zip(rows.tolist(), starts, lengths, strict=True):
+            args = shown.args(row)
+            said = f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))}'
+            yield start, length, said, f',"args":{_encoded(args)}' if args else ""
 
     def _meta(self, what: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
         self.events += 1
@@ -115,13 +111,17 @@ class EventWriter:
             self._names[name] = json.dumps(name)
         return self._names[name]
 
-    def _at(self, time_ns: int) -> str:
-        return microseconds(time_ns - self.base_ns)
-
 
 def microseconds(ns: int) -> str:
     """Give nanoseconds (0 or more) as microseconds, exactly."""
     return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _encoded(args: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(args).decode()
+    except UnicodeEncodeError:  # half a surrogate pair: some name was broken when it was recorded
+        return json.dumps(args)
 
 
 def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
