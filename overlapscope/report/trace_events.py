@@ -160,7 +160,7 @@ def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
 def joined(pieces: Iterable[str], head: Mapping[str, Any]) -> Iterator[str]:
     """Give the whole document: the head's keys, then the events."""
     opening = json.dumps(head)[:-1]
-    yield f'{opening}, "displayTimeUnit": "ns", "traceEvents": ['
+    yield f'{opening}, "traceEvents": ['
     first = True
     for piece in pieces:
         if piece:
