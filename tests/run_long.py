@@ -9,7 +9,18 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated", "compare")
+PROPERTIES = (
+    "intervals",
+    "breakdown",
+    "steps",
+    "timestamps",
+    "innermost",
+    "fuzz",
+    "chunks",
+    "generated",
+    "compare",
+    "critical_path",
+)
 
 
 def main() -> None:

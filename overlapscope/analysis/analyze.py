@@ -11,6 +11,7 @@ from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
@@ -130,6 +131,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     recommendations: list[Recommendation]
     told: dict[str, Told] = {}
     """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
+    critical_path: CriticalPath = CriticalPath()
+    """The chain of dependencies that decided how long each step took."""
 
 
 def analyze(run: Run, together: Across | None = None) -> Analysis:
@@ -137,6 +140,7 @@ def analyze(run: Run, together: Across | None = None) -> Analysis:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     together = together or across(run)
+    transfers = together.transfers(run)
     causes = causes_of(run, together, coverage)
     ranks = []
     compute_ns = 0
@@ -189,11 +193,12 @@ def analyze(run: Run, together: Across | None = None) -> Analysis:
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
-        collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
+        collectives=collective_rows(run.ranks, windows, transfers, causes),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
+        critical_path=critical_path(run, windows, together, transfers),
     )
 
 

@@ -8,6 +8,7 @@ from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.report import critical_path
 from overlapscope.report.aligned import aligned
 from overlapscope.report.told import told_tables
 
@@ -48,6 +49,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
     parts.append(_skew(analysis, all_rows=all_rows))
+    parts.append(critical_path.lines(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
