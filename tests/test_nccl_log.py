@@ -4,6 +4,7 @@ import calendar
 import math
 import random
 import re
+import time
 from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
@@ -18,8 +19,11 @@ from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest import nccl_scan
 from overlapscope.ingest.nccl_calls import DTYPES
 from overlapscope.ingest.nccl_choices import Choice, Choices, Events, match
+from overlapscope.ingest.nccl_communicators import Communicator as Member
+from overlapscope.ingest.nccl_communicators import Communicators
 from overlapscope.ingest.nccl_log import READER, recognises
 from overlapscope.ingest.nccl_text import Text
+from overlapscope.ingest.nccl_world import find_world, name_communicators
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reading
@@ -809,6 +813,16 @@ def test_warnings_keep_their_place_rank_and_time(tmp_path: Path) -> None:
     assert [each["time_ns"] for each in told] == [None, 1_777_385_682 * 10**9]
 
 
+@pytest.mark.parametrize("level", ["ATTN", "ERROR"])
+def test_notices_and_errors_of_newer_versions_are_messages_like_warnings(level: str, tmp_path: Path) -> None:
+    told = PAIR[1].warn("NVLink fabric health reports DEGRADED_BANDWIDTH", function="fillInfo")
+    reading = read(tmp_path, *pair(), told.replace("NCCL WARN", f"NCCL {level}"))
+    assert [(each["kind"], each["text"], each["rank"]) for each in rows(reading, "messages")] == [
+        (1, "NVLink fabric health reports DEGRADED_BANDWIDTH", 1)
+    ]
+    assert READER.recognises(Head(path=tmp_path, content=told.replace("NCCL WARN", f"NCCL {level}").encode()))
+
+
 def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_path: Path) -> None:
     own = [Process(rank=0, stamp=stamp) for stamp in ("[2026-04-28 14:14:42] ", "[2026-04-28 14:14:43.123456] ", "")]
     lines = [*pair(), *(process.line(by_zero("AllReduce", seq, 4)) for seq, process in enumerate(own))]
@@ -1228,6 +1242,44 @@ def test_repeated_lines_do_not_grow_what_is_told(tmp_path: Path) -> None:
     once = read(tmp_path, *lines)
     for table in ("connections", "paths"):
         assert rows(reading, table) == rows(once, table)
+
+
+def test_communicators_of_all_ranks_share_the_list_of_their_ranks(tmp_path: Path) -> None:
+    """A long job's rank makes many of them, each of as many members as the job has ranks."""
+    state = "comm 0x55a7a3{0:04x}00 rank 7 nranks 16384 cudaDev 7 nvmlDev 7 busId 101c0 commId 0x{0:x} - Init COMPLETE"
+    reading = read(tmp_path, *(PAIR[0].line(state.format(number)) for number in range(1, 4)))
+    first, *others = (group.ranks for group in reading.groups)
+    assert first == tuple(range(16384))
+    assert all(each is first for each in others)
+
+
+def test_many_communicators_take_no_time_by_their_number_squared() -> None:
+    """Sixteen times as many took 256 times as long."""
+
+    def seconds(number: int) -> float:
+        log = Communicators()
+        process = log.process("node-0", 1)
+        for order in range(number):
+            log.add(Member(process=process, pointer=order, size=8, member=3, device=3, order=order))
+        begun = time.process_time()
+        name_communicators(log.all)
+        assert find_world(log.all).size == 8
+        return time.process_time() - begun
+
+    small = min(seconds(1_000) for _ in range(3))
+    assert seconds(16_000) < 100 * small
+
+
+def test_names_of_splits_of_splits_stay_short_and_differ(tmp_path: Path) -> None:
+    state = (
+        "comm 0x{0:x} rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 101c0 parent 0x{1:x} color {2} key 0 commId 0x0 "
+        "- Init COMPLETE"
+    )
+    texts = [state.format(16 + depth + 1, 16 + depth, 1000 + depth) for depth in range(300)]
+    reading = read(tmp_path, *pair(), *(PAIR[0].line(text) for text in texts))
+    names = [group.name for group in reading.groups]
+    assert len(set(names)) == len(names) == 301
+    assert max(map(len, names)) < 300
 
 
 # --- the real log ---------------------------------------------------------------------------------------------------
