@@ -311,7 +311,8 @@ def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Pat
     assert [timeline.rank for timeline in reading.timelines] == [UNKNOWN_RANK]
     assert all(group.ranks is None for group in reading.groups)
     assert {each["rank"] for each in rows(reading, "members")} == {None}
-    assert "which ranks its processes are cannot be told: no communicator holds them all" in reading.source.warnings
+    (said,) = reading.source.warnings
+    assert "which ranks its processes are cannot be told: no communicator holds them all" in said
 
 
 def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Path) -> None:
@@ -1228,6 +1229,15 @@ def test_more_than_the_allowed_bytes_are_refused(tmp_path: Path) -> None:
     path.write_bytes(SAMPLE * 4000)
     with pytest.raises(InputError, match="--max-gib"):
         READER.read(path, ReadContext(max_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("version", [OLD, VERSIONS[0]], ids=lambda version: version.name)
+def test_a_log_that_is_cut_before_initialisation_ended_says_what_it_lacks(version: Version, tmp_path: Path) -> None:
+    whole = pair(version)
+    cut = [line for line in whole if "Init COMPLETE" not in line]
+    (said,) = read(tmp_path, *cut).source.warnings
+    assert said.startswith("2 initialisations of a communicator without its end")
+    assert not any("without its end" in each for each in read(tmp_path, *whole).source.warnings)
 
 
 def test_one_endless_line_takes_no_endless_memory(tmp_path: Path) -> None:

@@ -110,8 +110,11 @@ def find_world(communicators: Sequence[Communicator]) -> World:
             return World(size=sizes[name], ranks=of_name[name], notes=(note,) if odd else ())
     if labels:
         return World(size=None, ranks=labels, notes=("ranks are those of the launcher's labels",))
-    notes = ("which ranks its processes are cannot be told: no communicator holds them all",) if workers else ()
-    return World(size=None, ranks={}, notes=notes)
+    note = (
+        "which ranks its processes are cannot be told: no communicator holds them all; a log of several jobs, or of "
+        "one that was restarted, has to be cut to one"
+    )
+    return World(size=None, ranks={}, notes=(note,) if workers else ())
 
 
 def _labels(workers: set[Worker]) -> dict[Worker, int]:
