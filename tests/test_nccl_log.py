@@ -315,6 +315,14 @@ def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Pat
     assert "which ranks its processes are cannot be told: no communicator holds them all" in said
 
 
+def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_one(tmp_path: Path) -> None:
+    """A rotated log begins behind the world's initialisation; what it initialises itself are groups of the job."""
+    larger = call("AllReduce", 7, 64, comm="0x99", nranks=16)
+    reading = read(tmp_path, *pair(), *(process.line(larger) for process in PAIR))
+    assert reading.world_size is None
+    assert {timeline.rank for timeline in reading.timelines} == {UNKNOWN_RANK}
+
+
 def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Path) -> None:
     comms = [(Communicator(id="0x1"), [0, 1]), (Communicator(id="0x2"), [2, 3])]
     lines = ["[1," + line.split(":")[1][-1] + "]<stdout>:" + line for line in four(comms)]

@@ -1,14 +1,19 @@
 """Logs of several runs in one folder: a rank is one process, and what belongs to another run is left out and named."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from overlapscope.errors import InputError
+from overlapscope.ingest.assemble import assemble
+from overlapscope.ingest.nccl_log import READER
 from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import size
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Run, Source
+from tests.call_logs import Call, trace
 from tests.nccl_writer import VERSIONS, Communicator, Process, Version, call, initialised
 
 OLD, NEW = VERSIONS[3], VERSIONS[7]
@@ -99,6 +104,22 @@ def test_the_warning_names_both_processes_and_the_other_file(tmp_path: Path) -> 
     (said,) = [text for source in read_inputs([tmp_path]).sources for text in source.warnings]
     assert "rank 0 is process 4000 on node-0, but process 5000 on node-0 in " in said
     assert "nccl.node-0.5000.log: are these logs of two runs" in said
+
+
+def test_a_log_whose_largest_communicator_is_a_part_of_the_traced_job_is_left_out(tmp_path: Path) -> None:
+    """Ranks in it are those of the part: rank 0 of a second group of two is rank 2 of the job."""
+    source = Source(path="trace.json", format="kineto")
+    traced = Reading(source=source, timelines=(trace([Call("all_reduce", 100)]),), world_size=4)
+    paths = logs(tmp_path, "0xaaa1", 4000, 5)
+    logged = [(path, READER.read(path, ReadContext())) for path in paths]
+    run = assemble([(Path("trace.json"), traced), *logged], {})
+    assert calls_of(run) == {0: 1}
+    assert run.world_size == 4
+    said = [text for each in run.sources[1:] for text in each.warnings]
+    assert len(said) == 2
+    assert "its largest communicator has 2 ranks, and the job that was recorded 4" in said[0]
+    of_two = replace(traced, world_size=2)
+    assert set(assemble([(Path("trace.json"), of_two), *logged], {}).ranks) == {0, 1}
 
 
 def test_one_log_of_a_job_that_was_restarted_says_what_to_do(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
-from overlapscope.ingest.one_run import of_one_run
+from overlapscope.ingest.one_run import of_one_run, of_that_size
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
@@ -23,7 +23,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
-    readings = _apart(of_one_run(_with_ranks(_without_stand_ins(readings), given)))
+    readings = _apart(of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given))))
     parts: dict[int, list[RankTimeline]] = {}
     groups: dict[str, Group] = {}
     fingerprint: dict[str, str | int | None] = {}

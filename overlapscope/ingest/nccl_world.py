@@ -83,7 +83,7 @@ class World:
 def find_world(communicators: Sequence[Communicator]) -> World:
     """Tell the ranks of all processes that have a communicator.
 
-    The world is the largest communicator that all of them are in; of several, those must number them alike, or the
+    The world is the largest communicator, if all of them are in it; of several, those must number them alike, or the
     launcher's labels agree with one, or one is not a split of another. Where there is none, the labels tell the ranks
     if they differ from process to process.
     """
@@ -97,7 +97,7 @@ def find_world(communicators: Sequence[Communicator]) -> World:
             sizes[each.name] = each.size
     labels = _labels(workers)
     covering = [name for name, members in of_name.items() if len(members) == len(workers)]
-    most = max((sizes[name] for name in covering), default=0)
+    most = max((each.size for each in communicators), default=0)  # also those that only calls tell of
     largest = [name for name in covering if sizes[name] == most]
     if largest:
         first = of_name[largest[0]]

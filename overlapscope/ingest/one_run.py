@@ -18,6 +18,8 @@ from overlapscope.timeline.columns import NONE, size
 
 _ID: Final = "0x"
 """How the names of communicators begin that are known by their id."""
+_LIBRARY_LOG: Final = "nccl-log"
+"""The format that takes a rank in its largest communicator for the rank in the world."""
 Process = tuple[str, int]
 """Host and number."""
 
@@ -61,6 +63,29 @@ def of_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Rea
         )
         source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))
         result[at] = (path, Reading(source=source))
+    return result
+
+
+def of_that_size(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Leave out logs whose largest communicator is not as large as the job that was recorded.
+
+    Ranks in such a log are those in that communicator: of a part of the job, or of more than it.
+    """
+    timed = (each for _, each in readings if any(timeline.basis != "log" for timeline in each.timelines))
+    sizes = {reading.world_size for reading in timed} - {None}
+    job = sizes.pop() if len(sizes) == 1 else None
+    result = []
+    for path, reading in readings:
+        own = reading.world_size
+        if job is not None and own not in (None, job) and reading.source.format == _LIBRARY_LOG:
+            text = (
+                f"left out: its largest communicator has {own} ranks, and the job that was recorded {job}: which of "
+                "the job's ranks its processes are is not known"
+            )
+            source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))
+            result.append((path, Reading(source=source)))
+        else:
+            result.append((path, reading))
     return result
 
 
