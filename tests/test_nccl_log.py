@@ -255,6 +255,24 @@ def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path)
     assert any("cannot be told" in warning for warning in reading.source.warnings)
 
 
+@pytest.mark.parametrize("bias", ["(nil)", "0x7f5b6dec9900"])
+def test_rccl_of_rocm_7_has_a_pointer_more_in_every_call(bias: str, tmp_path: Path) -> None:
+    bodies = [
+        by_zero(op, seq, 256 << seq, end=f" task {seq} globalrank 0").replace(" count ", f" acc {bias} count ")
+        for seq, op in enumerate(("AllReduce", "AllReduceWithBias", "AlltoAllGda", "AlltoAllvGda"))
+    ]
+    mixed = [bodies[0], by_zero("AllReduce", 1, 9), *bodies[1:]]
+    for told, expected in ((bodies, 4), (mixed, 5)):
+        reading = after_pair(tmp_path, *told)
+        assert (len(calls(reading)), reading.source.dropped) == (expected, 0)
+    found = [(each["op"], each["elements"], each["bytes"]) for each in calls(after_pair(tmp_path, *bodies))]
+    assert found == [
+        ("all_reduce", 256, 1024), ("all_reduce", 512, 2048), ("all_to_all", 2048, 8192), ("all_to_allv", None, None),
+    ]  # fmt: skip
+    torn = PAIR[1].line(PAIR[1].line("")) + bodies[0].replace(COMM.pointer(0), COMM.pointer(1))
+    assert [each["elements"] for each in calls(read(tmp_path, *pair(), torn), 1)] == [256]
+
+
 def test_rccl_tells_the_rank_in_the_communicator_with_every_call(tmp_path: Path) -> None:
     lines = [
         process.line(
