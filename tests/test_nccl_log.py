@@ -745,6 +745,18 @@ def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Pa
     assert any("do not say of which communicator" in each for each in reading.source.warnings)
 
 
+def test_rings_and_trees_of_rccl_name_their_communicator_behind_them(tmp_path: Path) -> None:
+    owner = f" comm {COMM.pointer(0)} nRanks 02 busId 101c0"
+    trees = "".join(f" [{channel}] 1/-1/-1->0->-1" for channel in range(64))
+    assert len(trees) > 1023
+    lines = pair()
+    told = [PAIR[0].line(text) for text in ("Ring 7 : 1 -> 0 -> 1", f"Trees{trees}", "Ring 8 : 1 -> 0 -> 1")]
+    reading = read(tmp_path, lines[0], *(line + owner for line in told), *lines[1:])
+    assert reading.source.dropped == 0
+    found = [(each["pattern"], each["channel"], each["member"], each["next"]) for each in rows(reading, "paths")]
+    assert {("ring", 7, 0, 1), ("ring", 7, 1, 0), ("ring", 8, 0, 1), ("tree", 63, 0, 1)} <= set(found)
+
+
 def test_a_ring_that_the_library_cut_short_is_left_out(tmp_path: Path) -> None:
     begin, *rest = initialised(NEW, PAIR[0], 0, 2, COMM)
     rest = [each for each in rest if "Channel 0" not in each and "Trees" not in each]
