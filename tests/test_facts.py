@@ -335,3 +335,13 @@ def test_a_member_of_a_communicator_may_be_told_of_in_part() -> None:
 def test_answers_are_spelled_out() -> None:
     connections = make(FACT_TABLES["connections"], 1, gpu_direct=np.array([YES]))
     assert told(Facts(connections=connections))["connections"].rows[0]["gpu_direct"] == "yes"
+
+
+def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:
+    stem = "DistributedOptimizer_Allreduce/HorovodAllreduce_gradient_tape_model_dense_1_"
+    rows: list[dict[str, str | int | float | None]] = [
+        {"subject": stem + end, "value": 1.0} for end in ("MatMul_grad", "BiasAdd_grad")
+    ]
+    lines = told_tables({"figures": Told(rows=rows, left_out=0)}).splitlines()[2:]
+    assert [line.split()[0][-12:] for line in lines] == ["_MatMul_grad", "BiasAdd_grad"]
+    assert all(len(line.split()[0]) == 60 for line in lines)
