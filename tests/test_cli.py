@@ -564,3 +564,9 @@ def test_steps_are_marked_when_they_are_not_wholly_recorded(folder: Path, capsys
     assert "not wholly recorded" in capsys.readouterr().out
     assert steps[0]["window_ns"] == 10 * MS
     assert steps[0]["copy_ns"] == 600 * US
+
+
+def test_the_command_is_there_as_a_module_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "overlapscope", "--version"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"overlapscope ")
