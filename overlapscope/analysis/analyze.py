@@ -12,6 +12,7 @@ from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
+from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.nccl_findings import nccl_findings
@@ -125,6 +126,7 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     unclassified: Listed
     fused: Listed
     collectives: list[CollectiveRow]
+    exposed_by: ExposedBy = ExposedBy()
     skew: Skew
     findings: list[Finding]
     recommendations: list[Recommendation]
@@ -190,6 +192,7 @@ def analyze(run: Run) -> Analysis:
         unclassified=unclassified,
         fused=fused,
         collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
+        exposed_by=exposed_by(run.ranks, windows, causes),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
         findings=findings,
         recommendations=[],

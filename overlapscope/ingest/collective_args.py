@@ -51,6 +51,8 @@ class CollectiveArgs(msgspec.Struct, gc=False):
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     rank_start: Any = msgspec.field(default=None, name="Global rank start")
     rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
+    source_rank: Any = msgspec.field(default=None, name="Src Rank")
+    target_rank: Any = msgspec.field(default=None, name="Dst Rank")
     seq: Any = msgspec.field(default=None, name="Seq")
     input_dims: Any = msgspec.field(default=None, name="Input Dims")
     old_input_dims: Any = msgspec.field(default=None, name="Input dims")
@@ -80,6 +82,15 @@ def count(value: object) -> int | None:
 def function_id(args: CollectiveArgs) -> int | None:
     """Give the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
     return count(args.record_function_id) or None
+
+
+def peer(args: CollectiveArgs) -> int | None:
+    """Give the rank of the world that a send goes to or a recv comes from.
+
+    torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
+    """
+    told = count(args.target_rank)
+    return count(args.source_rank) if told is None else told
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:

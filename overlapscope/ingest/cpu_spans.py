@@ -12,6 +12,7 @@ from overlapscope.ingest.collective_args import (
     input_dtype,
     input_elements,
 )
+from overlapscope.ingest.launch_context import launch_context
 from overlapscope.ingest.marked_comm import marks
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
@@ -137,6 +138,9 @@ def _collectives(
         elements.append(NONE if count is None else count)
         volumes.append(NONE if volume is None else volume)
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
+    lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
+    ops_told = np.array(ops, np.int32)
+    told = launch_context(columns.host, columns.names, ops_told, np.array(lanes, np.int64), np.array(launch, np.int64))
     ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
@@ -144,7 +148,10 @@ def _collectives(
         recording=0,
         group=code(group) if group is not None else -1,
         group_size=size if size is not None else NONE,
-        op=np.array(ops, np.int32),
+        op=ops_told,
+        phase=told.phase,
+        module=told.module,
+        dimension=told.dimension,
         executed_op=np.array(executed, np.int32),
         dtype=np.array(dtypes, np.int32),
         elements=np.array(elements, np.int64),

@@ -10,6 +10,7 @@ from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.report.aligned import aligned
 from overlapscope.report.told import told_tables
+from overlapscope.report.where import place, where
 
 MAX_RANKS = 24
 MAX_STEPS = 30
@@ -47,6 +48,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     """
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
+    parts.append(where(analysis.exposed_by))
     parts.append(_skew(analysis, all_rows=all_rows))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
@@ -232,7 +234,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     if not rows:
         return ""
-    head = ["collective", "size", "type", "group", "calls", "median ms", "busbw GB/s"]
+    head = ["collective", "size", "type", "group", "where", "calls", "median ms", "busbw GB/s"]
+    placed = any(place(row) for row in rows[:limit])
     cells = []
     for row in rows[:limit]:
         at_least = ">= " if row.estimate == "upper_bound" else ""
@@ -242,6 +245,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
                 size(row.bytes),
                 row.dtype or "?",
                 f"{row.group or '?'} ({row.group_size or '?'} ranks)",
+                place(row),
                 str(row.count),
                 ms(row.transfer_ns_median),
                 NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
@@ -249,7 +253,8 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""
     note = "\nDurations hold waiting for late ranks too." if any(r.estimate == "upper_bound" for r in rows) else ""
-    return "\n".join(aligned([head, *cells], left=4)) + more + note
+    lines = [head, *cells] if placed else [line[:4] + line[5:] for line in (head, *cells)]
+    return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
 def size(size_bytes: int | None) -> str:
