@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.bounded import bounded
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
@@ -93,6 +94,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
 
     matched: int = 0
     unmatched: int = 0
+    pairs: int = 0
+    """Sends matched with their receives; the calls that were not are among the unmatched."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     residual_ns: int | None = None
@@ -166,6 +169,7 @@ def analyze(run: Run) -> Analysis:
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     findings += desync(run)
+    findings += bounded(run, together)
     findings += topology_findings(run.facts)
     findings += nccl_findings(run)
     return Analysis(
@@ -204,8 +208,9 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
     residual = together.clocks.residual_ns
     return Skew(
         matched=together.matched,
-        unmatched=together.matching.unmatched,
-        reasons=list(together.matching.reasons),
+        unmatched=together.matching.unmatched + together.pairs.unmatched,
+        pairs=together.pairs.matched,
+        reasons=[*together.matching.reasons, *together.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in together.clocks.offset_ns.items()},
         residual_ns=None if residual is None else round(residual),
         ranks=[

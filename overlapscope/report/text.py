@@ -226,7 +226,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
         f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}."
         for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
     ]
-    matched = f"{count(skew.matched, 'collective')} matched across ranks"
+    messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
+    matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
     lines.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
     return "\n".join(lines)
 
