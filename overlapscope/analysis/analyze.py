@@ -17,6 +17,7 @@ from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.nccl_findings import nccl_findings
+from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.steps import step_windows, whole_windows
@@ -25,6 +26,7 @@ from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
+from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
@@ -137,8 +139,8 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
 
 
-def analyze(run: Run) -> Analysis:
-    """Give all figures of a run."""
+def analyze(run: Run, bandwidth: Facts | None = None) -> Analysis:
+    """Give all figures of a run; `bandwidth` holds measurements of what its collectives could reach."""
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     together = across(run)
@@ -172,6 +174,8 @@ def analyze(run: Run) -> Analysis:
     findings += bounded(run, together)
     findings += topology_findings(run.facts)
     findings += nccl_findings(run)
+    collectives = collective_rows(run.ranks, windows, together.transfers(run), causes)
+    findings += possible_bandwidth(run, collectives, bandwidth)
     return Analysis(
         sources=[
             SourceInfo(
@@ -195,7 +199,7 @@ def analyze(run: Run) -> Analysis:
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
-        collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
+        collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, causes),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
         findings=findings,
