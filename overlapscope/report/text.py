@@ -19,6 +19,8 @@ MAX_FINDINGS = 6
 MAX_SKEW = 8
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 NOT_APPLICABLE = "n/a"
+FINDING_PAGES = "docs/findings"
+"""A page for each kind of finding: what it means, how it is found, what to do next."""
 WORDS = {
     "peer_compute": "waiting: the last rank computed",
     "peer_comm": "waiting: the last rank communicated elsewhere",
@@ -270,9 +272,17 @@ def size(size_bytes: int | None) -> str:
     return f"{value:.4g} GiB"
 
 
+def page(finding: str) -> str:
+    """Give the name of the page on a finding's kind, the part of its id before the first colon."""
+    return f"{finding.split(':', 1)[0]}.md"
+
+
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
     lines = [f"{'!' if each.severity == 'warning' else '-'} {each.title}" for each in shown]
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
+    if shown:
+        pages = sorted({page(each.id) for each in shown})
+        lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
     return "\n".join(lines)
