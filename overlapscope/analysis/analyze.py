@@ -17,6 +17,7 @@ from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.nccl_findings import nccl_findings
+from overlapscope.analysis.pipeline import pipeline_bubbles
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
@@ -172,6 +173,7 @@ def analyze(run: Run, bandwidth: Facts | None = None) -> Analysis:
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     findings += desync(run)
     findings += bounded(run, together)
+    findings += pipeline_bubbles(run, windows)
     findings += topology_findings(run.facts)
     findings += nccl_findings(run)
     collectives = collective_rows(run.ranks, windows, together.transfers(run), causes)
