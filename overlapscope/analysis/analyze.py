@@ -13,6 +13,7 @@ from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.desync import desync
+from overlapscope.analysis.experts import expert_imbalance
 from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
@@ -174,6 +175,7 @@ def analyze(run: Run, bandwidth: Facts | None = None) -> Analysis:
     findings += desync(run)
     findings += bounded(run, together)
     findings += pipeline_bubbles(run, windows)
+    findings += expert_imbalance(run, together, coverage, {info.rank: info.whole.window_ns for info in ranks})
     findings += topology_findings(run.facts)
     findings += nccl_findings(run)
     collectives = collective_rows(run.ranks, windows, together.transfers(run), causes)
