@@ -230,6 +230,35 @@ def test_a_trace_says_with_whom_and_what_came_back(tmp_path):
     assert table.received_bytes.fillna(-1).tolist() == [-1, -1, 8192]
 
 
+def test_a_cpu_run_says_with_whom_and_what_came_back_and_its_callers_thread_still_computes(tmp_path):
+    """As torch 2.13 over gloo writes it: a caller runs its messages on its own thread, collectives on another."""
+    shape = {"Input Dims": [[[256]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
+    own = {"Input Dims": [[256]], "Input type": ["float"]}
+    swapped = {"Input Dims": [[300], [100]], "Input type": ["float", "float"]}
+    events = [
+        kineto.op("aten::mm", 0, 10 * MS),
+        kineto.op("c10d::send", 11 * MS, MS, args={**shape, "Concrete Inputs": ["", "", "1", "0"]}),
+        kineto.annotation("gloo:send", 11 * MS + 500 * US, 2 * MS, args=own),
+        kineto.op("c10d::recv_", 15 * MS, MS, args={**shape, "Concrete Inputs": ["", "", "2", "0"]}),
+        kineto.annotation("gloo:recv", 15 * MS + 100 * US, 4 * MS, args=own),
+        kineto.op("aten::mm", 20 * MS, 10 * MS),
+        kineto.op("c10d::alltoall_base_", 31 * MS, MS, args=swapped),
+        kineto.annotation(
+            "gloo:all_to_all", 32 * MS, 5 * MS, thread=77, args={"Input Dims": [[100]], "Input type": ["float"]}
+        ),
+    ]
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_bytes(kineto.write(events, metadata=kineto.distributed(0, 4, backend="gloo")))
+    run = overlapscope.load(path)
+    table = run.table("collectives", 0).sort_values("start_ns")
+    assert table.op.tolist() == ["send", "recv", "all_to_all"]
+    assert table.peer.fillna(-1).tolist() == [1, 2, -1]
+    assert table.received_bytes.fillna(-1).tolist() == [-1, -1, 1200]
+    assert table.bytes.tolist() == [1024, 1024, 400]
+    whole = run.analysis().ranks[0].whole
+    assert (whole.compute_ns, whole.comm_ns, whole.overlapped_ns) == (20 * MS, 11 * MS, 0)
+
+
 # --- real traces ----------------------------------------------------------------------------------------------------
 
 

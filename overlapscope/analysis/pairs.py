@@ -125,7 +125,9 @@ def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str |
     a, b = ours.bytes[sent], theirs.bytes[got]
     if ((a != b) & (a != NONE) & (b != NONE)).any():
         return "sends and receives differ in size by their order: they are not the same messages, and not paired"
-    begun = clocks.aligned(way.sender, ours.start_ns[sent])
+    # A host hands its message over when it calls, which may be before the span of the send begins.
+    called = np.where(ours.launch_ns[sent] == NONE, ours.start_ns[sent], ours.launch_ns[sent])
+    begun = clocks.aligned(way.sender, called)
     ended = clocks.aligned(way.receiver, theirs.end_ns[got])
     slack = max(float(EARLY_NS), 3.0 * (clocks.residual_ns or 0.0))
     known = way.sender in clocks.offset_ns and way.receiver in clocks.offset_ns

@@ -8,6 +8,7 @@ the host annotation, and group size and sequence number in the positional `Concr
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -91,6 +92,19 @@ def peer(args: CollectiveArgs) -> int | None:
     """
     told = count(args.target_rank)
     return count(args.source_rank) if told is None else told
+
+
+_CALLED_PEER = 2
+
+
+def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
+    """Give the rank of the world that `c10d::send` or `c10d::recv_` names by its place among the group's members.
+
+    Their arguments are (tensors, group, rank in the group, tag); written where shapes are recorded.
+    """
+    values = args.concrete_inputs
+    place = count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
+    return members[place] if place is not None and place < len(members) else None
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:

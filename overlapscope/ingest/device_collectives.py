@@ -181,7 +181,9 @@ def _describe(
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
         "bytes": api.bytes if moved_bytes is None else moved_bytes,
-        "received_bytes": volume_bytes(moved_out, dtype) if op == "all_to_all" else None,
+        "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
+        if op == "all_to_all"
+        else None,
         "peer": peer(full),
         "record_function_id": function_id(record) or function_id(call),
     }
