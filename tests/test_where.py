@@ -121,6 +121,25 @@ def test_recomputation_inside_the_backward_pass_is_backward(tmp_path):
     assert places(tmp_path, events) == [("tensor", "backward", "layers.1")]
 
 
+@pytest.mark.parametrize("dialect", [kineto.TORCH_2024, kineto.ABSOLUTE_FLOATS])
+def test_a_modules_call_in_the_hosts_stack_tells_its_name_and_the_forward_pass(tmp_path, dialect):
+    """Stacks are written where `with_stack` is on; other ranges of them say nothing."""
+    events = [
+        kineto.op("nn.Module: Block_2", 1 * MS, 4 * MS, sort="python_function"),
+        kineto.op("nn.Module: RowParallelLinear_7", 2 * MS, 1 * MS, sort="python_function"),
+        kineto.op("layers.py(300): forward", 2 * MS + 10 * US, 900 * US, sort="python_function"),
+        *launched("mesh_tp", 2 * MS + 200 * US, 1),
+        *launched("mesh_tp", 4 * MS, 2),
+        kineto.op("train.py(12): step", 8 * MS, 1 * MS, sort="python_function"),
+        *launched("mesh_tp", 8 * MS + 100 * US, 3),
+    ]
+    assert places(tmp_path, events, dialect=dialect) == [
+        ("tensor", "forward", "RowParallelLinear_7"),
+        ("tensor", "forward", "Block_2"),
+        ("tensor", None, None),
+    ]
+
+
 def test_what_autograds_own_thread_launches_is_backward_and_what_the_main_thread_does_besides_is_unknown(tmp_path):
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
