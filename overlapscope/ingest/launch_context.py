@@ -21,7 +21,8 @@ _AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")
 _PHASES: Final = {
     FORWARD: re.compile(
         r"^(?:FSDP::(?:root_)?(?:pre_forward|post_forward)|FSDP::forward_prefetch|DistributedDataParallel\.forward$"
-        r"|FullyShardedDataParallel\.forward$|nn\.Module: |\[pl\].*\.training_step$|(?:overlapscope\.|## ?)?forward(?: ?##)?$)"
+        r"|FullyShardedDataParallel\.forward$|nn\.Module: "
+        r"|\[pl\].*\.training_step$|(?:overlapscope\.|## ?)?forward(?: ?##)?$)"
     ),
     BACKWARD: re.compile(
         r"^(?:autograd::engine::evaluate_function\b|FSDP::(?:root_)?(?:pre_backward|post_backward)"
