@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import overlapscope
+from overlapscope.analysis.exposed_by import ExposedBy
 from overlapscope.report.where import where
 from overlapscope.timeline.dimensions import dimension_of, with_dimensions
 from overlapscope.timeline.run import Group
@@ -254,6 +255,13 @@ def test_exposed_time_by_each_place_shares_out_one_sum():
     assert total == pytest.approx(sum(steps) / len(steps), rel=0.02)
     text = where(exposed)
     assert f"exposed by dimension: data {total / 1e6:.3f} ms" in text
+
+
+def test_long_names_keep_their_two_ends():
+    name = "model.language_model.layers.17.mlp.experts"
+    text = where(ExposedBy(module={name: 5 * MS, "unknown": MS}))
+    assert text == "exposed by module: model.langua...7.mlp.experts 5.000 ms, unknown 1.000 ms"
+    assert len("model.langua...7.mlp.experts") == 28
 
 
 def test_nothing_is_said_where_nothing_can_be_placed():

@@ -21,6 +21,8 @@ EARLY_NS: Final = 50_000
 MAX_EARLY: Final = 0.05
 """... and where so many of them do, the recordings do not hold the same messages."""
 
+MAX_REASONS: Final = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
@@ -92,7 +94,9 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         else:
             unmatched += sent.size + got.size
             reasons.append(f"{_named(way.group)}, rank {way.sender} to rank {way.receiver}: {why}")
-    return PairMatching(pairs=tuple(pairs), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons)))
+    said = list(dict.fromkeys(reasons))
+    more = [f"{len(said) - MAX_REASONS} more such reasons for sends and receives"] if len(said) > MAX_REASONS else []
+    return PairMatching(pairs=tuple(pairs), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more))
 
 
 def _spoken(

@@ -9,7 +9,10 @@ MAX_PLACE = 28
 
 def place(row: CollectiveRow) -> str:
     """Give the dimension, phase and module of a kind of call in a few words; empty where none is known."""
-    words = " ".join(each for each in (row.dimension, row.phase, row.module) if each)
+    return _short(" ".join(each for each in (row.dimension, row.phase, row.module) if each))
+
+
+def _short(words: str) -> str:
     return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
 
 
@@ -20,7 +23,7 @@ def where(exposed: ExposedBy) -> str:
         sums: dict[str, int] = getattr(exposed, kind)
         if not set(sums) - {UNKNOWN}:
             continue
-        shown = [f"{name} {ns / 1e6:,.3f} ms" for name, ns in list(sums.items())[:MAX_NAMES]]
+        shown = [f"{_short(name)} {ns / 1e6:,.3f} ms" for name, ns in list(sums.items())[:MAX_NAMES]]
         more = f", {len(sums) - MAX_NAMES} more" if len(sums) > MAX_NAMES else ""
         lines.append(f"exposed by {kind}: {', '.join(shown)}{more}")
     return "\n".join(lines)
