@@ -109,16 +109,18 @@ def _spoken(
     if rows.size == 0:
         return
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
-    kinds, at = np.unique(
-        np.stack([calls.op[rows].astype(np.int64), calls.group[rows].astype(np.int64), calls.peer[rows]]),
-        axis=1,
-        return_inverse=True,
+    op, group, peer = calls.op[rows].astype(np.int64), calls.group[rows], calls.peer[rows].copy()
+    for code in np.unique(group[peer == NONE]).tolist():
+        others = [each for each in members.get(names[code] if code >= 0 else "", ()) if each != rank]
+        if len(others) == 1:
+            peer[(group == code) & (peer == NONE)] = others[0]
+    peers, of_peer = np.unique(peer, return_inverse=True)
+    _, first, at = np.unique(
+        (op * (len(names) + 1) + group + 1) * peers.size + of_peer, return_index=True, return_inverse=True
     )
-    for kind, (op, code, told) in enumerate(kinds.T.tolist()):
-        group = names[code] if code >= 0 else None
-        others = [each for each in members.get(group or "", ()) if each != rank]
-        peer = others[0] if told == NONE and len(others) == 1 else told
-        yield names[op], group, peer, rows[at.reshape(-1) == kind]
+    for kind, row in enumerate(first.tolist()):
+        code = int(group[row])
+        yield names[int(op[row])], (names[code] if code >= 0 else None), int(peer[row]), rows[at == kind]
 
 
 def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str | None:

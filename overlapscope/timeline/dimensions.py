@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline
 
 DATA, TENSOR, PIPELINE, EXPERT, CONTEXT = "data", "tensor", "pipeline", "expert", "context"
@@ -61,13 +60,17 @@ def with_dimensions(
 
 
 def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimeline:
-    calls, names = timeline.collectives, NameTable(timeline.names)
-    of_group = [names.code(named[name]) if name in named else -1 for name in timeline.names]
-    told = np.array([*of_group, -1], np.int32)[calls.group]
-    if not (told >= 0).any():
+    calls, names = timeline.collectives, timeline.names
+    used = np.unique(calls.group)
+    of_code = {code: named[names[code]] for code in used[used >= 0].tolist() if names[code] in named}
+    if not of_code:
         return timeline
-    dimension = np.where(told >= 0, told, calls.dimension).astype(np.int32)
-    return replace(timeline, names=tuple(names.to_list()), collectives=replace(calls, dimension=dimension))
+    new = tuple(sorted(set(of_code.values()) - set(names)))
+    names = (*names, *new)
+    dimension = calls.dimension.copy()
+    for code, told in of_code.items():
+        dimension[calls.group == code] = names.index(told)
+    return replace(timeline, names=names, collectives=replace(calls, dimension=dimension))
 
 
 def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:
