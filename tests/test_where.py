@@ -226,7 +226,6 @@ def phases_by_hand(path: Path) -> dict[str, int]:
     [
         "kineto/a100_ddp_rank0of2_collective_args.json.gz",
         "kineto/sampled_pair/sampled_rank-0.json.gz",
-        "kineto/megatron_tp8/megatron_kineto_0.json.gz",
         "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
     ],
 )
