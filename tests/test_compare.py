@@ -226,7 +226,7 @@ def test_recorded_jobs_of_all_sorts_add_up_against_each_other(real: dict[str, Re
 def test_jobs_of_other_sizes_and_devices_are_compared_and_called_so(real: dict[str, Replicate]) -> None:
     comparison = compare([real["kineto/megatron_tp8"]], [real["gloo_torch2.13"]])
     assert not comparison.same_job
-    assert {"not_the_same_job:world_size", "ranks_differ"} <= ids(comparison)
+    assert {"differs_job:world_size", "ranks_differ"} <= ids(comparison)
     assert metric(comparison, "exposed_comm_ns").difference is not None
     assert "! not the same job: world_size 8 became 2" in compare_text.render(comparison)
 
@@ -338,7 +338,7 @@ def test_where_one_side_knows_no_copies_they_count_with_idle_time_on_both() -> N
     assert names[IDLE_OR_COPIES] == 0
     assert COPY not in names
     assert metric(comparison, "copy_ns").difference is None
-    assert "recorded_otherwise:recording.basis" in ids(comparison)
+    assert "differs_recording:recording.basis" in ids(comparison)
 
 
 def test_values_read_back_by_the_host_are_a_finding_and_other_copies_are_none() -> None:
@@ -406,8 +406,8 @@ def test_other_software_is_told_and_does_not_make_it_another_job() -> None:
     old, new = steady(fingerprint={"torch_version": "2.12"}), steady(fingerprint={"torch_version": "2.13"})
     comparison = compared(run_of(old), run_of(new))
     assert comparison.same_job
-    assert "other_software:torch_version" in ids(comparison)
-    assert "not_the_same_job:device" in ids(
+    assert "differs_software:torch_version" in ids(comparison)
+    assert "differs_job:device" in ids(
         compared(run_of(steady(fingerprint={"device": "A"})), run_of(steady(fingerprint={"device": "B"})))
     )
 

@@ -1,7 +1,7 @@
 """What somebody who reads a comparison should not overlook: sides that are not alike, and what was changed."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final, Literal
 
 from overlapscope.analysis.collective_changes import FamilyChange
 from overlapscope.analysis.findings import Finding
@@ -11,16 +11,11 @@ from overlapscope.analysis.rank_words import id_part, listed, rank_list, short
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import StepTable
 
+KNOWN_FROM: Final = "comparison"
 MOST: Final = 8
 """Changed kinds of collective, and differing keys of a sort, that are told."""
 SYNCHRONISATIONS: Final = 0.5
 """More a step than this are new: less is that of every so many steps, as for a log line."""
-_IDS: Final[dict[Sort, str]] = {
-    "job": "not_the_same_job",
-    "recording": "recorded_otherwise",
-    "setting": "setting_changed",
-    "software": "other_software",
-}
 _WORDS: Final[dict[Sort, str]] = {
     "job": "not the same job",
     "recording": "not recorded alike, so figures may differ for that alone",
@@ -35,18 +30,38 @@ def side_findings(
     """Say what a side lacks: times, steps, communication, ranks."""
     found = []
     if not any(run.ranks for run in runs):
-        return [_finding(f"no_times:{side}", "warning", f"{side}: no times were recorded: nothing to compare", {})]
+        return [
+            Finding(
+                id=f"no_times:{side}",
+                severity="warning",
+                title=f"{side}: no times were recorded: nothing to compare",
+                evidence={},
+                known_from=KNOWN_FROM,
+            )
+        ]
     lacking = [run.name for run, table in zip(runs, tables, strict=True) if not table.recorded.any()]
     if of_steps and lacking:
         names = listed([short(name) for name in lacking], 4, ", ")
         title = f"{side}: no step was recorded whole, so left out: {names}"
-        found.append(_finding(f"run_left_out:{side}", "warning", title, {"runs": lacking[:MOST]}))
+        found.append(
+            Finding(
+                id=f"run_left_out:{side}",
+                severity="warning",
+                title=title,
+                evidence={"runs": lacking[:MOST]},
+                known_from=KNOWN_FROM,
+            )
+        )
     if not of_steps and not any(run.steps.recorded.any() for run in runs):
         title = f"{side}: no step was recorded whole; whole recordings are compared, alike only if they hold equal work"
-        found.append(_finding(f"no_steps:{side}", "warning", title, {}))
+        found.append(
+            Finding(id=f"no_steps:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
+        )
     if not communicates:
         title = f"{side}: no communication was recorded: its exposed time is not 0 but not known"
-        found.append(_finding(f"no_communication:{side}", "warning", title, {}))
+        found.append(
+            Finding(id=f"no_communication:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
+        )
     return found
 
 
@@ -57,16 +72,24 @@ def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Findi
         return []
     if not ranks:
         title = "no rank was recorded in all runs, or the jobs have other sizes: all ranks of each run are compared"
-        return [_finding("ranks_differ", "warning", title, {})]
+        return [Finding(id="ranks_differ", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)]
     others = sorted({rank for each in recorded for rank in each} - set(ranks))
     title = f"compared: {rank_list(ranks)}; not recorded in all runs: {rank_list(others)}"
-    return [_finding("ranks_differ", "warning", title, {"left_out": others[:MOST]})]
+    return [
+        Finding(
+            id="ranks_differ",
+            severity="warning",
+            title=title,
+            evidence={"left_out": others[:MOST]},
+            known_from=KNOWN_FROM,
+        )
+    ]
 
 
 def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
     """Say in which keys the runs differ."""
     found = []
-    told = dict.fromkeys(_IDS, 0)
+    told = dict.fromkeys(_WORDS, 0)
     for each in differences:
         told[each.sort] += 1
         if told[each.sort] > MOST:
@@ -77,9 +100,17 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
             f"{values[0]} became {values[1]}" if each.base != each.candidate else f"differs between runs: {values[0]}"
         )
         title = f"{_WORDS[each.sort]}: {short(key)} {change}"
-        severity = "warning" if each.sort in ("job", "recording") else "info"
+        severity: Literal["info", "warning"] = "warning" if each.sort in ("job", "recording") else "info"
         evidence = {"base": each.base[:MOST], "candidate": each.candidate[:MOST]}
-        found.append(_finding(f"{_IDS[each.sort]}:{short(each.key)}", severity, title, evidence))
+        found.append(
+            Finding(
+                id=f"differs_{each.sort}:{short(each.key)}",
+                severity=severity,
+                title=title,
+                evidence=evidence,
+                known_from=KNOWN_FROM,
+            )
+        )
     return found
 
 
@@ -89,7 +120,9 @@ def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> li
     if not unknown:
         return []
     title = f"not recorded on both sides: {', '.join(unknown)}; so whether it is the same job is not known"
-    return [_finding("job_not_known", "info", title, {"keys": unknown})]
+    return [
+        Finding(id="job_not_known", severity="info", title=title, evidence={"keys": unknown}, known_from=KNOWN_FROM)
+    ]
 
 
 def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | None) -> list[Finding]:
@@ -108,12 +141,28 @@ def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | N
             "exposed_difference_ns": each.exposed_difference_ns,
         }
         place = f"{id_part(each.group)}:{short(each.op)}:{short(each.dtype or '?')}:{each.group_size or '?'}"
-        found.append(_finding(f"collective_{each.change}:{place}", "info", title, evidence))
+        found.append(
+            Finding(
+                id=f"collective_{each.change}:{place}",
+                severity="info",
+                title=title,
+                evidence=evidence,
+                known_from=KNOWN_FROM,
+            )
+        )
     if kernels and kernels.candidate_synchronisations - kernels.base_synchronisations > SYNCHRONISATIONS:
         before, after = kernels.base_synchronisations, kernels.candidate_synchronisations
         how_often = f"{after:.4g} times a step instead of {before:.4g}"
         title = f"the host waits for values from the device {how_often}, as .item() makes it"
-        found.append(_finding("synchronisation", "warning", title, {"base": before, "candidate": after}))
+        found.append(
+            Finding(
+                id="synchronisation",
+                severity="warning",
+                title=title,
+                evidence={"base": before, "candidate": after},
+                known_from=KNOWN_FROM,
+            )
+        )
     return found
 
 
@@ -122,7 +171,15 @@ def few_runs(base: int, candidate: int) -> list[Finding]:
     if base > 1 and candidate > 1:
         return []
     title = "a side of one run does not tell how much runs of the same code differ; a folder of runs does"
-    return [_finding("single_runs", "info", title, {"base": base, "candidate": candidate})]
+    return [
+        Finding(
+            id="single_runs",
+            severity="info",
+            title=title,
+            evidence={"base": base, "candidate": candidate},
+            known_from=KNOWN_FROM,
+        )
+    ]
 
 
 def _call_words(each: FamilyChange) -> str:
@@ -137,7 +194,3 @@ def _call_words(each: FamilyChange) -> str:
         share = each.candidate_bytes / each.base_bytes
         return f"{share:.4g} times the bytes a step, in {after} instead of {before}"
     return f"{after} instead of {before}"
-
-
-def _finding(identifier: str, severity: Any, title: str, evidence: dict[str, Any]) -> Finding:
-    return Finding(id=identifier, severity=severity, title=title, evidence=evidence, known_from="comparison")

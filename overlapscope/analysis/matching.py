@@ -40,6 +40,8 @@ class Matched:
     """Paired by order within its kind, for want of sequence numbers."""
     whole: bool
     """Every member of the group was recorded."""
+    even: bool = True
+    """All ranks move as much. Of uneven ones waiting cannot be split off, nor do they end together; `bytes` is None."""
 
     @property
     def calls(self) -> int:
@@ -52,6 +54,8 @@ class Matching:
     """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
 
     blocks: tuple[Matched, ...] = ()
+    uneven: tuple[Matched, ...] = ()
+    """Matched calls of uneven all-to-all, which tell no transfer."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -61,24 +65,32 @@ class _Kind:
     op: str
     dtype: str | None
     bytes: int | None
+    even: bool = True
 
 
 def match(run: Run) -> Matching:
-    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired."""
+    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
+
+    All-to-all counts as symmetric where every rank gives and gets as much; uneven ones are paired all the same.
+    """
     blocks: list[Matched] = []
+    uneven: list[Matched] = []
     reasons: list[str] = []
     unmatched = 0
     members = _members(run)
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Ints]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
-            calls[group, members(group, timeline.collectives, rows)][rank] = rows
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
     for (group, ranks), rows_of in calls.items():
         found = _match_group(run, group, ranks, rows_of)
         blocks += found.blocks
+        uneven += found.uneven
         unmatched += found.unmatched
         reasons += found.reasons
-    return Matching(blocks=tuple(blocks), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons)))
+    return Matching(
+        blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons))
+    )
 
 
 def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matching:
@@ -86,9 +98,10 @@ def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matchi
 
     `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks.
     """
-    kept, reasons = [], list(matching.reasons)
+    kept: list[Matched] = []
+    reasons = list(matching.reasons)
     unmatched = matching.unmatched
-    for block in matching.blocks:
+    for block in (*matching.blocks, *matching.uneven):
         limit = float(ENDS_WITHIN_NS)
         if block.calls > 1:
             limit = min(limit, ENDS_TOGETHER * float(np.median(np.diff(np.sort(block.end_ns[0])))))
@@ -101,15 +114,17 @@ def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matchi
             f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} "
             f"are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
         )
-    return replace(matching, blocks=tuple(kept), unmatched=unmatched, reasons=tuple(reasons))
+    even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
+    return replace(matching, blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
 
 
-def _members(run: Run) -> Callable[[str | None, Collectives, Ints], tuple[int, ...] | None]:
+def _members(run: Run) -> Callable[[int, str | None, Collectives, Ints], tuple[int, ...] | None]:
     known = {group.name: group.ranks for group in run.groups if group.ranks is not None}
 
-    def of(group: str | None, calls: Collectives, rows: Ints) -> tuple[int, ...] | None:
+    def of(rank: int, group: str | None, calls: Collectives, rows: Ints) -> tuple[int, ...] | None:
         if group in known:
-            return known[group]
+            # Groups of one name may stand beside each other, each on ranks of its own; the run holds only one of them.
+            return known[group] if rank in known[group] else None
         sizes = set(calls.group_size[rows].tolist())
         return tuple(range(run.world_size)) if run.world_size and sizes == {run.world_size} else None
 
@@ -134,6 +149,16 @@ def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, r
     expected = [rank for rank in members if rank in run.ranks] if members is not None else sorted(rows_of)
     if len(expected) < 2:
         return Matching(unmatched=total)
+    if members is None:
+        sizes = {
+            int(each) for rank in expected for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
+        }
+        if sizes - {NONE} and len(expected) > max(sizes):
+            why = (
+                f"{_named(group)}: {len(expected)} ranks made calls of it, but it has {max(sizes)} members, and which "
+                "they are was not recorded: its calls are not paired"
+            )
+            return Matching(unmatched=total, reasons=(why,))
     silent = [rank for rank in expected if rank not in rows_of]
     if silent:
         why = (
@@ -171,8 +196,11 @@ def _by_number(
         if all(each == seen[0] for each in seen):
             columns[seen[0]].append(column)
             continue
+        if all(each.op == "all_to_all" and each.dtype == seen[0].dtype for each in seen):
+            columns[_as_uneven(seen[0])].append(column)
+            continue
         other = next(at for at, each in enumerate(seen) if each != seen[0])
-        if not reasons and (seen[0].op != seen[other].op or seen[0].op != "all_to_all"):
+        if not reasons:
             reasons.append(
                 f"{_named(group)}: call {int(np.sort(common)[column])} is {_spelled(seen[0])} on rank {ranks[0]} and "
                 f"{_spelled(seen[other])} on rank {ranks[other]}; calls that differ so are not paired"
@@ -183,16 +211,28 @@ def _by_number(
     ]
     matched = sum(block.rows.size for block in blocks)
     total = sum(rows_of[rank].size for rank in ranks)
-    return Matching(blocks=tuple(blocks), unmatched=total - matched, reasons=tuple(reasons))
+    return _sorted_out(blocks, total - matched, reasons)
+
+
+def _sorted_out(blocks: Sequence[Matched], unmatched: int = 0, reasons: Sequence[str] = ()) -> Matching:
+    even, uneven = (tuple(block for block in blocks if block.even == kind) for kind in (True, False))
+    return Matching(blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
+
+
+def _as_uneven(kind: _Kind) -> _Kind:
+    return replace(kind, bytes=None, even=False)
 
 
 def _by_order(
     run: Run, group: str | None, ranks: Sequence[int], rows_of: Mapping[int, Ints], *, whole: bool
 ) -> Matching:
+    kinds = {rank: _kinds(run.ranks[rank], rows_of[rank]) for rank in ranks}
+    exchanged = [sorted(str(kind) for kind in kinds[rank] if kind.op == "all_to_all") for rank in ranks]
+    uneven = any(each != exchanged[0] for each in exchanged)
     by_kind: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
-        for row, kind in zip(rows_of[rank].tolist(), _kinds(run.ranks[rank], rows_of[rank]), strict=True):
-            by_kind[kind][rank].append(row)
+        for row, kind in zip(rows_of[rank].tolist(), kinds[rank], strict=True):
+            by_kind[_as_uneven(kind) if uneven and kind.op == "all_to_all" else kind][rank].append(row)
     blocks = []
     for kind, rows in by_kind.items():
         counts = {rank: len(rows.get(rank, ())) for rank in ranks}
@@ -206,7 +246,7 @@ def _by_order(
             return Matching(unmatched=sum(rows_of[rank].size for rank in ranks), reasons=(why,))
         table = np.array([rows[rank] for rank in ranks], np.int64)
         blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
-    return Matching(blocks=tuple(blocks))
+    return _sorted_out(blocks)
 
 
 def _block(
@@ -231,17 +271,18 @@ def _block(
         end_ns=np.array([each.end_ns[row] for each, row in zip(calls, rows, strict=True)]),
         by_order=by_order,
         whole=whole,
+        even=kind.even,
     )
 
 
 def _kinds(timeline: RankTimeline, rows: Ints) -> list[_Kind]:
     calls, names = timeline.collectives, timeline.names
-    return [
-        _Kind(op=names[op], dtype=names[dtype] if dtype >= 0 else None, bytes=None if volume == NONE else volume)
-        for op, dtype, volume in zip(
-            calls.op[rows].tolist(), calls.dtype[rows].tolist(), calls.bytes[rows].tolist(), strict=True
-        )
-    ]
+    columns = (calls.op, calls.dtype, calls.bytes, calls.received_bytes)
+    found = []
+    for op, dtype, volume, received in zip(*(column[rows].tolist() for column in columns), strict=True):
+        kind = _Kind(op=names[op], dtype=names[dtype] if dtype >= 0 else None, bytes=None if volume == NONE else volume)
+        found.append(_as_uneven(kind) if received not in (NONE, volume) else kind)
+    return found
 
 
 def _spelled(kind: _Kind) -> str:

@@ -13,6 +13,7 @@ from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -60,7 +61,11 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks={rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
+        ranks=with_dimensions(
+            {rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
+            merged.groups,
+            world_size,
+        ),
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
