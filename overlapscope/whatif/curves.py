@@ -1,8 +1,9 @@
 """How long a collective takes for its size: a curve through measured points, or points that a formula assumes.
 
 Inside the range of the points the curve is monotone in the logarithms of size and time: straight, or a cubic in wide
-gaps. Times never fall with size (isotonic). Outside, what is said is an extrapolation and labelled so. Points of different
-algorithms or protocols are never joined smoothly: the curve has a corner at such a switch, as the library does.
+gaps. Times never fall with size (isotonic). Outside, what is said is an extrapolation and labelled so. Points of
+different algorithms or protocols are never joined smoothly: the curve has a corner at such a switch, as the library
+does.
 """
 
 from collections.abc import Sequence
