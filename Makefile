@@ -45,6 +45,7 @@ test-py313:
 # The published JSON Schema, from the code.
 schema: $(READY)
 	$(BIN)/python -m overlapscope.report.json > docs/overlapscope.analysis-1.schema.json
+	$(BIN)/python -m overlapscope.report.json whatif > docs/overlapscope.whatif-1.schema.json
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'

@@ -18,6 +18,7 @@ VERBS = {
     "demo": "train a small model on 2 processes, record it, show its overlap",
     "analyze": "show where the time of traces or of a run went",
     "ingest": "turn traces into a run directory that opens fast",
+    "plan": "predict the step of a described workload under other settings",
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130

@@ -1,10 +1,11 @@
-"""An analysis as JSON, and the JSON Schema of it, both from the same types."""
+"""An analysis or an answer as JSON, and the JSON Schemas of them, both from the same types."""
 
 from typing import Any
 
 import msgspec
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.whatif.answer import WhatIf
 
 
 def render(analysis: Analysis) -> str:
@@ -22,6 +23,17 @@ def analysis_schema() -> dict[str, Any]:
     }
 
 
+def render_whatif(answer: WhatIf) -> str:
+    """Give `overlapscope.whatif/1`, indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n"
+
+
+def whatif_schema() -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.whatif/1`. Readers must ignore fields they do not know."""
+    schema: dict[str, Any] = _plain(msgspec.json.schema(WhatIf))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "overlapscope.whatif/1", **schema}
+
+
 def _plain(schema: Any) -> Any:
     """Give the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
     if isinstance(schema, dict):
@@ -35,4 +47,5 @@ def _plain(schema: Any) -> Any:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(analysis_schema()), indent=2).decode() + "\n")
+    chosen = whatif_schema() if sys.argv[1:] == ["whatif"] else analysis_schema()
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(chosen), indent=2).decode() + "\n")

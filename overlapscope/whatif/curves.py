@@ -19,6 +19,8 @@ from overlapscope.timeline.columns import Flags, Floats
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
 CORNER: Final = 0.15
 """A point that its neighbours miss by more than this share is named: no curve through other points can know it."""
+CLOSE: Final = 16
+"""Its neighbours are by no more than this factor apart; of a sparse table nothing can be said."""
 LARGE_BYTES: Final = 1_000_000
 """Errors are judged from here on, where bandwidth counts; smaller sizes are a matter of latency."""
 WIDE_GAP: Final = float(np.log(16))
@@ -85,13 +87,15 @@ class Curve:
         return float(large.max()) if large.size else CORNER
 
     def corners(self) -> tuple[str, ...]:
-        """Name the large sizes that no curve through the other points could know: plateaus and jumps."""
+        """Name the large sizes that no curve through the points close to them could know: plateaus and jumps."""
+        span = self.sizes_bytes[2:] / self.sizes_bytes[:-2]
+        close = [False, *(span <= CLOSE).tolist(), False] if self.sizes_bytes.size > 2 else []
         return tuple(
             f"{self.op} at {int(size)} bytes takes {time / 1e6:.3f} ms, {abs(each) * 100:.0f} % "
             f"{'less' if each > 0 else 'more'} than the points around it tell: a plateau or a switch; "
             "sizes between measured points near it are uncertain"
-            for size, time, each in zip(self.sizes_bytes, self.times_ns, self.missed, strict=True)
-            if size >= LARGE_BYTES and abs(each) > CORNER
+            for size, time, each, near in zip(self.sizes_bytes, self.times_ns, self.missed, close, strict=False)
+            if size >= LARGE_BYTES and abs(each) > CORNER and near
         )
 
 
@@ -177,8 +181,9 @@ def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
     """Give by what share the curve through the other points misses each point."""
     missed = np.full(x.size, np.nan)
     for place in range(1, x.size - 1):
-        others, times = np.delete(x, place), np.delete(y, place)
-        kept = [each for number, each in enumerate(choice) if number != place]
+        # The curve between two points depends on them and on the next ones on either side.
+        near = [each for each in range(max(place - 3, 0), min(place + 4, x.size)) if each != place]
+        others, times, kept = x[near], y[near], [choice[each] for each in near] if choice else []
         slopes = _monotone_slopes(others, times, _switches(kept, others.size))
         missed[place] = np.expm1(_between(x[place : place + 1], others, times, *slopes)[0] - y[place])
     return missed

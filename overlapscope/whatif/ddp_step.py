@@ -48,7 +48,7 @@ def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
         gradients.sizes_bytes[by_number].tolist(),
         [gradients.kinds[each] for each in by_number.tolist()],
         settings.ddp,
-        ready_order=np.argsort(by_number).tolist(),
+        ready_order=gradients.registered.tolist(),
     )
     return [Bucket(tuple(int(by_number[each]) for each in one.parameters), one.limit_bytes) for one in found]
 

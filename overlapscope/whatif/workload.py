@@ -77,6 +77,8 @@ class Workload:
     lateness_ns: tuple[float, ...] = ()
     """How much later than the first each rank begins; empty where all begin at once."""
     interference: Interference = field(default_factory=Interference)
+    comm_share: float = 1.0
+    """How much of compute's slowdown a collective suffers in turn, where only the two together can be told: 0 to 1."""
     comm_width: int = 1
     """How many collectives of one stream run at once: 1 for NCCL, 2 worker threads for gloo."""
 

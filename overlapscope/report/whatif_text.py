@@ -1,0 +1,102 @@
+"""An answer of the what-if replay for people: the verdict, steps with intervals, what they rest on."""
+
+from typing import Any
+
+from overlapscope.report.aligned import aligned
+from overlapscope.report.text import ms, percent
+from overlapscope.whatif.answer import Assumed, Scenario, WhatIf
+
+VERDICTS = {
+    "change": "Worth changing",
+    "no_change": "Leave it as it is",
+    "insufficient_data": "Not enough to tell",
+}
+MAX_LIST = 4
+
+
+def render(answer: WhatIf) -> str:
+    """Give the whole text, ending in a newline."""
+    parts = [_headline(answer), _table(answer), _bounds(answer), _rests_on(answer), _reasons(answer)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(answer: WhatIf) -> str:
+    base = answer.baseline
+    now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
+    known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
+    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known}) with {_knobs(base.knobs)}"
+    if answer.verdict != "change":
+        return f"{line}."
+    best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
+    gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
+    return f"{line};\n{_knobs(best.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+
+
+def _table(answer: WhatIf) -> str:
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets", ""]
+    rows = [
+        [
+            _knobs(each.knobs),
+            ms(each.predicted_step_ns),
+            f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
+            percent(each.gain),
+            ms(each.exposed_comm_ns),
+            str(each.buckets),
+            _remark(each, answer),
+        ]
+        for each in answer.scenarios
+    ]
+    return "\n".join(aligned([head, *rows]))
+
+
+def _remark(scenario: Scenario, answer: WhatIf) -> str:
+    remarks = ["measured"] if scenario.known_from == "measured" else []
+    remarks += ["changes numerics"] if scenario.changes_numerics else []
+    near = answer.flat_region.get("bucket_cap_mb", [])
+    if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not scenario.changes_numerics:
+        remarks.append("within noise of the best")
+    return ", ".join(remarks)
+
+
+def _bounds(answer: WhatIf) -> str:
+    bounds = answer.bounds
+    return (
+        f"Without communication {ms(bounds.no_comm_ns)} ms; all hidden {ms(bounds.perfect_overlap_ns)} ms; "
+        f"none hidden {ms(bounds.no_overlap_ns)} ms."
+    )
+
+
+def _rests_on(answer: WhatIf) -> str:
+    told = answer.interference
+    known = f"fitted, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
+    lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
+    if answer.assumptions:
+        lines.append("Assumed, and the best step in ms between its ends:")
+        lines += aligned([_assumed(each) for each in answer.assumptions], left=1)
+    return "\n".join(lines)
+
+
+def _assumed(each: Assumed) -> list[str]:
+    return [
+        f"  {each.name.replace('_', ' ')}",
+        f"{each.value:.3g}",
+        f"{each.low:.3g} .. {each.high:.3g}",
+        f"{ms(each.step_low_ns)} .. {ms(each.step_high_ns)}",
+        f"  {each.known_from}",
+    ]
+
+
+def _reasons(answer: WhatIf) -> str:
+    return "\n".join(f"- {each}" for each in answer.reasons)
+
+
+def _knobs(knobs: dict[str, Any]) -> str:
+    """Give settings as they are written in Python, long lists cut."""
+    shown = []
+    for name, value in knobs.items():
+        if isinstance(value, list):
+            listed = ", ".join(f"{each:.4g}" for each in value[:MAX_LIST])
+            shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
+        else:
+            shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return ", ".join(shown)
