@@ -1,5 +1,6 @@
 """An answer of the what-if replay for people: the verdict, steps with intervals, what they rest on."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from overlapscope.report.aligned import aligned
@@ -11,12 +12,12 @@ VERDICTS = {
     "no_change": "Leave it as it is",
     "insufficient_data": "Not enough to tell",
 }
-MAX_LIST = 4
+MAX_LIST = 3
 
 
 def render(answer: WhatIf) -> str:
     """Give the whole text, ending in a newline."""
-    parts = [_headline(answer), _table(answer), _bounds(answer), _rests_on(answer), _reasons(answer)]
+    parts = [_headline(answer), _table(answer), _bounds(answer), _rests_on(answer), _reasons(answer), _next(answer)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -33,7 +34,7 @@ def _headline(answer: WhatIf) -> str:
 
 
 def _table(answer: WhatIf) -> str:
-    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets", ""]
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets"]
     rows = [
         [
             _knobs(each.knobs),
@@ -42,11 +43,11 @@ def _table(answer: WhatIf) -> str:
             percent(each.gain),
             ms(each.exposed_comm_ns),
             str(each.buckets),
-            _remark(each, answer),
         ]
         for each in answer.scenarios
     ]
-    return "\n".join(aligned([head, *rows]))
+    remarks = ["", *(_remark(each, answer) for each in answer.scenarios)]
+    return "\n".join(_beside(aligned([head, *rows]), remarks))
 
 
 def _remark(scenario: Scenario, answer: WhatIf) -> str:
@@ -54,7 +55,7 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
     remarks += ["changes numerics"] if scenario.changes_numerics else []
     near = answer.flat_region.get("bucket_cap_mb", [])
     if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not scenario.changes_numerics:
-        remarks.append("within noise of the best")
+        remarks.append("near the best")
     return ", ".join(remarks)
 
 
@@ -72,7 +73,8 @@ def _rests_on(answer: WhatIf) -> str:
     lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
     if answer.assumptions:
         lines.append("Assumed, and the best step in ms between its ends:")
-        lines += aligned([_assumed(each) for each in answer.assumptions], left=1)
+        rows = aligned([_assumed(each) for each in answer.assumptions])
+        lines += _beside(rows, [each.known_from for each in answer.assumptions])
     return "\n".join(lines)
 
 
@@ -82,12 +84,26 @@ def _assumed(each: Assumed) -> list[str]:
         f"{each.value:.3g}",
         f"{each.low:.3g} .. {each.high:.3g}",
         f"{ms(each.step_low_ns)} .. {ms(each.step_high_ns)}",
-        f"  {each.known_from}",
     ]
+
+
+def _beside(rows: Iterable[str], remarks: Iterable[str]) -> list[str]:
+    """Put a remark behind each row of a table."""
+    return [f"{row}  {remark}".rstrip() for row, remark in zip(rows, remarks, strict=True)]
 
 
 def _reasons(answer: WhatIf) -> str:
     return "\n".join(f"- {each}" for each in answer.reasons)
+
+
+def _next(answer: WhatIf) -> str:
+    plain = [each for each in answer.scenarios if each.known_from != "measured" and not each.changes_numerics]
+    told = [each for each in plain if each.knobs == answer.best.knobs]
+    told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    if not told:
+        return ""
+    best = min(told, key=lambda each: each.predicted_step_ns)
+    return f"next: measure a step with {_knobs(best.knobs)} and add it as [[measured]]"
 
 
 def _knobs(knobs: dict[str, Any]) -> str:

@@ -107,7 +107,8 @@ def answer(plan: Plan, caps_mb: Sequence[float] = (), *, search: bool = True) ->
     predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise)
     scenarios = _scenarios(plan, predictions, workload)
     best = _best(scenarios, plan.noise)
-    verdict, reasons = _verdict(plan, predictions, scenarios[0], best)
+    place = scenarios.index(best)
+    verdict, reasons = _verdict(plan, predictions, scenarios, place)
     return WhatIf(
         baseline=Baseline(
             knobs=scenarios[0].knobs,
@@ -122,7 +123,7 @@ def answer(plan: Plan, caps_mb: Sequence[float] = (), *, search: bool = True) ->
         flat_region=_flat(scenarios, best, plan.noise),
         reasons=[*reasons, *plan.notes],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
-        assumptions=_assumed(plan, predictions, scenarios.index(best)),
+        assumptions=_assumed(plan, predictions, place),
     )
 
 
@@ -196,8 +197,9 @@ def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
 
 
 def _verdict(
-    plan: Plan, predictions: Predictions, base: Scenario, best: Scenario
+    plan: Plan, predictions: Predictions, scenarios: Sequence[Scenario], place: int
 ) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    base, best = scenarios[0], scenarios[place]
     reasons = []
     if not plan.measured:
         reasons.append(
@@ -216,11 +218,16 @@ def _verdict(
             *reasons,
         ]
     if best.gain_low <= 0:
-        return "no_change", [
-            f"the gain of {best.gain:.1%} may be none: its interval begins at {best.gain_low:.1%}",
-            *reasons,
-        ]
+        widest = _widest(predictions, place)
+        doubt = f"the gain of {best.gain:.1%} may be none: its interval begins at {best.gain_low:.1%}"
+        return "no_change", [f"{doubt}; most of what varies is {widest.replace('_', ' ')}", *reasons]
     return "change", reasons
+
+
+def _widest(predictions: Predictions, place: int) -> str:
+    """Give what moves a setting's step most of all that is not known."""
+    swing = predictions.depends_on(place)
+    return max(swing, key=lambda name: swing[name][1] - swing[name][0])
 
 
 def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
