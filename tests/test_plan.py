@@ -255,6 +255,19 @@ def test_a_wrong_document_is_refused_with_the_key_and_the_remedy(changes: dict[s
         understand(small(**changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": [{"name": "a", "shape": [1 << 39] * 8}]},
+        {"parameters": [], "model": {"layers": 9, "hidden": 1 << 30, "vocabulary": 1 << 30, "sequence": 1}},
+    ],
+    ids=["parameters", "model"],
+)
+def test_a_model_larger_than_anything_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="256 TiB"):
+        plan(understand(small(**changes)))
+
+
 def test_a_measured_step_is_as_ddp_says_where_it_says_nothing() -> None:
     content = small(
         ddp={"bucket_cap_mb_list": [1, 50], "gradient_as_bucket_view": True},

@@ -111,7 +111,7 @@ def _knobs(knobs: dict[str, Any]) -> str:
     shown = []
     for name, value in knobs.items():
         if isinstance(value, list):
-            listed = ", ".join(f"{each:.4g}" for each in value[:MAX_LIST])
+            listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
             shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
         else:
             shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")

@@ -16,8 +16,10 @@ from overlapscope.whatif.model import OPTIMIZER_TOUCHES
 
 FORMULAS = ("ring", "double_binary_tree", "recursive_halving_doubling", "in_network", "torus", "hierarchical")
 """Those that reduce to all."""
-MAX_ENTRIES = 20_000
-"""Parameters: more than any model has."""
+MAX_ENTRIES = 5_000
+"""Parameters: several times what large models have."""
+MAX_MODEL_BYTES = 1 << 48
+"""Of all gradients."""
 MAX_STEPS = 100
 """Measured steps."""
 MAX_LATE = 1024
@@ -228,7 +230,7 @@ def _check_model(document: Document) -> None:
     if model is not None:
         sizes = (model.layers, model.hidden, model.vocabulary, model.sequence, model.feed_forward or 1)
         _require(all(1 <= each <= 1 << 30 for each in sizes), "model", "needs sizes of 1 or more")
-        _require(model.layers <= MAX_ENTRIES // 20, "model.layers", "is more than any model has")
+        _require(model.layers <= MAX_ENTRIES // 12, "model.layers", "is more than any model has")
         _require(model.dtype in ITEM_BYTES, "model.dtype", f"must be {_one_of(ITEM_BYTES)}")
     _require(len(document.parameters) <= MAX_ENTRIES, "parameters", f"are more than {MAX_ENTRIES}")
     names = [each.name for each in document.parameters]

@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Measured, Values
 from overlapscope.whatif.curves import Curve, curve
 from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.document import Collectives, Ddp, Document
+from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
 from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
 from overlapscope.whatif.workload import Workload
@@ -85,9 +85,11 @@ class Plan:
 def plan(document: Document, tables: Facts | None = None) -> Plan:
     """Give the plan of a document; `tables` holds what its collective file told.
 
-    Raises InputError where that holds no all-reduce of the plan's world size.
+    Raises InputError where that holds no all-reduce of the plan's world size, UsageError for an impossible model.
     """
     pieces = tuple(_pieces(document))
+    if sum(each.bytes for each in pieces) > MAX_MODEL_BYTES:
+        raise UsageError(f"the gradients are more than {MAX_MODEL_BYTES >> 40} TiB together; are their shapes right?")
     found, notes = _curve(document, tables)
     baseline = settings_of(document.ddp)
     measured = tuple(Measured(settings=settings_of(each), step_ns=each.step_ms * MS) for each in document.measured)
