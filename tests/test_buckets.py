@@ -1,11 +1,16 @@
 """Bucket assignment: against torch's own function on drawn models, and against sizes that a real job reported."""
 
 import csv
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.buckets import MIB, UNLIMITED, Bucket, DdpSettings, assign, ddp_buckets, first_iteration
@@ -22,6 +27,7 @@ def shown(buckets: Sequence[Bucket]) -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.torch
+@settings(max_examples=40)
 @given(model=SIZES, limits=LIMITS, with_sparse=st.booleans(), seed=st.randoms(use_true_random=False))
 def test_buckets_are_those_of_torch(
     model: list[tuple[int, str, bool]], limits: list[int], with_sparse: bool, seed: object
@@ -64,8 +70,8 @@ def test_resnet18_has_the_sizes_that_a_real_job_reported() -> None:
         expected = [int(each) for each in row["sizes_bytes"].split(";")]
         assert sum(sizes) == sum(expected)
         # The job is of a torch whose first bucket was of 1 MiB whatever the cap.
-        settings = DdpSettings(bucket_cap_mb=float(row["bucket_cap_mb"]), small_first_bucket=True)
-        buckets = ddp_buckets(sizes, ["float32"] * len(sizes), settings)
+        chosen = DdpSettings(bucket_cap_mb=float(row["bucket_cap_mb"]), small_first_bucket=True)
+        buckets = ddp_buckets(sizes, ["float32"] * len(sizes), chosen)
         assert [sum(sizes[each] for each in bucket.parameters) for bucket in buckets] == expected
 
 
@@ -85,8 +91,8 @@ def test_caps_are_soft() -> None:
 
 def test_a_list_of_caps_is_walked_along_and_its_last_repeats() -> None:
     sizes = [MIB] * 12
-    settings = DdpSettings(bucket_cap_mb=7, bucket_cap_mb_list=(1, 4, 2))
-    buckets = ddp_buckets(sizes, ["float32"] * 12, settings)
+    chosen = DdpSettings(bucket_cap_mb=7, bucket_cap_mb_list=(1, 4, 2))
+    buckets = ddp_buckets(sizes, ["float32"] * 12, chosen)
     assert [(len(each.parameters), each.limit_bytes // MIB) for each in buckets] == [
         (1, 1), (4, 4), (2, 2), (2, 2), (2, 2), (1, 2),
     ]  # fmt: skip
@@ -125,6 +131,7 @@ def test_the_first_iteration_has_one_bucket_unless_it_looks_for_unused_parameter
     assert first_iteration(sizes, kinds, unused) == ddp_buckets(sizes, kinds, unused)
 
 
+@settings(max_examples=40)
 @given(model=SIZES, cap=st.floats(0.0001, 0.002), unused=st.booleans(), small=st.sampled_from((None, True, False)))
 def test_every_parameter_is_in_one_bucket_of_its_kind(
     model: list[tuple[int, str, bool]], cap: float, unused: bool, small: bool | None
@@ -132,8 +139,8 @@ def test_every_parameter_is_in_one_bucket_of_its_kind(
     sizes = [elements * ITEM[kind] for elements, kind, _ in model]
     kinds = [kind for _, kind, _ in model]
     sparse = [each for _, _, each in model]
-    settings = DdpSettings(bucket_cap_mb=cap, find_unused_parameters=unused, small_first_bucket=small)
-    buckets = ddp_buckets(sizes, kinds, settings, sparse=sparse)
+    chosen = DdpSettings(bucket_cap_mb=cap, find_unused_parameters=unused, small_first_bucket=small)
+    buckets = ddp_buckets(sizes, kinds, chosen, sparse=sparse)
     assert sorted(each for bucket in buckets for each in bucket.parameters) == list(range(len(model)))
     for bucket in buckets:
         assert len({kinds[each] for each in bucket.parameters}) == 1
@@ -142,3 +149,63 @@ def test_every_parameter_is_in_one_bucket_of_its_kind(
             assert [sparse[each] for each in bucket.parameters] == [True]
         else:  # what is in it but the last did not fill it
             assert sum(sizes[each] for each in bucket.parameters[:-1]) < bucket.limit_bytes
+
+
+TRAIN = """
+import json, sys, torch, torch.distributed as dist
+
+folder, cases = sys.argv[1], json.loads(sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(300, 300)  # registered first, used last: readiness is not registration reversed
+        self.body = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(6)])
+        self.wide = torch.nn.Parameter(torch.zeros(70_000, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.last(self.body(x)).sum() + self.wide.sum()
+
+
+for case in cases:
+    model = torch.nn.parallel.DistributedDataParallel(Model(), **case)
+    for _ in range(3):
+        model(torch.ones(2, 300)).backward()
+    told = model._get_ddp_logging_data()
+    names = ("bucket_sizes", "rebuilt_bucket_sizes", "prev_iteration_grad_ready_order_indices")
+    sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
+    kinds = [str(parameter.dtype) for parameter in model.parameters()]
+    print(json.dumps({"sizes": sizes, "kinds": kinds, **{name: told.get(name) for name in names}}))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.xdist_group("training")
+def test_a_real_model_gets_the_buckets_that_its_reducer_reports(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: there is no reducer to ask")
+    cases: list[dict[str, Any]] = [
+        {}, {"bucket_cap_mb": 1}, {"bucket_cap_mb": 0.5}, {"find_unused_parameters": True},
+        {"bucket_cap_mb": 1, "find_unused_parameters": True}, {"bucket_cap_mb_list": [0.35, 1.5]},
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRAIN, str(tmp_path), json.dumps(cases)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for case, line in zip(cases, done.stdout.splitlines(), strict=True):
+        told = json.loads(line)
+        chosen = DdpSettings(**{**case, "bucket_cap_mb_list": tuple(case.get("bucket_cap_mb_list", ()))})
+        sizes = told["sizes"]
+        order = [int(each) for each in told["prev_iteration_grad_ready_order_indices"].split(",")]
+        steady = told["rebuilt_bucket_sizes"] if chosen.rebuilds else told["bucket_sizes"]
+        buckets = ddp_buckets(sizes, told["kinds"], chosen, ready_order=order)
+        assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(steady), case
+        buckets = first_iteration(sizes, told["kinds"], chosen)
+        assert [sum(sizes[each] for each in one.parameters) for one in buckets] == numbers(told["bucket_sizes"]), case
+
+
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.ingest.nccl_tests import READER
@@ -121,6 +121,7 @@ def test_repeated_sizes_are_their_median_and_useless_points_are_left_out() -> No
         of([0], [4])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.floats(1, 1e12)), min_size=1, max_size=20))
 def test_times_never_fall_with_size_and_stay_between_neighbours(drawn: list[tuple[int, float]]) -> None:
     one = of([float(size) for size, _ in drawn], [time for _, time in drawn])
@@ -132,6 +133,7 @@ def test_times_never_fall_with_size_and_stay_between_neighbours(drawn: list[tupl
     assert (times[inside] <= one.times_ns[-1] * (1 + 1e-9)).all()
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=7))
 def test_isotonic_is_the_nearest_rising_row(values: list[float]) -> None:
     got = isotonic(np.array(values))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.buckets import MIB, DdpSettings
@@ -121,6 +121,7 @@ def test_a_placed_collective_holds_compute_where_its_result_is_needed() -> None:
     assert curve_of(work, "all_gather", 4) is curves[-1]
 
 
+@settings(max_examples=40)
 @given(
     drawn=st.lists(st.tuples(st.floats(0.01, 50), st.floats(10, 30)), min_size=1, max_size=20),
     cap=st.sampled_from((0.5, 5, 25, 1000)),

@@ -192,7 +192,7 @@ def inside(each: Scenario) -> bool:
     return each.low_ns <= each.predicted_step_ns <= each.high_ns and each.gain_low <= each.gain <= each.gain_high
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     step=st.floats(95, 130),
     cap=st.sampled_from((1.0, 25.0, 200.0)),

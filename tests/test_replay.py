@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, StuckError, Transfer, Wait, Work, replay
@@ -202,6 +202,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+@settings(max_examples=60)
 @given(job=jobs())
 def test_events_and_the_slow_simulator_agree(job: Job) -> None:
     ended, times, exposed = slowly(job)
@@ -215,6 +216,7 @@ def test_events_and_the_slow_simulator_agree(job: Job) -> None:
 # --- interference taken out of what was recorded --------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(
     works=st.lists(st.integers(1, 60).map(float), min_size=1, max_size=8),
     alone=st.lists(st.integers(1, 80).map(float), min_size=8, max_size=8),

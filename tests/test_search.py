@@ -47,7 +47,7 @@ def every_grouping(count: int) -> list[list[list[int]]]:
 DRAWN = st.lists(st.tuples(st.floats(0.1, 40), st.floats(0.5, 20)), min_size=2, max_size=7)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(drawn=DRAWN, latency_ms=st.sampled_from((0.05, 1.0, 5.0)), gbs=st.sampled_from((2.0, 20.0)))
 def test_the_search_is_as_good_as_trying_everything(
     drawn: list[tuple[float, float]], latency_ms: float, gbs: float
@@ -65,6 +65,7 @@ def test_the_search_is_as_good_as_trying_everything(
     assert cost(merged(work)) <= best * 1.1
 
 
+@settings(max_examples=40)
 @given(drawn=st.lists(st.floats(0.001, 40), min_size=1, max_size=12), cuts=st.sets(st.integers(1, 11)))
 def test_a_list_of_caps_makes_the_groups_it_was_made_from(drawn: list[float], cuts: set[int]) -> None:
     work = workload(drawn, list(np.arange(1.0, len(drawn) + 1)), 0.1, 10)

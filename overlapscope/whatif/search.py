@@ -14,7 +14,7 @@ CAPS_MB: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
 ROUNDS: Final = 3
 """Of the local search: each tries to move every boundary once."""
 
-MOST_WORK: Final = 200_000
+MOST_WORK: Final = 100_000
 """Gradients that the local search may look at in all: a model of very many gets few tries."""
 
 
