@@ -92,6 +92,14 @@ def test_half_the_bytes_take_half_the_time() -> None:
     assert step_ms(work, 1, communicated=0.5) == pytest.approx(32 + transfer_ms(20))
 
 
+def test_a_faster_link_and_no_late_ranks_are_what_they_say() -> None:
+    work = workload([40], [30], lateness_ns=(0.0, 3 * MS, 0.0, 1 * MS))
+    assert step_ms(work, 1, link_speed=2.0) == pytest.approx(35 + transfer_ms(20))
+    assert step_ms(work, 1, late_ranks=False) == pytest.approx(32 + transfer_ms(40))
+    assert Settings(link_speed=2.0).hypothetical
+    assert not Settings().hypothetical
+
+
 def test_copies_are_paid_where_gradients_are_no_views() -> None:
     work = workload([40], [30], copy_ns_per_byte=0.01)
     copy = 0.01 * 40 * MIB / MS

@@ -126,7 +126,7 @@ def test_no_sync_was_measured_too() -> None:
     ddp = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "accumulation": 4}
     made = plan(nanogpt([25.0], ddp=ddp, measured=[{"accumulation": 1, "step_ms": 147.12}]), tables())
     told = answer(made, [25.0], search=False)
-    plain = [each for each in told.scenarios if not each.changes_numerics]
+    plain = [each for each in told.scenarios if not each.changes_numerics and not each.hypothetical]
     steps = {each.knobs.get("no_sync"): each.predicted_step_ns / MS for each in plain}
     assert steps[False] == pytest.approx(582.75, rel=0.03)
     assert steps[True] == pytest.approx(521.46, rel=0.03)
@@ -169,6 +169,27 @@ def test_without_a_measured_step_the_answer_says_so() -> None:
     assert told.baseline.measured_step_ns is None
     assert told.baseline.replay_error is None
     assert any("no step was measured" in each for each in told.reasons)
+
+
+def test_where_waiting_dominates_no_setting_is_advised_and_the_rank_is_named() -> None:
+    ddp = {"bucket_cap_mb": 1000, "gradient_as_bucket_view": True}
+    late = [0.0, 0.0, 30.0, 0.0]
+    on_time = answer(plan(understand(small(ddp=ddp, measured=[{"step_ms": 96.5}]))))
+    told = answer(plan(understand(small(ddp=ddp, lateness_ms=late, measured=[{"step_ms": 126.5}]))))
+    assert told.verdict == "no_change"
+    assert "30.000 ms for rank 2 dominates" in told.reasons[0]
+    assert not any("dominates" in each for each in on_time.reasons)
+    removed = next(each for each in told.scenarios if each.knobs.get("late_ranks") is False)
+    assert removed.hypothetical
+    assert removed.gain == pytest.approx(30 / 126.5, abs=0.02)
+
+
+def test_what_is_no_setting_is_never_the_best() -> None:
+    told = answer(plan(nanogpt([500.0], ddp={"bucket_cap_mb": 500, "gradient_as_bucket_view": True}), tables()), CAPS)
+    faster = next(each for each in told.scenarios if each.knobs.get("link_speed") == 2.0)
+    assert faster.hypothetical
+    assert "link_speed" not in told.best.knobs
+    assert "hook" not in told.best.knobs
 
 
 def test_a_formula_is_labelled_and_widens_the_interval() -> None:

@@ -53,8 +53,9 @@ def _table(answer: WhatIf) -> str:
 def _remark(scenario: Scenario, answer: WhatIf) -> str:
     remarks = ["measured"] if scenario.known_from == "measured" else []
     remarks += ["changes numerics"] if scenario.changes_numerics else []
+    remarks += ["no setting"] if scenario.hypothetical else []
     near = answer.flat_region.get("bucket_cap_mb", [])
-    if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not scenario.changes_numerics:
+    if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not remarks:
         remarks.append("near the best")
     return ", ".join(remarks)
 
@@ -97,7 +98,11 @@ def _reasons(answer: WhatIf) -> str:
 
 
 def _next(answer: WhatIf) -> str:
-    plain = [each for each in answer.scenarios if each.known_from != "measured" and not each.changes_numerics]
+    plain = [
+        each
+        for each in answer.scenarios
+        if each.known_from != "measured" and not each.changes_numerics and not each.hypothetical
+    ]
     told = [each for each in plain if each.knobs == answer.best.knobs]
     told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
     if not told:

@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Flags, Floats
 from overlapscope.whatif.calibrate import SELF_TEST, Predictions, fit, model_error, predict, step_ns
-from overlapscope.whatif.ddp_step import Settings, bucket_memory_bytes, buckets_of, ddp_job
-from overlapscope.whatif.plan import Plan
+from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.plan import MS, Plan
 from overlapscope.whatif.replay import Gap, Work
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.workload import Workload
 
+WAITING: Final = 0.5
+"""Share of the exposed time from which on waiting for a late rank is the matter, and no setting is advised."""
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
 
@@ -45,6 +47,8 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     """Of buckets beside the gradients themselves."""
     buckets: int
     changes_numerics: bool
+    hypothetical: bool
+    """What no setting brings about: a faster link, no late ranks."""
     known_from: Literal["measured", "replay"]
 
 
@@ -142,7 +146,10 @@ def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search:
 
         found.append(with_groups(workload, base, improved(merged(workload), cost)))
     if base.communicated == 1.0 and all(piece.dtype == "float32" for piece in plan.pieces if piece.elements):
-        found.append(replace(base, communicated=0.5))
+        found.append(replace(base, communicated=HALF))
+    found.append(replace(base, link_speed=2.0))
+    if len(set(workload.lateness_ns)) > 1:
+        found.append(replace(base, late_ranks=False))
     return found
 
 
@@ -171,6 +178,7 @@ def _scenarios(plan: Plan, predictions: Predictions, workload: Workload) -> list
                 memory_bytes=bucket_memory_bytes(workload, each),
                 buckets=len(buckets_of(workload, each)),
                 changes_numerics=each.communicated != plan.baseline.communicated,
+                hypothetical=each.hypothetical,
                 known_from="replay" if measured[place] is None else "measured",
             )
         )
@@ -187,9 +195,14 @@ def _gain_half(predictions: Predictions, measured: Flags) -> Floats:
     return half
 
 
+def _to_choose(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Give the scenarios that may be recommended."""
+    return [each for each in scenarios if not each.changes_numerics and not each.hypothetical]
+
+
 def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
     """Give the shortest step that changes no numerics; one cap rather than a list where noise does not part them."""
-    plain = [each for each in scenarios if not each.changes_numerics]
+    plain = _to_choose(scenarios)
     best = min(plain, key=lambda each: each.predicted_step_ns)
     simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
     first = min(simple or plain, key=lambda each: each.predicted_step_ns)
@@ -211,6 +224,11 @@ def _verdict(
     if error is not None and abs(error) > SELF_TEST:
         missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
+    late = plan.document.lateness_ms
+    waiting_ns = (max(late) - min(late)) * MS if late else 0.0
+    if waiting_ns > WAITING * base.exposed_comm_ns:
+        held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
+        return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
     if best.gain <= plan.noise or best is base:
         spread = f"the best setting gains {best.gain:.1%}, the noise is {plan.noise:.1%}"
         return "no_change", [
@@ -234,10 +252,8 @@ def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[s
     """Give the caps whose steps are the best's within the noise."""
     near = [
         each.knobs["bucket_cap_mb"]
-        for each in scenarios
-        if not each.changes_numerics
-        and "bucket_cap_mb" in each.knobs
-        and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
+        for each in _to_choose(scenarios)
+        if "bucket_cap_mb" in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
     ]
     return {"bucket_cap_mb": list(dict.fromkeys(near))}
 

@@ -1,7 +1,7 @@
 """A step of DistributedDataParallel under given settings: a workload becomes a job to replay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from overlapscope.whatif.buckets import Bucket, DdpSettings, ddp_buckets
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.workload import Workload, curve_of
 
+HALF = 0.5
+"""What a hook sends of float32 that casts it to 16 bits."""
 _USED_MAP_BYTES = 4
 """A DDP that looks for unused parameters also reduces an int32 for each parameter."""
 
@@ -25,6 +27,15 @@ class Settings:
     """Whether all but the last of them leave gradients unreduced."""
     communicated: float = 1.0
     """Share of each gradient's bytes that is sent: 0.5 where float32 is cast to 16 bits by a hook."""
+    link_speed: float = 1.0
+    """No setting, but what would be with links so many times as fast."""
+    late_ranks: bool = True
+    """Likewise: False is as if all ranks began their step at once."""
+
+    @property
+    def hypothetical(self) -> bool:
+        """Whether no setting alone would bring it about."""
+        return self.link_speed != 1 or not self.late_ranks
 
     def knobs(self) -> dict[str, object]:
         """Give what differs from torch's defaults, in torch's words."""
@@ -34,7 +45,11 @@ class Settings:
         if self.accumulation > 1:
             found |= {"accumulation": self.accumulation, "no_sync": self.no_sync}
         if self.communicated != 1:
-            found["communicated"] = self.communicated
+            found["hook"] = "16-bit" if self.communicated == HALF else self.communicated
+        if self.link_speed != 1:
+            found["link_speed"] = self.link_speed
+        if not self.late_ranks:
+            found["late_ranks"] = False
         flags = ("find_unused_parameters", "static_graph", "small_last_bucket")
         return found | {name: True for name in flags if getattr(self.ddp, name)}
 
@@ -63,7 +78,7 @@ def ddp_job(workload: Workload, settings: Settings) -> Job:
 
     Raises KeyError where the workload has no curve for a collective that is needed.
     """
-    lateness = workload.lateness_ns or (0.0,)
+    lateness = (settings.late_ranks and workload.lateness_ns) or (0.0,)
     ranks = tuple(sorted({late: rank for rank, late in reversed(list(enumerate(lateness)))}.values()))
     reductions = _reductions(workload, settings)
     transfers: list[Transfer] = []
@@ -75,7 +90,7 @@ def ddp_job(workload: Workload, settings: Settings) -> Job:
         body.append(Work(workload.optimizer_ns))
     return Job(
         programmes={rank: [Gap(lateness[rank]), *body] if lateness[rank] else body for rank in ranks},
-        transfers=transfers,
+        transfers=[replace(each, alone_ns=each.alone_ns / settings.link_speed) for each in transfers],
         interference=workload.interference,
         width=workload.comm_width,
     )

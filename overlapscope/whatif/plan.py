@@ -12,7 +12,7 @@ from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Measured, Values
 from overlapscope.whatif.curves import Curve, curve
-from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
 from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
@@ -117,7 +117,7 @@ def settings_of(ddp: Ddp) -> Settings:
         gradient_as_bucket_view=ddp.gradient_as_bucket_view,
         accumulation=ddp.accumulation,
         no_sync=ddp.no_sync,
-        communicated=1.0 if ddp.hook == "none" else 0.5,
+        communicated=1.0 if ddp.hook == "none" else HALF,
     )
 
 
