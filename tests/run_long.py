@@ -9,7 +9,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
+PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated",
+              "buckets", "curves", "formulas", "replay", "ddp_step", "search")  # fmt: skip
 
 
 def main() -> None:

@@ -101,9 +101,9 @@ def test_a_faster_link_and_no_late_ranks_are_what_they_say() -> None:
 
 
 def test_copies_are_paid_where_gradients_are_no_views() -> None:
-    work = workload([40], [30], copy_ns_per_byte=0.01)
+    work = workload([40], [30], pass_ns_per_byte=0.01)
     copy = 0.01 * 40 * MIB / MS
-    assert step_ms(work, 1) == pytest.approx(32 + transfer_ms(40))
+    assert step_ms(work, 1) == pytest.approx(32 + copy + transfer_ms(40))  # the division by the world size
     assert step_ms(work, 1, gradient_as_bucket_view=False) == pytest.approx(32 + transfer_ms(40) + 2 * copy)
     assert bucket_memory_bytes(work, Settings()) == 0
     assert bucket_memory_bytes(work, Settings(gradient_as_bucket_view=False)) == 40 * MIB

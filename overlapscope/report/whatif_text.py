@@ -25,19 +25,21 @@ def _headline(answer: WhatIf) -> str:
     base = answer.baseline
     now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
     known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
-    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known}) with {_knobs(base.knobs)}"
+    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known}) with {_knobs(base.knobs, base.knobs)}"
     if answer.verdict != "change":
         return f"{line}."
     best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
     gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
-    return f"{line};\n{_knobs(best.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    return (
+        f"{line};\n{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    )
 
 
 def _table(answer: WhatIf) -> str:
     head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets"]
     rows = [
         [
-            _knobs(each.knobs),
+            _knobs(each.knobs, answer.baseline.knobs),
             ms(each.predicted_step_ns),
             f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
             percent(each.gain),
@@ -108,16 +110,16 @@ def _next(answer: WhatIf) -> str:
     if not told:
         return ""
     best = min(told, key=lambda each: each.predicted_step_ns)
-    return f"next: measure a step with {_knobs(best.knobs)} and add it as [[measured]]"
+    return f"next: measure a step with {_knobs(best.knobs, answer.baseline.knobs)} and add it as [[measured]]"
 
 
-def _knobs(knobs: dict[str, Any]) -> str:
-    """Give settings as they are written in Python, long lists cut."""
+def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
+    """Give settings as they are written in Python: caps, and what is not as at present; long lists cut."""
     shown = []
     for name, value in knobs.items():
         if isinstance(value, list):
             listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
             shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
-        else:
+        elif name == "bucket_cap_mb" or base.get(name) != value:
             shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
     return ", ".join(shown)

@@ -133,8 +133,9 @@ def answer(plan: Plan, caps_mb: Sequence[float] = (), *, search: bool = True) ->
 
 def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
     base = plan.baseline
-    found = [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
-    if not base.gradient_as_bucket_view and workload.copy_ns_per_byte:
+    found = [each.settings for each in plan.measured if each.settings.accumulation == base.accumulation]
+    found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
+    if not base.gradient_as_bucket_view and workload.pass_ns_per_byte:
         found.append(replace(base, gradient_as_bucket_view=True))
     if base.accumulation > 1 and not base.no_sync:
         found.append(replace(base, no_sync=True))

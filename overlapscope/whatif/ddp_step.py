@@ -42,6 +42,8 @@ class Settings:
         found: dict[str, object] = {"bucket_cap_mb": self.ddp.bucket_cap_mb}
         if self.ddp.bucket_cap_mb_list:
             found = {"bucket_cap_mb_list": list(self.ddp.bucket_cap_mb_list)}
+        if self.gradient_as_bucket_view:
+            found["gradient_as_bucket_view"] = True
         if self.accumulation > 1:
             found |= {"accumulation": self.accumulation, "no_sync": self.no_sync}
         if self.communicated != 1:
@@ -113,11 +115,16 @@ def _reductions(workload: Workload, settings: Settings) -> list[_Reduction]:
     curve = curve_of(workload, "all_reduce", workload.world_size)
     sizes = np.array([gradients.sizes_bytes[each].sum() for each in members], np.float64)
     ready = np.maximum.accumulate([gradients.ready_ns[each].max() for each in members])
-    copies = workload.copy_ns_per_byte * sizes * (not settings.gradient_as_bucket_view)
+    # Every gradient is divided by the world size: into its bucket, or in place where it is a view of it. Copies that
+    # are no views are also copied back (`Reducer::mark_variable_ready_dense` and `finalize_bucket_dense`).
+    once = workload.pass_ns_per_byte * sizes
+    back = once * (not settings.gradient_as_bucket_view)
     alone = curve.at(sizes * settings.communicated)
     found = [
-        _Reduction(launch, time, workload.per_bucket_ns + copy, copy)
-        for launch, time, copy in zip(ready.tolist(), alone.tolist(), copies.tolist(), strict=True)
+        _Reduction(*each)
+        for each in zip(
+            ready.tolist(), alone.tolist(), (workload.per_bucket_ns + once).tolist(), back.tolist(), strict=True
+        )
     ]
     if not settings.ddp.rebuilds:
         used = float(curve.at(_USED_MAP_BYTES * len(gradients.names)))

@@ -75,7 +75,7 @@ class Plan:
             curves=(_slower(self.curve, scale),),
             host_gap_ns=given.host_gap_ms * MS,
             per_bucket_ns=values["per_bucket_us"] * 1e3,
-            copy_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
+            pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
             lateness_ns=tuple(each * MS for each in self.document.lateness_ms),
             comm_share=values["comm_share"],
             comm_width=self.document.collectives.at_once,

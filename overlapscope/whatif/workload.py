@@ -72,8 +72,8 @@ class Workload:
     """Time of a step in which the device waits for its host: no setting here changes it."""
     per_bucket_ns: float = 0.0
     """Compute that each bucket costs: launching, finishing."""
-    copy_ns_per_byte: float = 0.0
-    """Time of copying a gradient into or out of its bucket; not paid where gradients are views of buckets."""
+    pass_ns_per_byte: float = 0.0
+    """Time of reading and writing a byte of gradients once: dividing it, copying it out of its bucket."""
     lateness_ns: tuple[float, ...] = ()
     """How much later than the first each rank begins; empty where all begin at once."""
     interference: Interference = field(default_factory=Interference)
