@@ -16,7 +16,7 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.answer import Scenario, answer
 from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Predictions, model_error, predict, step_ns
+from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict, step_ns
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.document import Document, understand
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
@@ -87,6 +87,21 @@ def test_a_cap_that_overlaps_too_little_leaves_interference_open_and_the_interva
     told = answer(plan(nanogpt([cap]), tables()), CAPS, search=False)
     assert not told.interference.identified
     assert any("interference is not identified" in each for each in told.reasons)
+
+
+@pytest.mark.parametrize("cap", [1.0, 100.0])
+def test_the_prediction_holds_at_both_ends_of_whatever_is_assumed(cap: float) -> None:
+    """So no assumed constant is one of this data set."""
+    made, truth = plan(nanogpt([cap]), tables()), sweep()
+    usual = {each.name: each.value for each in made.assumptions}
+    for each in made.assumptions:
+        for value in (each.low, each.high):
+            workload = made.build({**usual, each.name: value})
+            slowdown = fit(workload, made.measured, made.noise).slowdown
+            steps = {one: step_ns(workload, Settings(ddp=DdpSettings(bucket_cap_mb=one)), slowdown) for one in CAPS}
+            errors = [abs(steps[one] / MS / truth[one] - 1) for one in CAPS if one != cap]
+            assert np.mean(errors) <= 0.03, (each.name, value)
+            assert truth[min(steps, key=lambda one, found=steps: found[one])] / min(truth.values()) - 1 <= 0.015
 
 
 def test_ignoring_interference_would_choose_worse() -> None:
