@@ -44,8 +44,9 @@ test-py313:
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
-	$(BIN)/python -m overlapscope.report.json > docs/overlapscope.analysis-1.schema.json
-	$(BIN)/python -m overlapscope.report.json comparison > docs/overlapscope.comparison-1.schema.json
+	for name in analysis comparison whatif; do \
+	  $(BIN)/python -m overlapscope.report.json $$name > docs/overlapscope.$$name-1.schema.json; \
+	done
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'

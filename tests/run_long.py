@@ -20,6 +20,12 @@ PROPERTIES = (
     "generated",
     "compare",
     "critical_path",
+    "buckets",
+    "curves",
+    "formulas",
+    "replay",
+    "ddp_step",
+    "search",
 )
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from overlapscope.cli.main import main
-from overlapscope.report.json import comparison_schema
+from overlapscope.report.json import schema as schema_of
 from tests.conftest import ROOT
 from tests.kineto_writer import COMM_STREAM, GEMM, MS, collective_args, distributed, kernel, step, training, write
 from tests.test_cli import failed
@@ -39,7 +39,7 @@ def test_the_published_schema_is_the_codes_own_and_the_json_is_valid_under_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     published = json.loads((ROOT / "docs" / "overlapscope.comparison-1.schema.json").read_text(encoding="utf-8"))
-    assert published == comparison_schema()
+    assert published == schema_of("comparison")
     jsonschema.Draft202012Validator.check_schema(published)
     document = compared(capsys, BASE, CANDIDATE)
     jsonschema.Draft202012Validator(published).validate(document)

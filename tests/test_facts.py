@@ -18,7 +18,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import readers
 from overlapscope.ingest.reading import ReadContext, Reader, Reading
-from overlapscope.report.json import analysis_schema
+from overlapscope.report.json import schema as schema_of
 from overlapscope.report.told import MAX_ROWS, told_tables
 from overlapscope.timeline.columns import NONE, Columns, column_kinds, enum_values, make, size
 from overlapscope.timeline.facts import FACT_TABLES, YES, Facts, Links, Members, Messages, join_facts
@@ -229,7 +229,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     shown_text = capsys.readouterr()
     assert shown_text.err == ""
     document: dict[str, Any] = json.loads(shown_text.out)
-    jsonschema.validate(document, analysis_schema())
+    jsonschema.validate(document, schema_of("analysis"))
     return document
 
 
