@@ -27,7 +27,7 @@ bench: $(READY)
 
 # What takes more than minutes; its last dated result is kept in tests/LONG.md.
 test-long: $(READY)
-	$(BIN)/python tests/run_long.py
+	$(BIN)/python -m tests.run_long
 
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)

@@ -1,11 +1,11 @@
-"""Run the property tests again and again with other seeds, and keep the dated result in tests/LONG.md."""
+"""What takes more than minutes: run as `python -m tests.run_long`; dated results are kept in tests/LONG.md."""
 
-import datetime
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
@@ -27,10 +27,21 @@ PROPERTIES = (
     "ddp_step",
     "search",
 )
+PARTS = ("tests.disturbed",)
+"""Modules that run a part of their own and keep its section."""
 
 
 def main() -> None:
-    """Run every round; the exit code is that of the first round that failed."""
+    """Run everything; the exit code is that of the first part that failed."""
+    codes = [
+        properties(),
+        *(subprocess.run([sys.executable, "-m", part], cwd=HERE.parent, check=False).returncode for part in PARTS),
+    ]
+    sys.exit(next((code for code in codes if code), 0))
+
+
+def properties() -> int:
+    """Run the property tests again and again with other seeds."""
     files = [str(path) for name in PROPERTIES for path in sorted(HERE.glob(f"test_{name}*.py"))]
     results = []
     code = 0
@@ -44,11 +55,8 @@ def main() -> None:
             print(done.stdout)
         results.append(f"    seed {seed}: {last}")
         code = code or done.returncode
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    machine = f"{today}, Python {platform.python_version()}, {os.cpu_count()} cores; {ROUNDS} seeds"
-    text = f"# Last result of `make test-long`\n\n{machine}:\n\n" + "\n".join(results) + "\n"
-    (HERE / "LONG.md").write_text(text, encoding="utf-8")
-    sys.exit(code)
+    keep("Properties, with other seeds", "\n".join(results))
+    return code
 
 
 if __name__ == "__main__":

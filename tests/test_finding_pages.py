@@ -43,6 +43,8 @@ def pattern_of(node: ast.expr) -> str:
         node = node.func.value
     while isinstance(node, ast.BinOp):
         node = node.left
+    if isinstance(node, ast.IfExp):
+        return f"(?:{pattern_of(node.body)}|{pattern_of(node.orelse)})"
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     pattern = ""
     for part in parts:

@@ -1,6 +1,6 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -70,14 +70,22 @@ def across(run: Run) -> Across:
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
-    # Ends of uneven calls lie too far apart to set clocks by, but not to tell whether they are the same calls.
-    checked = agreeing(matching, (clocks if matching.blocks else clock_offsets(matching.uneven, hosts)).spread_ns)
+    checked = agreeing(
+        matching,
+        # Ends of uneven calls lie too far apart to set clocks by, but not to tell whether they are the same calls.
+        (clocks if matching.blocks else clock_offsets(matching.uneven, hosts)).spread_ns,
+        lambda block: _on_one_host(block.ranks, hosts),
+    )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
     return Across(
         matching=checked, clocks=clocks, splits=splits, waits=by_rank(splits, clocks), pairs=match_pairs(run, clocks)
     )
+
+
+def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
+    return len({hosts.get(rank) for rank in ranks}) == 1 and ranks[0] in hosts
 
 
 def _hosts(run: Run) -> dict[int, str]:

@@ -23,6 +23,8 @@ from overlapscope.analysis.pipeline import pipeline_bubbles
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
+from overlapscope.analysis.shared_cores import shared_cores
+from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.stragglers import Held, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
@@ -177,6 +179,7 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     findings += unplaced(unclassified, fused, compute_ns)
     findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
     findings += power_falls(run.ranks)
+    findings += [*slow_links(run, together.splits), *shared_cores(run.ranks)]
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})

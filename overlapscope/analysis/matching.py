@@ -18,6 +18,8 @@ SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", 
 """Operations that no member leaves before all have come: only these tell waiting from transferring."""
 ENDS_TOGETHER = 0.1
 """Ends of one call differ by less than this share of the usual time between calls of its kind ..."""
+ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
+"""... or than this share where the members have one clock: no estimate of it can hide that calls are shifted ..."""
 ENDS_WITHIN_NS = 50_000_000
 """... and by less than this; CPU ranks that share cores end milliseconds apart."""
 
@@ -93,10 +95,13 @@ def match(run: Run) -> Matching:
     )
 
 
-def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matching:
+def agreeing(
+    matching: Matching, spread_ns: Callable[[Matched], Ints], one_clock: Callable[[Matched], bool] = lambda _: False
+) -> Matching:
     """Drop the blocks paired by order whose calls do not end together.
 
-    `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks.
+    `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks; `one_clock` whether the
+    members are known to have the same clock.
     """
     kept: list[Matched] = []
     reasons = list(matching.reasons)
@@ -104,7 +109,8 @@ def agreeing(matching: Matching, spread_ns: Callable[[Matched], Ints]) -> Matchi
     for block in (*matching.blocks, *matching.uneven):
         limit = float(ENDS_WITHIN_NS)
         if block.calls > 1:
-            limit = min(limit, ENDS_TOGETHER * float(np.median(np.diff(np.sort(block.end_ns[0])))))
+            share = ENDS_TOGETHER_ON_ONE_CLOCK if one_clock(block) else ENDS_TOGETHER
+            limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
         apart = float(np.median(spread_ns(block)))
         if not block.by_order or apart <= limit:
             kept.append(block)

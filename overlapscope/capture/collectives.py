@@ -15,6 +15,7 @@ from overlapscope.capture.guard import Guard
 from overlapscope.capture.nvtx import Ranges
 from overlapscope.capture.points import Points
 from overlapscope.capture.records import Call, StepRecord, Stretch
+from overlapscope.capture.thread_times import ThreadTimes
 from overlapscope.timeline.volume import full_elements
 
 MAX_AWAITED: Final = 1000
@@ -25,9 +26,15 @@ class CollectiveWatch:
     """While open, notes every collective into the record that `current()` gives; passes all on when that is None."""
 
     def __init__(
-        self, points: Points, guard: Guard, current: Callable[[], StepRecord | None], ranges: Ranges | None = None
+        self,
+        points: Points,
+        guard: Guard,
+        current: Callable[[], StepRecord | None],
+        ranges: Ranges | None = None,
+        times: ThreadTimes | None = None,
     ) -> None:
         self._points, self._guard, self._current, self._ranges = points, guard, current, ranges
+        self._times = times
         self._threads = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._awaited: dict[int, tuple[Any, list[Call]]] = {}
@@ -69,6 +76,8 @@ class CollectiveWatch:
     def _see(self, operation: Operation, redispatch: Callable[..., Any], keys: Any, args: tuple[Any, ...]) -> Any:
         record = self._current()
         call = self._guard("noting a collective", self._describe, operation, args) if record is not None else None
+        if self._times is not None and record is not None:
+            self._guard("noting the thread's time", self._times.note, record)
         if self._ranges is None:
             result = redispatch(keys, *args)
         else:

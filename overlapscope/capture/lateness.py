@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,22 @@ from typing import Any
 from overlapscope.capture.records import StepRecord
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.stat")
+MAX_BETWEEN = 1000
+"""Garbage collections between two steps that are kept."""
 
 
 class LatenessWatch:
     """While open, adds readings to the record that `current()` gives.
 
-    `gc_pause_ns` for each garbage collection; at each step's end `between_steps_ns` (before the step: data loading and
-    whatever else stands outside it), `loadavg_1m`, and what rose during the step of `cpu_throttled_us` (this process's
-    control group) and `allocator_retries` (CUDA).
+    `gc_pause_ns` for each garbage collection, in the step or since the last one; at each step's end
+    `between_steps_ns` (before the step: data loading and whatever else stands outside it), `loadavg_1m`, and what rose
+    during the step of `cpu_throttled_us` (this process's control group) and `allocator_retries` (CUDA).
     """
 
     def __init__(self, current: Callable[[], StepRecord | None]) -> None:
         self._current = current
         self._gc_began = 0
+        self._since_last_step: deque[tuple[str, int, float]] = deque(maxlen=MAX_BETWEEN)
         self._last_end_ns: int | None = None
         self._counters: dict[str, float] = {}
 
@@ -42,8 +46,8 @@ class LatenessWatch:
         elif self._gc_began:
             record = self._current()
             now = time.monotonic_ns()
-            if record is not None:
-                record.readings.append(("gc_pause_ns", now, float(now - self._gc_began)))
+            readings = self._since_last_step if record is None else record.readings
+            readings.append(("gc_pause_ns", now, float(now - self._gc_began)))
             self._gc_began = 0
 
     def step_begins(self, record: StepRecord) -> None:
@@ -51,11 +55,14 @@ class LatenessWatch:
         if self._last_end_ns is not None:
             pause = float(record.begin_ns - self._last_end_ns)
             record.readings.append(("between_steps_ns", record.begin_ns, pause))
+            record.readings += self._since_last_step
+        self._since_last_step.clear()
         self._counters = _counters()
 
     def step_ends(self, record: StepRecord | None) -> None:
         """Note what rose, and the load; None for a step that is not recorded."""
         self._last_end_ns = time.monotonic_ns() if record is None else record.end_ns
+        self._since_last_step.clear()
         if record is None:
             return
         for name, value in _counters().items():

@@ -8,6 +8,7 @@ from overlapscope.capture.guard import Guard
 from overlapscope.capture.nvtx import Ranges
 from overlapscope.capture.points import Points
 from overlapscope.capture.records import StepRecord, Stretch
+from overlapscope.capture.thread_times import ThreadTimes
 
 
 class PhaseWatch:
@@ -25,9 +26,10 @@ class PhaseWatch:
         current: Callable[[], StepRecord | None],
         model: Any,
         ranges: Ranges | None = None,
+        times: ThreadTimes | None = None,
     ) -> None:
         self._points, self._guard, self._current, self._model = points, guard, current, model
-        self._ranges = ranges
+        self._ranges, self._times = ranges, times
         self._undo: list[Callable[[], None]] = []
         self._called = False
         """Whether the model was called in this step."""
@@ -123,6 +125,8 @@ class PhaseWatch:
         if record is not None:
             if self._ranges is not None:
                 self._ranges.begin(name)
+            if self._times is not None:
+                self._times.note(record)
             record.phases.append(Stretch(name, self._points.mark(), time.monotonic_ns()))
 
     def _end(self, name: str) -> None:
@@ -135,6 +139,8 @@ class PhaseWatch:
         for stretch in reversed(record.phases):
             if stretch.name == name and stretch.end is None:
                 stretch.end = self._points.mark()
+                if self._times is not None:
+                    self._times.note(record)
                 if self._ranges is not None:
                     self._ranges.end(name)
                 return

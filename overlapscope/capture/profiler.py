@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlapscope.capture.guard import Guard
 from overlapscope.capture.records import StepRecord
+from overlapscope.capture.thread_times import ThreadTimes
 
 if TYPE_CHECKING:
     from overlapscope.capture.session import Settings
@@ -49,8 +50,8 @@ class TraceRecorder:
         action = getattr(self._profiler, "current_action", None)
         return None if action is None else str(action.name)
 
-    def open(self, model: Any, current: Callable[[], StepRecord | None]) -> None:
-        """Start the profiler's schedule, and listen to gradients."""
+    def open(self, model: Any, current: Callable[[], StepRecord | None], times: ThreadTimes | None = None) -> None:
+        """Start the profiler's schedule, and listen to gradients; `times` are noted with them."""
         from torch import profiler  # noqa: PLC0415 - capture is the one room that uses torch
 
         activities = [profiler.ProfilerActivity.CPU]
@@ -79,7 +80,7 @@ class TraceRecorder:
         for at, (name, parameter) in enumerate(model.named_parameters() if model is not None else ()):
             self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(_noting(at, current))
+                hook = parameter.register_post_accumulate_grad_hook(_noting(at, current, times))
                 self._undo.append(hook.remove)
 
     def _save(self, profiler: Any) -> None:
@@ -116,11 +117,15 @@ class TraceRecorder:
             self._guard.note("the profiler runs in a thread that is stuck: a recording under way is lost")
 
 
-def _noting(parameter: int, current: Callable[[], StepRecord | None]) -> Callable[[Any], None]:
+def _noting(
+    parameter: int, current: Callable[[], StepRecord | None], times: ThreadTimes | None
+) -> Callable[[Any], None]:
     def ready(_: Any) -> None:
         record = current()
         if record is not None:
             record.gradients.append((parameter, time.monotonic_ns()))
+            if times is not None:
+                times.note_at_times(record)
 
     return ready
 

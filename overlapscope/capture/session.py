@@ -28,8 +28,10 @@ from overlapscope.capture.points import DevicePoints, HostPoints, Points
 from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.resolve import Resolver
+from overlapscope.capture.sockets import SocketWatch
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.capture.termination import Termination
+from overlapscope.capture.thread_times import ThreadTimes
 from overlapscope.capture.untraced import leave_untraced
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline
@@ -108,6 +110,9 @@ class Session:
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
         self._lateness = LatenessWatch(self._current)
+        self._times: ThreadTimes | None = None
+        """Where the training thread itself computes: without a device."""
+        self._sockets = SocketWatch()
         self.lasted: list[tuple[int, bool]] = []
         """(time, whether it was captured) of each step after warm-up."""
         self._around = AroundModel(model)
@@ -147,18 +152,30 @@ class Session:
         self._resolver = Resolver(self.points) if self.points.on_device else None
         self.begin_ns = time.monotonic_ns()
         self._ranges = nvtx.ranges(self.guard)
+        self._times = None if self.points.on_device else ThreadTimes()
         if self.settings.mode == "trace":
             self.traces = TraceRecorder(self.path, lambda: self.rank, self.settings, self.points.on_device, self.guard)
-            self.traces.open(self.model, self._current)
+            self.traces.open(self.model, self._current, self._times)
         else:
-            self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges)
-            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges)
+            self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges, self._times)
+            self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges, self._times)
         self._join_the_others()
         device = environment.device()
         self.sampler = Sampler(*device)
+        self.sampler.add(self._sockets.sample)
         self._links = self.guard("reading links", links.of_device, *device) or []
         graphs = GraphWatch(self._current) if self.points.on_device and self.traces is None else None
-        watches = (self._farewell, self._around, self._collectives, self._phases, graphs, self._lateness, self.sampler)
+        watches = (
+            self._farewell,
+            self._around,
+            self._times,
+            self._collectives,
+            self._phases,
+            graphs,
+            self._lateness,
+            self._sockets,
+            self.sampler,
+        )
         for watch in watches:
             if watch is not None and self.guard("opening", watch.open) is None:
                 self._watches.append(watch)
@@ -283,6 +300,8 @@ class Session:
             self.points.anchor()
             self._lateness.step_begins(record)
             self._record = record
+            if self._times is not None:
+                self._times.note(record)
             if self._collectives is not None:
                 self._collectives.step_begins()
             if self._phases is not None:
@@ -293,6 +312,8 @@ class Session:
             )
             self._lateness.step_begins(record)
             self._record = record
+            if self._times is not None:
+                self._times.note(record)
         return begun_ns
 
     def _step_ends(self, begun_ns: int | None) -> None:
@@ -304,6 +325,8 @@ class Session:
         if record is not None:
             if self._phases is not None:
                 self._phases.step_ends()
+            if self._times is not None:
+                self._times.note(record)
             self._record = None
             record.end_ns = time.monotonic_ns()
             self.records.append(record)
@@ -391,6 +414,7 @@ class Session:
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
             "telemetry_unsupported": list(self.sampler.unsupported),
             "links": self._links,
+            "sockets": self._sockets.told(),
         }
 
 

@@ -42,6 +42,10 @@ class Sampler:
         self.readings: list[Reading] = []
         self.unsupported: list[str] = []
 
+    def add(self, read: Callable[[], Iterator[tuple[str, float]]]) -> None:
+        """Call `read` with every sample too, and keep the readings that it gives; before `open`."""
+        self._fields.append(read)
+
     def open(self) -> None:
         """Start sampling where there is anything to sample."""
         if self._device is not None:

@@ -38,6 +38,8 @@ HELD_BY = {
     "host": "its device was idle, its host had not launched more",
     "data_loading": "it was between two steps, as in loading data",
     "garbage_collector": "its interpreter collected garbage",
+    "allocator": "its device's memory was full: the allocator gave memory back and asked again",
+    "throttled": "its clocks were held down, or its processes' share of the cores",
     "more_work": "it ran more kernels than its peers",
     "slower_compute": "its kernels took longer than its peers'",
     "unknown": "by what is not known",
@@ -227,7 +229,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(skew.ranks):
         lines.append(f"{len(skew.ranks) - len(shown)} more ranks that held others up less: --all")
     lines += [
-        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}."
+        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}"
+        f"{', which recording itself may explain' if each.evidence.get('recording_may_explain') else ''}."
         for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
     ]
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""

@@ -1,0 +1,203 @@
+"""Slow links told from the counters of the job's own TCP connections, which capture reads from the kernel.
+
+A pair of ranks is slow beside the other pairs, or all are beside what their interface states. A rank is named only
+where all that is slow is its own, and what is not slow does not pass its link the same way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.findings import Finding
+from overlapscope.timeline.run import RankTimeline, Run
+
+SLOW: Final = 0.25
+"""A pair of ranks is slow up to this share of what the fastest pair reaches ..."""
+BESIDE: Final = 0.5
+"""... and one that reaches this share is not."""
+OF_STATED: Final = 0.1
+"""All are slow where none reaches this share of what its interface states: one stream may well not fill a fast one."""
+LEAST_BYTES: Final = 4 << 20
+"""What a connection must have carried to tell of its link, and this share of what the busiest carried."""
+LEAST_SHARE: Final = 0.05
+UNREAD: Final = 0.5
+"""Up to this share of its time a connection may have waited for a receiver that did not read."""
+WEIGHS: Final = 0.1
+"""A connection's link weighs when it had something to send for this share of the recording."""
+MAX_LISTED: Final = 16
+AMBIGUOUS: Final = -1
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What one rank sent another on the connection between them that carried most."""
+
+    sender: int
+    receiver: int
+    sent_bytes: int
+    rate_bytes_s: float
+    """What was sent over the time that there was something to send."""
+    seen_bytes_s: float | None
+    """The rate of delivery that the kernel saw when the link was full; None where it never was."""
+    share: float | None
+    """Share of the recording in which there was something to send."""
+    interface: str | None
+    stated_bytes_s: float | None
+    local: bool
+    """Within one host, where no link is passed."""
+
+
+def of_connections(found: Sequence[Flow]) -> list[Finding]:
+    """Compare the connections between hosts with each other, then with what their interfaces state."""
+    between = [each for each in found if not each.local]
+    if not between:
+        return []
+    rates = {(each.sender, each.receiver): each.rate_bytes_s for each in between}
+    fastest = max(rates.values())
+    seen = max(fastest, *(each.seen_bytes_s or 0.0 for each in between))
+    slow = {
+        (each.sender, each.receiver)
+        for each in between
+        if each.rate_bytes_s <= SLOW * fastest and _weighs(each) and (each.seen_bytes_s or seen) <= SLOW * seen
+    }
+    fast = {pair for pair, rate in rates.items() if rate >= BESIDE * fastest}
+    if slow:
+        rank = whose(slow, fast)
+        interfaces = {each.interface for each in between if each.interface and (each.sender, each.receiver) in slow}
+        return [_of_pairs(rank, {pair: rates[pair] for pair in slow}, fastest, sorted(interfaces))]
+    if not all(_weighs(each) and _far_below_stated(each) for each in between):
+        return []
+    least = min(each.stated_bytes_s for each in between if each.stated_bytes_s is not None)
+    return [
+        Finding(
+            id="slow_link",
+            severity="warning",
+            title=f"every connection between ranks moves at most {fastest / 1e6:.4g} MB/s, where its interface states "
+            f"{least / 1e6:.4g} MB/s: slow links, all alike",
+            evidence={
+                "rank": None,
+                "fastest_bytes_s": round(fastest),
+                "stated_bytes_s": round(least),
+                "interfaces": sorted({each.interface for each in between if each.interface})[:MAX_LISTED],
+            },
+            known_from="connections",
+        )
+    ]
+
+
+def _weighs(flow: Flow) -> bool:
+    return flow.share is not None and flow.share >= WEIGHS
+
+
+def _far_below_stated(flow: Flow) -> bool:
+    if flow.stated_bytes_s is None or flow.seen_bytes_s is None:
+        return False
+    return max(flow.rate_bytes_s, flow.seen_bytes_s) <= OF_STATED * flow.stated_bytes_s
+
+
+def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
+    """Give the rank whose link is slow: the only one that all slow pairs share, and that no fast pair has that way.
+
+    None for a single pair: the link may be slow at either end.
+    """
+    if len(slow) < 2:
+        return None
+    shared = set.intersection(*(set(pair) for pair in slow))
+    sends = {sender for sender, _ in slow}
+    receives = {receiver for _, receiver in slow}
+    quick_senders, quick_receivers = {sender for sender, _ in fast}, {receiver for _, receiver in fast}
+    own = [
+        rank
+        for rank in shared
+        if not (rank in sends and rank in quick_senders) and not (rank in receives and rank in quick_receivers)
+    ]
+    return own[0] if len(own) == 1 else None
+
+
+def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float, interfaces: Sequence[str]) -> Finding:
+    listed = sorted(slow.items(), key=lambda each: (each[1], each[0]))
+    slowest = listed[0][1]
+    pairs = ", ".join(f"{sender} to {receiver}" for (sender, receiver), _ in listed[:4])
+    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
+    whose_link = f"the link of rank {rank}" if rank is not None else "a link"
+    return Finding(
+        id="slow_link" if rank is None else f"slow_link:rank{rank}",
+        severity="warning",
+        title=f"{whose_link} is slow: from rank {pairs}{more} data move at {slowest / 1e6:.4g} MB/s, between others at "
+        f"{fastest / 1e6:.4g} MB/s",
+        evidence={
+            "rank": rank,
+            "pairs": [
+                {"sender": sender, "receiver": receiver, "bytes_s": round(rate)}
+                for (sender, receiver), rate in listed[:MAX_LISTED]
+            ],
+            "fastest_bytes_s": round(fastest),
+            "interfaces": list(interfaces[:MAX_LISTED]),
+        },
+        known_from="connections",
+    )
+
+
+def flows(run: Run) -> list[Flow]:
+    """Give what each rank sent each other one, as far as both recorded their ends of the connection."""
+    ends: dict[str, int] = {}
+    for rank, timeline in run.ranks.items():
+        for each in _connections(timeline):
+            known_of = ends.setdefault(each["local"], rank)
+            if known_of != rank:
+                ends[each["local"]] = AMBIGUOUS  # an address that several hosts have, such as the loopback's
+    found: dict[Pair, Flow] = {}
+    for rank, timeline in run.ranks.items():
+        lasted_ns = int((timeline.recordings.end_ns - timeline.recordings.start_ns).sum())
+        for each in _connections(timeline):
+            receiver = ends.get(each["peer"])
+            busy, sent = _number(each.get("busy_ns")), _number(each.get("sent_bytes"))
+            if (
+                receiver in (None, AMBIGUOUS, rank)
+                or ends[each["local"]] == AMBIGUOUS
+                or not busy
+                or not sent
+                or sent < LEAST_BYTES
+            ):
+                continue
+            delivered = _number(each.get("rate_bytes_s")) or None
+            unread = _number(each.get("receiver_limited_ns")) or 0.0
+            known = found.get((rank, receiver))
+            if known is not None and known.sent_bytes >= sent:
+                continue
+            name = each.get("interface")
+            found[rank, receiver] = Flow(
+                sender=rank,
+                receiver=receiver,
+                sent_bytes=int(sent),
+                rate_bytes_s=sent / busy * 1e9,
+                seen_bytes_s=delivered if unread <= UNREAD * busy else None,
+                share=busy / lasted_ns if lasted_ns > 0 else None,
+                interface=name if isinstance(name, str) else None,
+                stated_bytes_s=_number(each.get("interface_bytes_s")),
+                local=_host(each["local"]) == _host(each["peer"]),
+            )
+    most = max((each.sent_bytes for each in found.values()), default=0)
+    return [each for each in found.values() if each.sent_bytes >= LEAST_SHARE * most]
+
+
+def _connections(timeline: RankTimeline) -> list[Mapping[str, Any]]:
+    told = timeline.recorded.get("sockets")
+    rows = told if isinstance(told, list) else []
+    return [
+        each
+        for each in rows
+        if isinstance(each, Mapping) and isinstance(each.get("local"), str) and isinstance(each.get("peer"), str)
+    ]
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value) and value >= 0
+    return float(value) if known else None
+
+
+def _host(end: str) -> str:
+    return end.rpartition(":")[0]

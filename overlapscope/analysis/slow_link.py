@@ -1,0 +1,154 @@
+"""Links that slow collectives down: told from connections' own counters, or from how long the same transfers take.
+
+Slow needs something to compare with: the job's other connections, the rate that the interface is known to have, other
+groups that make the same call, or the same calls before. Without any of these nothing is said. In a ring every call is
+as slow as its slowest link, so that durations alone cannot tell whose link it is; a rank is named only where all that
+is slow is its own, and what is not slow is not.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.connections import flows, of_connections
+from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.waiting import Split
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
+
+FEWEST_CALLS: Final = 5
+FEWEST_GROUPS: Final = 3
+LONGER: Final = 2.0
+"""A group is slow when the quickest tenth of its calls take so many times what a quick one's slowest tenth take ..."""
+AT_LEAST_NS: Final = 50_000
+"""... and this much more; the same holds for its calls after a moment and before."""
+QUICK: Final = 4
+"""A quarter of the groups are quicker than the one compared with: all of a rank's own are slow where its link is."""
+MOMENTS: Final = (0.25, 0.375, 0.5, 0.625, 0.75)
+"""Where in a recording a link is tried to have become slow, as shares of its calls."""
+MAX_LISTED: Final = 16
+Ranks = tuple[int, ...]
+
+
+def slow_links(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Give at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
+    return of_connections(flows(run)) or of_groups(run, splits) or of_before(run, splits)
+
+
+def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare each group's calls with the same calls before: a link that became slow while it was recorded.
+
+    Not without devices: there transfers take longer when anything else runs on the cores.
+    """
+    slow: dict[Ranks, float] = {}
+    usual: set[Ranks] = set()
+    steps: list[int] = []
+    for each in splits:
+        if not each.block.whole or each.transfer_ns.size < 2 * FEWEST_CALLS:
+            continue
+        ranks = each.block.ranks
+        found = _became_slow(each) if all(run.ranks[rank].has_device for rank in ranks) else None
+        if found is None:
+            usual.add(ranks)
+            continue
+        slow[ranks] = max(slow.get(ranks, 0.0), found[1])
+        steps.append(int(run.ranks[ranks[0]].collectives.step[each.block.rows[0, found[0]]]))
+    slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
+    since = min(steps, default=NONE)
+    if not slow:
+        return []
+    compared = f"as before step {since}" if since != NONE else "as before"
+    return [_of_transfers(slow, usual, compared, {"since_step": None if since == NONE else since})]
+
+
+def _became_slow(split: Split) -> tuple[int, float] | None:
+    """Give the call from which transfers take longer, and how many times as long; None where they do not."""
+    order: Ints = np.argsort(split.block.start_ns[0], kind="stable")
+    transfer = split.transfer_ns[order]
+    best = None
+    for share in MOMENTS:
+        at = round(share * transfer.size)
+        if min(at, transfer.size - at) < FEWEST_CALLS:
+            continue
+        before, after = float(np.quantile(transfer[:at], 0.9)), float(np.quantile(transfer[at:], 0.1))
+        times = after / max(before, 1.0)
+        if times >= LONGER and after - before >= AT_LEAST_NS and (best is None or times > best[1]):
+            best = int(order[at]), times
+    return best
+
+
+def of_groups(run: Run, splits: Sequence[Split]) -> list[Finding]:
+    """Compare groups of one size that make the same call: what the transfer takes, waiting aside."""
+    kinds: dict[tuple[Any, ...], list[Split]] = defaultdict(list)
+    for each in splits:
+        block = each.block
+        if block.whole and each.transfer_ns.size >= FEWEST_CALLS:
+            kinds[block.op, block.dtype, block.bytes, len(block.ranks), _spans_hosts(run, block.ranks)].append(each)
+    slow: dict[tuple[int, ...], float] = {}
+    usual: set[tuple[int, ...]] = set()
+    for alike in kinds.values():
+        if len({each.block.ranks for each in alike}) < FEWEST_GROUPS:
+            continue
+        low, high = (np.array([np.quantile(each.transfer_ns, q) for each in alike]) for q in (0.1, 0.9))
+        quick = float(np.sort(high)[high.size // QUICK])
+        for each, least in zip(alike, low.tolist(), strict=True):
+            if least >= LONGER * quick and least - quick >= AT_LEAST_NS:
+                slow[each.block.ranks] = max(slow.get(each.block.ranks, 0.0), least / quick)
+            else:
+                usual.add(each.block.ranks)
+    slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
+    if not slow:
+        return []
+    if _own(slow, usual) is None and len(slow) > len(usual):
+        return []  # rather are the others quick, as within a host
+    return [_of_transfers(slow, usual, "as its equals for the same data", {})]
+
+
+def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
+    """Give the only rank that all slow groups share and no other group has; None for a single group."""
+    if len(slow) < 2:
+        return None
+    shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
+    return shared.pop() if len(shared) == 1 else None
+
+
+def _of_transfers(
+    slow: Mapping[Ranks, float], usual: Collection[Ranks], compared: str, evidence: Mapping[str, Any]
+) -> Finding:
+    rank = _own(slow, usual)
+    listed = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
+    where = f"the link of rank {rank}" if rank is not None else "a link"
+    groups = "the group" if len(slow) == 1 else f"{len(slow)} groups, such as that"
+    return Finding(
+        id="slow_link" if rank is None else f"slow_link:rank{rank}",
+        severity="warning",
+        title=f"{where} is slow: {groups} of ranks {_shown(listed[0][0])} {'take' if len(slow) > 1 else 'takes'} "
+        f"{listed[0][1]:.1f} times as long {compared}, waiting aside",
+        evidence={
+            "rank": rank,
+            "groups": [
+                {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in listed[:MAX_LISTED]
+            ],
+            "groups_as_usual": len(usual),
+            **evidence,
+        },
+        known_from="transfers",
+    )
+
+
+def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
+    """Give the number of hosts that a group spans, where capture recorded them all."""
+    hosts = set()
+    for rank in ranks:
+        settings = run.ranks[rank].recorded.get("settings") if rank in run.ranks else None
+        host = settings.get("host") if isinstance(settings, Mapping) else None
+        if not isinstance(host, str):
+            return None
+        hosts.add(host)
+    return len(hosts)
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
