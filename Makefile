@@ -42,9 +42,11 @@ test-py313:
 	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"; \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
 
-# The published JSON Schema, from the code.
+# The published JSON Schemas, from the code.
 schema: $(READY)
-	$(BIN)/python -m overlapscope.report.json > docs/overlapscope.analysis-1.schema.json
+	for name in analysis comparison whatif; do \
+	  $(BIN)/python -m overlapscope.report.json $$name > docs/overlapscope.$$name-1.schema.json; \
+	done
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'

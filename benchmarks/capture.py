@@ -23,7 +23,7 @@ import overlapscope
 from overlapscope.capture.overhead import differences
 from overlapscope.errors import OverlapScopeError
 
-ALONE = int(os.environ.get("OVERLAPSCOPE_BENCH_ALONE", "300"))
+ALONE = int(os.environ.get("OVERLAPSCOPE_BENCH_ALONE", "1000"))
 """Steps without capture among as many with it."""
 TURNS = int(os.environ.get("OVERLAPSCOPE_BENCH_TURNS", "16"))
 RESAMPLES = 4000

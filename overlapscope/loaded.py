@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.compare import Comparison, compare
+from overlapscope.analysis.replicate import replicate
 from overlapscope.errors import UsageError
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.timeline.arrow import to_arrow
@@ -80,6 +82,10 @@ class LoadedRun:
             arrow = to_arrow(getattr(timeline, name if name in TABLES else _unknown(name)), timeline.names, rank)
         frame: pd.DataFrame = arrow.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         return frame
+
+    def compare(self, candidate: "LoadedRun") -> Comparison:
+        """Compare with another run, this one being the base: the value that `overlapscope compare --json` prints."""
+        return compare([replicate(self.run, "base")], [replicate(candidate.run, "candidate")])
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write a run directory; `force` replaces one that stands there."""

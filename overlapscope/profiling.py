@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.waited import Waited, waited
 from overlapscope.capture import environment, exchange
 from overlapscope.capture.events import telemetry_of
 from overlapscope.capture.session import Session, Settings
@@ -18,11 +19,14 @@ from overlapscope.ingest.kineto import read_kineto
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render
 from overlapscope.report.text import mean
-from overlapscope.timeline.columns import Gradients, make
+from overlapscope.timeline.columns import Gradients, make, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
-from overlapscope.timeline.store import rank_folder, save_job, save_rank
+from overlapscope.timeline.store import load_run, rank_folder, save_job, save_rank
 from overlapscope.version import __version__
+
+MOST_SPANS_TOLD = 1_000_000
+"""Spans of all ranks up to which the summary looks across ranks: about a second's work."""
 
 
 def profile(
@@ -82,9 +86,17 @@ def finish(session: Session) -> None:
         shlex.quote(str(session.path)),
         session.settings.mode,
         missing,
+        session.guard("telling waiting from transferring", _waited, session) if timeline is not None else None,
     )
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _waited(session: Session) -> Waited | None:
+    """Tell waiting from transferring with the columns of all ranks, where these are soon looked through."""
+    run = load_run(session.path)
+    spans = sum(size(timeline.spans) for timeline in run.ranks.values())
+    return waited(analyze(run)) if len(run.ranks) > 1 and spans < MOST_SPANS_TOLD else None
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:

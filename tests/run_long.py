@@ -9,7 +9,24 @@ from tests.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-PROPERTIES = ("intervals", "breakdown", "steps", "timestamps", "innermost", "fuzz", "chunks", "generated")
+PROPERTIES = (
+    "intervals",
+    "breakdown",
+    "steps",
+    "timestamps",
+    "innermost",
+    "fuzz",
+    "chunks",
+    "generated",
+    "compare",
+    "critical_path",
+    "buckets",
+    "curves",
+    "formulas",
+    "replay",
+    "ddp_step",
+    "search",
+)
 PARTS = ("tests.disturbed", "tests.synthetic.evaluate")
 """Modules that run a part of their own and keep its section."""
 

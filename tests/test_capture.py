@@ -173,6 +173,19 @@ def test_plain_collectives_of_two_groups_are_told_apart(tmp_path: Path) -> None:
     assert {"data", "comm:own transport"} <= set(notes.name)
 
 
+def test_calls_are_numbered_alike_on_every_rank_unless_members_exchange_in_pairs(tmp_path: Path) -> None:
+    passed(train("uneven_pairs", tmp_path, world=3))
+    run = overlapscope.load(tmp_path / "run")
+    described = {group.name: group.description for group in run.run.groups}
+    tables = [run.table("collectives", rank) for rank in run.ranks]
+    of_all = [calls[[described[name] != "pairs" for name in calls.group]] for calls in tables]
+    assert of_all[0].seq.tolist() == of_all[1].seq.tolist() == of_all[2].seq.tolist()
+    assert of_all[0].seq.notna().all()
+    assert all(calls[calls.op == "all_reduce"].seq.isna().any() for calls in tables[:2])
+    # Rank 2 has seen no pair, but its numbers can't be those of the others: nothing is paired by them.
+    assert all(row.estimate == "matched" for row in run.analysis().collectives if described[row.group or ""] != "pairs")
+
+
 @pytest.mark.parametrize("mode", ["events", "trace"])
 def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mode: str, tmp_path: Path) -> None:
     passed(train("own_transport", tmp_path, world=1, mode=mode))
@@ -324,6 +337,7 @@ def test_the_summary_is_short_puts_exposed_time_first_and_names_the_next_command
     assert len(lines) <= 15
     assert lines[1].startswith("  step")
     assert lines[2].startswith("  exposed")
+    assert lines[3].startswith("  waiting")
     assert lines[-1].startswith("next: overlapscope analyze ")
     assert main(["analyze", str(path), "-o", str(tmp_path / "table")]) == 0
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from overlapscope.cli.main import VERBS, main
-from overlapscope.report.json import analysis_schema
+from overlapscope.report.json import schema as schema_of
 from tests.kineto_writer import (
     COMM_STREAM,
     GEMM,
@@ -131,11 +131,11 @@ def test_the_json_holds_every_documented_field(trace: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("kind", DOCUMENTED)
 def test_the_published_schema_holds_every_documented_field(kind: str) -> None:
-    check_fields(analysis_schema()["$defs"][kind]["properties"], DOCUMENTED[kind])
+    check_fields(schema_of("analysis")["$defs"][kind]["properties"], DOCUMENTED[kind])
 
 
 def test_the_json_is_valid_under_its_published_schema(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schema = analysis_schema()
+    schema = schema_of("analysis")
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     (trace.parent / "none.json").write_bytes(b"")
@@ -564,3 +564,9 @@ def test_steps_are_marked_when_they_are_not_wholly_recorded(folder: Path, capsys
     assert "not wholly recorded" in capsys.readouterr().out
     assert steps[0]["window_ns"] == 10 * MS
     assert steps[0]["copy_ns"] == 600 * US
+
+
+def test_the_command_is_there_as_a_module_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "overlapscope", "--version"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"overlapscope ")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.report.json import analysis_schema
+from overlapscope.report.json import DOCUMENTS, schema
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,7 +27,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "traces", tmp_path / "traces")
+    for folder in ("traces", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     missing = find_spec("torch") is None
     for language, text in blocks(page):
@@ -72,5 +73,6 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 
 
 def test_the_published_schema_is_the_codes_own() -> None:
-    published = json.loads((ROOT / "docs" / "overlapscope.analysis-1.schema.json").read_text(encoding="utf-8"))
-    assert published == analysis_schema()
+    for name in DOCUMENTS:
+        published = json.loads((ROOT / "docs" / f"overlapscope.{name}-1.schema.json").read_text(encoding="utf-8"))
+        assert published == schema(name)

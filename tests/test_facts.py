@@ -18,7 +18,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import readers
 from overlapscope.ingest.reading import ReadContext, Reader, Reading
-from overlapscope.report.json import analysis_schema
+from overlapscope.report.json import schema as schema_of
 from overlapscope.report.told import MAX_ROWS, told_tables
 from overlapscope.timeline.columns import NONE, Columns, column_kinds, enum_values, make, size
 from overlapscope.timeline.facts import FACT_TABLES, YES, Facts, Links, Members, Messages, join_facts
@@ -229,7 +229,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     shown_text = capsys.readouterr()
     assert shown_text.err == ""
     document: dict[str, Any] = json.loads(shown_text.out)
-    jsonschema.validate(document, analysis_schema())
+    jsonschema.validate(document, schema_of("analysis"))
     return document
 
 
@@ -335,3 +335,13 @@ def test_a_member_of_a_communicator_may_be_told_of_in_part() -> None:
 def test_answers_are_spelled_out() -> None:
     connections = make(FACT_TABLES["connections"], 1, gpu_direct=np.array([YES]))
     assert told(Facts(connections=connections))["connections"].rows[0]["gpu_direct"] == "yes"
+
+
+def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:
+    stem = "DistributedOptimizer_Allreduce/HorovodAllreduce_gradient_tape_model_dense_1_"
+    rows: list[dict[str, str | int | float | None]] = [
+        {"subject": stem + end, "value": 1.0} for end in ("MatMul_grad", "BiasAdd_grad")
+    ]
+    lines = told_tables({"figures": Told(rows=rows, left_out=0)}).splitlines()[2:]
+    assert [line.split()[0][-12:] for line in lines] == ["_MatMul_grad", "BiasAdd_grad"]
+    assert all(len(line.split()[0]) == 60 for line in lines)

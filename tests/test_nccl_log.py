@@ -4,6 +4,7 @@ import calendar
 import math
 import random
 import re
+import time
 from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
@@ -18,8 +19,11 @@ from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest import nccl_scan
 from overlapscope.ingest.nccl_calls import DTYPES
 from overlapscope.ingest.nccl_choices import Choice, Choices, Events, match
+from overlapscope.ingest.nccl_communicators import Communicator as Member
+from overlapscope.ingest.nccl_communicators import Communicators
 from overlapscope.ingest.nccl_log import READER, recognises
 from overlapscope.ingest.nccl_text import Text
+from overlapscope.ingest.nccl_world import find_world, name_communicators
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reading
@@ -251,6 +255,24 @@ def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path)
     assert any("cannot be told" in warning for warning in reading.source.warnings)
 
 
+@pytest.mark.parametrize("bias", ["(nil)", "0x7f5b6dec9900"])
+def test_rccl_of_rocm_7_has_a_pointer_more_in_every_call(bias: str, tmp_path: Path) -> None:
+    bodies = [
+        by_zero(op, seq, 256 << seq, end=f" task {seq} globalrank 0").replace(" count ", f" acc {bias} count ")
+        for seq, op in enumerate(("AllReduce", "AllReduceWithBias", "AlltoAllGda", "AlltoAllvGda"))
+    ]
+    mixed = [bodies[0], by_zero("AllReduce", 1, 9), *bodies[1:]]
+    for told, expected in ((bodies, 4), (mixed, 5)):
+        reading = after_pair(tmp_path, *told)
+        assert (len(calls(reading)), reading.source.dropped) == (expected, 0)
+    found = [(each["op"], each["elements"], each["bytes"]) for each in calls(after_pair(tmp_path, *bodies))]
+    assert found == [
+        ("all_reduce", 256, 1024), ("all_reduce", 512, 2048), ("all_to_all", 2048, 8192), ("all_to_allv", None, None),
+    ]  # fmt: skip
+    torn = PAIR[1].line(PAIR[1].line("")) + bodies[0].replace(COMM.pointer(0), COMM.pointer(1))
+    assert [each["elements"] for each in calls(read(tmp_path, *pair(), torn), 1)] == [256]
+
+
 def test_rccl_tells_the_rank_in_the_communicator_with_every_call(tmp_path: Path) -> None:
     lines = [
         process.line(
@@ -307,7 +329,16 @@ def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Pat
     assert [timeline.rank for timeline in reading.timelines] == [UNKNOWN_RANK]
     assert all(group.ranks is None for group in reading.groups)
     assert {each["rank"] for each in rows(reading, "members")} == {None}
-    assert "which ranks its processes are cannot be told: no communicator holds them all" in reading.source.warnings
+    (said,) = reading.source.warnings
+    assert "which ranks its processes are cannot be told: no communicator holds them all" in said
+
+
+def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_one(tmp_path: Path) -> None:
+    """A rotated log begins behind the world's initialisation; what it initialises itself are groups of the job."""
+    larger = call("AllReduce", 7, 64, comm="0x99", nranks=16)
+    reading = read(tmp_path, *pair(), *(process.line(larger) for process in PAIR))
+    assert reading.world_size is None
+    assert {timeline.rank for timeline in reading.timelines} == {UNKNOWN_RANK}
 
 
 def test_labels_of_a_launcher_tell_ranks_that_no_communicator_tells(tmp_path: Path) -> None:
@@ -714,6 +745,18 @@ def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Pa
     assert any("do not say of which communicator" in each for each in reading.source.warnings)
 
 
+def test_rings_and_trees_of_rccl_name_their_communicator_behind_them(tmp_path: Path) -> None:
+    owner = f" comm {COMM.pointer(0)} nRanks 02 busId 101c0"
+    trees = "".join(f" [{channel}] 1/-1/-1->0->-1" for channel in range(64))
+    assert len(trees) > 1023
+    lines = pair()
+    told = [PAIR[0].line(text) for text in ("Ring 7 : 1 -> 0 -> 1", f"Trees{trees}", "Ring 8 : 1 -> 0 -> 1")]
+    reading = read(tmp_path, lines[0], *(line + owner for line in told), *lines[1:])
+    assert reading.source.dropped == 0
+    found = [(each["pattern"], each["channel"], each["member"], each["next"]) for each in rows(reading, "paths")]
+    assert {("ring", 7, 0, 1), ("ring", 7, 1, 0), ("ring", 8, 0, 1), ("tree", 63, 0, 1)} <= set(found)
+
+
 def test_a_ring_that_the_library_cut_short_is_left_out(tmp_path: Path) -> None:
     begin, *rest = initialised(NEW, PAIR[0], 0, 2, COMM)
     rest = [each for each in rest if "Channel 0" not in each and "Trees" not in each]
@@ -807,6 +850,16 @@ def test_warnings_keep_their_place_rank_and_time(tmp_path: Path) -> None:
     text = (tmp_path / "nccl.log").read_text().split("\n")
     assert all("NCCL WARN" in text[each["line"] - 1] for each in told)
     assert [each["time_ns"] for each in told] == [None, 1_777_385_682 * 10**9]
+
+
+@pytest.mark.parametrize("level", ["ATTN", "ERROR"])
+def test_notices_and_errors_of_newer_versions_are_messages_like_warnings(level: str, tmp_path: Path) -> None:
+    told = PAIR[1].warn("NVLink fabric health reports DEGRADED_BANDWIDTH", function="fillInfo")
+    reading = read(tmp_path, *pair(), told.replace("NCCL WARN", f"NCCL {level}"))
+    assert [(each["kind"], each["text"], each["rank"]) for each in rows(reading, "messages")] == [
+        (1, "NVLink fabric health reports DEGRADED_BANDWIDTH", 1)
+    ]
+    assert READER.recognises(Head(path=tmp_path, content=told.replace("NCCL WARN", f"NCCL {level}").encode()))
 
 
 def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_path: Path) -> None:
@@ -1216,6 +1269,15 @@ def test_more_than_the_allowed_bytes_are_refused(tmp_path: Path) -> None:
         READER.read(path, ReadContext(max_bytes=1 << 20))
 
 
+@pytest.mark.parametrize("version", [OLD, VERSIONS[0]], ids=lambda version: version.name)
+def test_a_log_that_is_cut_before_initialisation_ended_says_what_it_lacks(version: Version, tmp_path: Path) -> None:
+    whole = pair(version)
+    cut = [line for line in whole if "Init COMPLETE" not in line]
+    (said,) = read(tmp_path, *cut).source.warnings
+    assert said.startswith("2 initialisations of a communicator without its end")
+    assert not any("without its end" in each for each in read(tmp_path, *whole).source.warnings)
+
+
 def test_one_endless_line_takes_no_endless_memory(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.write_bytes(SAMPLE + b"A" * (12 << 20) + b"\n" + PAIR[0].line(by_zero("AllReduce", 3, 9)).encode() + b"\n")
@@ -1228,6 +1290,44 @@ def test_repeated_lines_do_not_grow_what_is_told(tmp_path: Path) -> None:
     once = read(tmp_path, *lines)
     for table in ("connections", "paths"):
         assert rows(reading, table) == rows(once, table)
+
+
+def test_communicators_of_all_ranks_share_the_list_of_their_ranks(tmp_path: Path) -> None:
+    """A long job's rank makes many of them, each of as many members as the job has ranks."""
+    state = "comm 0x55a7a3{0:04x}00 rank 7 nranks 16384 cudaDev 7 nvmlDev 7 busId 101c0 commId 0x{0:x} - Init COMPLETE"
+    reading = read(tmp_path, *(PAIR[0].line(state.format(number)) for number in range(1, 4)))
+    first, *others = (group.ranks for group in reading.groups)
+    assert first == tuple(range(16384))
+    assert all(each is first for each in others)
+
+
+def test_many_communicators_take_no_time_by_their_number_squared() -> None:
+    """Sixteen times as many took 256 times as long."""
+
+    def seconds(number: int) -> float:
+        log = Communicators()
+        process = log.process("node-0", 1)
+        for order in range(number):
+            log.add(Member(process=process, pointer=order, size=8, member=3, device=3, order=order))
+        begun = time.process_time()
+        name_communicators(log.all)
+        assert find_world(log.all).size == 8
+        return time.process_time() - begun
+
+    small = min(seconds(1_000) for _ in range(3))
+    assert seconds(16_000) < 100 * small
+
+
+def test_names_of_splits_of_splits_stay_short_and_differ(tmp_path: Path) -> None:
+    state = (
+        "comm 0x{0:x} rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 101c0 parent 0x{1:x} color {2} key 0 commId 0x0 "
+        "- Init COMPLETE"
+    )
+    texts = [state.format(16 + depth + 1, 16 + depth, 1000 + depth) for depth in range(300)]
+    reading = read(tmp_path, *pair(), *(PAIR[0].line(text) for text in texts))
+    names = [group.name for group in reading.groups]
+    assert len(set(names)) == len(names) == 301
+    assert max(map(len, names)) < 300
 
 
 # --- the real log ---------------------------------------------------------------------------------------------------

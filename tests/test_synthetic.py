@@ -99,7 +99,10 @@ def test_the_files_say_what_the_columns_say(simulated: Simulated, tmp_path: Path
         other = read.ranks[rank]
         for table, columns in (
             ("spans", ("start_ns", "end_ns", "kind", "launch_ns", "step", "blocks")),
-            ("collectives", ("start_ns", "end_ns", "launch_ns", "seq", "bytes", "elements", "group_size", "step")),
+            (
+                "collectives",
+                ("start_ns", "end_ns", "launch_ns", "seq", "bytes", "group_size", "step", "peer", "received_bytes"),
+            ),
             ("steps", ("step", "start_ns", "end_ns")),
         ):
             mine, theirs = getattr(timeline, table), getattr(other, table)

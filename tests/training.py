@@ -143,6 +143,22 @@ def plain() -> dict[str, object]:
     return {}
 
 
+def uneven_pairs() -> dict[str, object]:
+    """On one of two groups rank 0 and rank 1 exchange something that rank 2 has no part in."""
+    pairs = dist.new_group(list(range(WORLD)), group_desc="pairs")
+    value = torch.ones(1000)
+    with profiled(None, warmup=0, measure_overhead=False) as scope:
+        for _ in range(3):
+            with step_of(scope):
+                dist.all_reduce(value)
+                if RANK == 0:
+                    dist.send(value, 1, group=pairs)
+                elif RANK == 1:
+                    dist.recv(value, 0, group=pairs)
+                dist.all_reduce(value, group=pairs)
+    return {}
+
+
 def own_transport() -> dict[str, object]:
     """Communication that torch does not know of: computation before it, and under it a thread that does not count."""
     value = torch.randn(200, 200)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks, clock_offsets
 from overlapscope.analysis.matching import Matching, agreeing, match
+from overlapscope.analysis.pairs import PairMatching, match_pairs
 from overlapscope.analysis.waiting import RankWait, Split, by_rank, split
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
@@ -36,11 +37,12 @@ class Across:
     uneven: tuple[Split, ...] = ()
     """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
     waits: Mapping[int, RankWait] = field(default_factory=dict)
+    pairs: PairMatching = field(default_factory=PairMatching)
 
     @property
     def matched(self) -> int:
         """Collectives matched, each counted once."""
-        return sum(block.calls for block in self.matching.blocks)
+        return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
 
     def transfers(self, run: Run) -> dict[int, Transfers]:
         """Give the transfers of each rank's collectives."""
@@ -70,7 +72,12 @@ def across(run: Run) -> Across:
     hosts = _hosts(run)
     matching = match(run)
     clocks = clock_offsets(matching.blocks, hosts)
-    checked = agreeing(matching, clocks.spread_ns, lambda block: _on_one_host(block.ranks, hosts))
+    checked = agreeing(
+        matching,
+        # Ends of uneven calls lie too far apart to set clocks by, but not to tell whether they are the same calls.
+        (clocks if matching.blocks else clock_offsets(matching.uneven, hosts)).spread_ns,
+        lambda block: _on_one_host(block.ranks, hosts),
+    )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
@@ -80,6 +87,7 @@ def across(run: Run) -> Across:
         splits=splits,
         uneven=tuple(split(checked.uneven, clocks)),
         waits=by_rank(splits, clocks),
+        pairs=match_pairs(run, clocks),
     )
 
 

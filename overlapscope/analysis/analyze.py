@@ -8,14 +8,20 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.bounded import bounded
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
+from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
+from overlapscope.analysis.experts import expert_imbalance
+from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.kernels import work_of
 from overlapscope.analysis.nccl_findings import nccl_findings
+from overlapscope.analysis.pipeline import pipeline_bubbles
+from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.shared_cores import shared_cores
@@ -27,6 +33,7 @@ from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
+from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
@@ -96,6 +103,8 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
 
     matched: int = 0
     unmatched: int = 0
+    pairs: int = 0
+    """Sends matched with their receives; the calls that were not are among the unmatched."""
     reasons: list[str] = []
     clock_offset_ns: dict[str, int] = {}
     residual_ns: int | None = None
@@ -129,18 +138,26 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     unclassified: Listed
     fused: Listed
     collectives: list[CollectiveRow]
+    exposed_by: ExposedBy = ExposedBy()
     skew: Skew
     findings: list[Finding]
     recommendations: list[Recommendation]
     told: dict[str, Told] = {}
     """What the sources tell besides times: communicators, links, measurements, figures they report themselves."""
+    critical_path: CriticalPath = CriticalPath()
+    """The chain of dependencies that decided how long each step took."""
 
 
-def analyze(run: Run) -> Analysis:
-    """Give all figures of a run."""
+def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = None) -> Analysis:
+    """Give all figures of a run.
+
+    `together` is what `across` gives for it, where the caller has it already; `bandwidth` holds measurements of what
+    its collectives could reach.
+    """
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    together = across(run)
+    together = together or across(run)
+    transfers = together.transfers(run)
     causes = causes_of(run, together, coverage)
     ranks = []
     compute_ns = 0
@@ -169,8 +186,13 @@ def analyze(run: Run) -> Analysis:
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
     findings += [*desync(run), *uneven_stages(run, work, whole_ns)]
+    findings += bounded(run, together)
+    findings += pipeline_bubbles(run, windows)
+    findings += expert_imbalance(run, together, coverage, {info.rank: info.whole.window_ns for info in ranks})
     findings += topology_findings(run.facts)
     findings += nccl_findings(run)
+    collectives = collective_rows(run.ranks, windows, transfers, causes)
+    findings += possible_bandwidth(run, collectives, bandwidth)
     return Analysis(
         sources=[
             SourceInfo(
@@ -194,11 +216,13 @@ def analyze(run: Run) -> Analysis:
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
-        collectives=collective_rows(run.ranks, windows, together.transfers(run), causes),
+        collectives=collectives,
+        exposed_by=exposed_by(run.ranks, windows, causes),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
+        critical_path=critical_path(run, windows, together, transfers),
     )
 
 
@@ -206,8 +230,9 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
     residual = together.clocks.residual_ns
     return Skew(
         matched=together.matched,
-        unmatched=together.matching.unmatched,
-        reasons=list(together.matching.reasons),
+        unmatched=together.matching.unmatched + together.pairs.unmatched,
+        pairs=together.pairs.matched,
+        reasons=[*together.matching.reasons, *together.pairs.reasons],
         clock_offset_ns={str(rank): round(offset) for rank, offset in together.clocks.offset_ns.items()},
         residual_ns=None if residual is None else round(residual),
         ranks=[

@@ -91,7 +91,7 @@ def collective_rows(
     kinds: dict[_Key, _Calls] = {}
     for rank, timeline in ranks.items():
         known = transfers[rank]
-        for key, row in _keyed(timeline, _chosen(timeline, windows[rank])):
+        for key, row in _keyed(timeline, chosen_rows(timeline, windows[rank])):
             calls = kinds.setdefault(key, _Calls())
             calls.by_rank[rank] = calls.by_rank.get(rank, 0) + 1
             calls.exposed_ns += int(causes[rank].exposed_ns[row])
@@ -108,7 +108,7 @@ def collective_rows(
     return [_row(key, kinds[key]) for key in order]
 
 
-def _chosen(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
+def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     """Give the rows of the calls that belong to complete steps; all rows where no step is complete.
 
     A call belongs to the step that launched it; one without a launch, to the step in whose window it began.

@@ -114,7 +114,7 @@ def _waits(splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> dict[in
     """Give, for each rank, when it waited for which other one and did not compute, where waiting is known."""
     found: dict[int, dict[int, list[tuple[Ints, Ints]]]] = {}
     for each in splits:
-        if each.block.uneven:
+        if not each.block.even:
             continue
         for row, rank in enumerate(each.block.ranks):
             until = each.block.end_ns[row] - each.transfer_ns

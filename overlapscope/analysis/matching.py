@@ -16,8 +16,6 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
 """Operations that no member leaves before all have come: only these tell waiting from transferring."""
-EXCHANGE = "all_to_all"
-"""Its members may move different sizes; no member leaves before all have come all the same."""
 ENDS_TOGETHER = 0.1
 """Ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
@@ -44,8 +42,8 @@ class Matched:
     """Paired by order within its kind, for want of sequence numbers."""
     whole: bool
     """Every member of the group was recorded."""
-    uneven: bool = False
-    """An exchange whose members move different sizes: who came last is known, what the transfer took is not."""
+    even: bool = True
+    """All ranks move as much. Of uneven ones waiting cannot be split off, nor do they end together; `bytes` is None."""
 
     @property
     def calls(self) -> int:
@@ -59,7 +57,7 @@ class Matching:
 
     blocks: tuple[Matched, ...] = ()
     uneven: tuple[Matched, ...] = ()
-    """Calls that could be paired, but not split into waiting and transferring; they count as unmatched."""
+    """Matched calls of uneven all-to-all, which tell no transfer."""
     unmatched: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -69,10 +67,14 @@ class _Kind:
     op: str
     dtype: str | None
     bytes: int | None
+    even: bool = True
 
 
 def match(run: Run) -> Matching:
-    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired."""
+    """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
+
+    All-to-all counts as symmetric where every rank gives and gets as much; uneven ones are paired all the same.
+    """
     blocks: list[Matched] = []
     uneven: list[Matched] = []
     reasons: list[str] = []
@@ -81,7 +83,7 @@ def match(run: Run) -> Matching:
     calls: dict[tuple[str | None, tuple[int, ...] | None], dict[int, Ints]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
-            calls[group, members(group, timeline.collectives, rows)][rank] = rows
+            calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
     for (group, ranks), rows_of in calls.items():
         found = _match_group(run, group, ranks, rows_of)
         blocks += found.blocks
@@ -101,7 +103,7 @@ def agreeing(
     `spread_ns` gives, for each call of a block, how far apart its ends lie on aligned clocks; `one_clock` whether the
     members are known to have the same clock.
     """
-    kept: dict[bool, list[Matched]] = {True: [], False: []}
+    kept: list[Matched] = []
     reasons = list(matching.reasons)
     unmatched = matching.unmatched
     for block in (*matching.blocks, *matching.uneven):
@@ -111,24 +113,24 @@ def agreeing(
             limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
         apart = float(np.median(spread_ns(block)))
         if not block.by_order or apart <= limit:
-            kept[block.uneven].append(block)
+            kept.append(block)
             continue
-        unmatched += 0 if block.uneven else block.rows.size
+        unmatched += block.rows.size
         reasons.append(
             f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} "
             f"are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
         )
-    return replace(
-        matching, blocks=tuple(kept[False]), uneven=tuple(kept[True]), unmatched=unmatched, reasons=tuple(reasons)
-    )
+    even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
+    return replace(matching, blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
 
 
-def _members(run: Run) -> Callable[[str | None, Collectives, Ints], tuple[int, ...] | None]:
+def _members(run: Run) -> Callable[[int, str | None, Collectives, Ints], tuple[int, ...] | None]:
     known = {group.name: group.ranks for group in run.groups if group.ranks is not None}
 
-    def of(group: str | None, calls: Collectives, rows: Ints) -> tuple[int, ...] | None:
+    def of(rank: int, group: str | None, calls: Collectives, rows: Ints) -> tuple[int, ...] | None:
         if group in known:
-            return known[group]
+            # Groups of one name may stand beside each other, each on ranks of its own; the run holds only one of them.
+            return known[group] if rank in known[group] else None
         sizes = set(calls.group_size[rows].tolist())
         return tuple(range(run.world_size)) if run.world_size and sizes == {run.world_size} else None
 
@@ -153,6 +155,16 @@ def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, r
     expected = [rank for rank in members if rank in run.ranks] if members is not None else sorted(rows_of)
     if len(expected) < 2:
         return Matching(unmatched=total)
+    if members is None:
+        sizes = {
+            int(each) for rank in expected for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
+        }
+        if sizes - {NONE} and len(expected) > max(sizes):
+            why = (
+                f"{_named(group)}: {len(expected)} ranks made calls of it, but it has {max(sizes)} members, and which "
+                "they are was not recorded: its calls are not paired"
+            )
+            return Matching(unmatched=total, reasons=(why,))
     silent = [rank for rank in expected if rank not in rows_of]
     if silent:
         why = (
@@ -185,14 +197,13 @@ def _by_number(
         rows[at] = rows_of[rank][order[np.searchsorted(numbers[order], np.sort(common))]]
     kinds = [_kinds(run.ranks[rank], rows[at]) for at, rank in enumerate(ranks)]
     columns: dict[_Kind, list[int]] = defaultdict(list)
-    exchanged: list[int] = []
     reasons: list[str] = []
     for column, seen in enumerate(zip(*kinds, strict=True)):
         if all(each == seen[0] for each in seen):
             columns[seen[0]].append(column)
             continue
-        if all(each.op == EXCHANGE for each in seen):
-            exchanged.append(column)
+        if all(each.op == "all_to_all" and each.dtype == seen[0].dtype for each in seen):
+            columns[_as_uneven(seen[0])].append(column)
             continue
         other = next(at for at, each in enumerate(seen) if each != seen[0])
         if not reasons:
@@ -204,22 +215,31 @@ def _by_number(
         _block(run, group, kind, ranks, rows[:, chosen], by_order=False, whole=whole)
         for kind, chosen in columns.items()
     ]
-    uneven = [_uneven(run, group, ranks, rows[:, exchanged], by_order=False, whole=whole)] if exchanged else []
     matched = sum(block.rows.size for block in blocks)
     total = sum(rows_of[rank].size for rank in ranks)
-    return Matching(blocks=tuple(blocks), uneven=tuple(uneven), unmatched=total - matched, reasons=tuple(reasons))
+    return _sorted_out(blocks, total - matched, reasons)
+
+
+def _sorted_out(blocks: Sequence[Matched], unmatched: int = 0, reasons: Sequence[str] = ()) -> Matching:
+    even, uneven = (tuple(block for block in blocks if block.even == kind) for kind in (True, False))
+    return Matching(blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
+
+
+def _as_uneven(kind: _Kind) -> _Kind:
+    return replace(kind, bytes=None, even=False)
 
 
 def _by_order(
     run: Run, group: str | None, ranks: Sequence[int], rows_of: Mapping[int, Ints], *, whole: bool
 ) -> Matching:
+    kinds = {rank: _kinds(run.ranks[rank], rows_of[rank]) for rank in ranks}
+    exchanged = [sorted(str(kind) for kind in kinds[rank] if kind.op == "all_to_all") for rank in ranks]
+    uneven = any(each != exchanged[0] for each in exchanged)
     by_kind: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    differs = _sizes_differ(run, ranks, rows_of)
     for rank in ranks:
-        for row, kind in zip(rows_of[rank].tolist(), _kinds(run.ranks[rank], rows_of[rank]), strict=True):
-            told = replace(kind, dtype=None, bytes=None) if differs and kind.op == EXCHANGE else kind
-            by_kind[told][rank].append(row)
-    blocks, uneven = [], []
+        for row, kind in zip(rows_of[rank].tolist(), kinds[rank], strict=True):
+            by_kind[_as_uneven(kind) if uneven and kind.op == "all_to_all" else kind][rank].append(row)
+    blocks = []
     for kind, rows in by_kind.items():
         counts = {rank: len(rows.get(rank, ())) for rank in ranks}
         if len(set(counts.values())) > 1:
@@ -231,31 +251,8 @@ def _by_order(
             )
             return Matching(unmatched=sum(rows_of[rank].size for rank in ranks), reasons=(why,))
         table = np.array([rows[rank] for rank in ranks], np.int64)
-        if differs and kind.op == EXCHANGE:
-            uneven.append(_uneven(run, group, ranks, table, by_order=True, whole=whole))
-        else:
-            blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
-    unmatched = sum(block.rows.size for block in uneven)
-    return Matching(blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched)
-
-
-def _sizes_differ(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Ints]) -> bool:
-    """Whether the exchanges of a group move different sizes on different ranks, and so are paired whatever the size."""
-    seen = set()
-    for rank in ranks:
-        timeline = run.ranks[rank]
-        if EXCHANGE not in timeline.names:
-            return False
-        rows = rows_of[rank][timeline.collectives.op[rows_of[rank]] == timeline.names.index(EXCHANGE)]
-        seen.add(tuple(timeline.collectives.bytes[rows].tolist()))
-    return len(seen) > 1
-
-
-def _uneven(
-    run: Run, group: str | None, ranks: Sequence[int], rows: npt.NDArray[np.int64], *, by_order: bool, whole: bool
-) -> Matched:
-    kind = _Kind(op=EXCHANGE, dtype=None, bytes=None)
-    return replace(_block(run, group, kind, ranks, rows, by_order=by_order, whole=whole), uneven=True)
+        blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
+    return _sorted_out(blocks)
 
 
 def _block(
@@ -280,17 +277,18 @@ def _block(
         end_ns=np.array([each.end_ns[row] for each, row in zip(calls, rows, strict=True)]),
         by_order=by_order,
         whole=whole,
+        even=kind.even,
     )
 
 
 def _kinds(timeline: RankTimeline, rows: Ints) -> list[_Kind]:
     calls, names = timeline.collectives, timeline.names
-    return [
-        _Kind(op=names[op], dtype=names[dtype] if dtype >= 0 else None, bytes=None if volume == NONE else volume)
-        for op, dtype, volume in zip(
-            calls.op[rows].tolist(), calls.dtype[rows].tolist(), calls.bytes[rows].tolist(), strict=True
-        )
-    ]
+    columns = (calls.op, calls.dtype, calls.bytes, calls.received_bytes)
+    found = []
+    for op, dtype, volume, received in zip(*(column[rows].tolist() for column in columns), strict=True):
+        kind = _Kind(op=names[op], dtype=names[dtype] if dtype >= 0 else None, bytes=None if volume == NONE else volume)
+        found.append(_as_uneven(kind) if received not in (NONE, volume) else kind)
+    return found
 
 
 def _spelled(kind: _Kind) -> str:

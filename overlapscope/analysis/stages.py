@@ -10,9 +10,9 @@ import numpy as np
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.kernels import Work
+from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.run import Group, Run
 
-PIPELINE: Final = "pipeline"
 SENDS: Final = frozenset({"send", "recv", "send_recv"})
 MORE: Final = 1.08
 """A stage has more work than the others from this factor of their median ..."""
@@ -71,8 +71,9 @@ def _stages(run: Run) -> dict[int, int]:
 
 def _is_pipeline(group: Group, run: Run) -> bool:
     """Whether the group is described as a pipeline's, or its members do nothing but send and receive in it."""
-    if PIPELINE in (group.description or "").lower():
-        return True
+    told = dimension_of(group.description)
+    if told is not None:
+        return told == PIPELINE
     ops: set[str] = set()
     for rank in group.ranks or ():
         timeline = run.ranks.get(rank)

@@ -106,6 +106,7 @@ class CollectiveWatch:
             module=getattr(self._threads, "module", None),
             entered_ns=time.monotonic_ns(),
             ready=self._points.mark(),
+            seq=_number(group),
         )
 
     def _follow(self, record: StepRecord, call: Call, operation: Operation, args: tuple[Any, ...], result: Any) -> None:
@@ -260,6 +261,14 @@ class CollectiveWatch:
 
         self._patch(record_function, "__enter__", entering)
         self._patch(record_function, "__exit__", leaving)
+
+
+def _number(group: Any) -> int | None:
+    """Give the number of the call that a group is about to make: it counts from 1. None for backends that do not."""
+    try:
+        return int(group._get_sequence_number_for_group()) + 1
+    except RuntimeError:
+        return None
 
 
 def module_of(range_name: str) -> str | None:

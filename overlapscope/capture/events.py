@@ -32,6 +32,7 @@ from overlapscope.timeline.volume import volume_bytes
 
 BucketCopies = Literal["copied", "viewed"]
 """Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
+POINT_TO_POINT = frozenset({"send", "recv"})
 TRAINING = "training"
 """The lane of the phases: the device's compute stream, or the training thread."""
 
@@ -78,9 +79,10 @@ def timeline_of(
     lane_of = {group: 1 + at for at, group in enumerate(groups)}
     rows = _Rows(spans=_columns(Spans), calls=_columns(Collectives), notes=_columns(Annotations))
     last_done: dict[str, int] = {}
+    numbered = _numbered(observed)
     windows = _windows(observed)
     for record, window in zip(observed, windows, strict=True):
-        _add_step(record, window, points, names, lane_of, rows, last_done, buckets=buckets)
+        _add_step(record, window, points, names, lane_of, numbered, rows, last_done, buckets=buckets)
     first = [windows.index(window) for window in sorted(set(windows))]
     last = [len(windows) - 1 - windows[::-1].index(window) for window in sorted(set(windows))]
     labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
@@ -135,6 +137,15 @@ def telemetry_of(
     )
 
 
+def _numbered(records: Sequence[StepRecord]) -> frozenset[str]:
+    """Give the groups whose calls have the same number on every member.
+
+    gloo counts sends and receives too, which not every member makes.
+    """
+    calls = [call for record in records for call in record.calls]
+    return frozenset(call.group for call in calls) - {call.group for call in calls if call.op in POINT_TO_POINT}
+
+
 def _windows(records: Sequence[StepRecord]) -> list[int]:
     """Number the runs of consecutive steps."""
     windows: list[int] = []
@@ -155,8 +166,8 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
     chosen = {
         Spans: ("recording", "lane", "kind", "name", "start_ns", "end_ns", "launch_ns", "step", "collective"),
         Collectives: (
-            "recording", "step", "group", "op", "dtype", "elements", "bytes", "group_size", "launch_ns", "start_ns",
-            "end_ns", "phase", "module",
+            "recording", "step", "group", "seq", "op", "dtype", "elements", "bytes", "group_size", "launch_ns",
+            "start_ns", "end_ns", "phase", "module",
         ),
         Annotations: ("recording", "lane", "name", "start_ns", "end_ns"),
     }  # fmt: skip
@@ -169,6 +180,7 @@ def _add_step(
     points: Points,
     names: NameTable,
     lane_of: Mapping[str, int],
+    numbered: frozenset[str],
     rows: _Rows,
     last_done: dict[str, int],
     *,
@@ -203,6 +215,7 @@ def _add_step(
             window,
             record.number,
             names.code(call.group),
+            call.seq if call.seq is not None and call.group in numbered else NONE,
             names.code(call.op),
             names.code(call.dtype) if call.dtype else -1,
             NONE if call.elements is None else call.elements,

@@ -22,6 +22,8 @@ class Call:
     module: str | None = None
     returned_ns: int | None = None
     """Host time at which the call was handed over, where the training thread itself made it."""
+    seq: int | None = None
+    """Number of the call in its group, as the backend counts."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 examples:
   overlapscope analyze rank0.pt.trace.json.gz
   overlapscope analyze traces/ --json -o analysis.json
+  overlapscope analyze traces/ --bandwidth all_reduce_perf.log
   overlapscope analyze traces/ --comm 'my_allreduce_.*'
 """
 
@@ -16,6 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `analyze`."""
     add_inputs(parser)
     add_output(parser)
+    parser.add_argument(
+        "--bandwidth",
+        metavar="FILE|PRESET",
+        help="what collectives could reach: nccl-tests output or a CSV table of this machine, or a preset "
+        "(8xh100-nvswitch, 16xa100-80-efa, 16xa100-40-roce, 8xmi300x)",
+    )
     parser.add_argument("--all", action="store_true", help="show every rank, step, collective and finding")
 
 
@@ -23,13 +30,14 @@ def run(args: argparse.Namespace) -> int:
     """Read the inputs, print the table or the JSON."""
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415 - keeps --help light
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    analysis = analyze(loaded)
+    analysis = analyze(loaded, bandwidth=reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     warn("analyze", analysis.sources)
     if args.json:
         emit(json.render(analysis), args)

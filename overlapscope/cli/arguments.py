@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the input paths and how to read them."""
     parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="trace file, folder of them, or run")
+    add_reading(parser)
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add how to read the inputs."""
     parser.add_argument(
         "--rank",
         action="append",
@@ -74,7 +79,7 @@ def emit(text: str, args: argparse.Namespace) -> None:
         return
     try:
         with open(args.output, "w" if args.force else "x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(text if args.json else printable(text))
     except FileExistsError as error:
         raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f") from error
     except OSError as error:

@@ -18,6 +18,9 @@ VERBS = {
     "demo": "train a small model on 2 processes, record it, show its overlap",
     "analyze": "show where the time of traces or of a run went",
     "ingest": "turn traces into a run directory that opens fast",
+    "compare": "show what changed from one run to another, and where it comes from",
+    "export": "write a run as one trace to look at in ui.perfetto.dev",
+    "plan": "predict the step of a described workload under other settings",
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130

@@ -8,10 +8,12 @@ import numpy as np
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
+from overlapscope.ingest.one_run import of_one_run, of_that_size
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.shown import shown_name
+from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -22,7 +24,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
-    readings = _apart(_with_ranks(_without_stand_ins(readings), given))
+    readings = _apart(of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given))))
     parts: dict[int, list[RankTimeline]] = {}
     groups: dict[str, Group] = {}
     fingerprint: dict[str, str | int | None] = {}
@@ -59,7 +61,11 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks={rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
+        ranks=with_dimensions(
+            {rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
+            merged.groups,
+            world_size,
+        ),
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
@@ -122,6 +128,10 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
     ]
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
+        for path, reading in readings:
+            if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank could only say of one whose it is
+                why = "; ".join(reading.source.warnings) or "it does not say which ranks they are"
+                raise InputError(f"{shown(path)}: its {len(reading.timelines)} ranks are not known: {why}")
         names = [shown_name(path) for path in of_ranks]
         of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
         each = " ".join(f"--rank {name}={number * of_first}" for number, name in enumerate(names[:2]))

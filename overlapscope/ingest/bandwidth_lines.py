@@ -22,7 +22,7 @@ _PREFIX: Final = re.compile(
 )
 """What mpirun, srun -l, torchrun and Ray put before each line."""
 _LOG: Final = re.compile(
-    r"[A-Za-z][\w.-]{0,99}:\d{1,9}:\d{1,9} (?:\[-?\d{1,9}\] )?(?:\d+\.\d+ \w+:\d+ )?NCCL (?:INFO|WARN|TRACE|CALL)"
+    r"[A-Za-z][\w.-]{0,99}:\d{1,9}:\d{1,9} (?:\[-?\d{1,9}\] )?(?:\d+\.\d+ \w+:\d+ )?NCCL (?:[A-Z]{4,5})"
 )
 _HEADER: Final = re.compile(r"\bsize\s+count\s+type\b.{0,200}?\b(time|cputime)\s+algbw\s+busbw\b")
 _DEVICE: Final = re.compile(

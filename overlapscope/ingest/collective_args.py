@@ -8,6 +8,7 @@ the host annotation, and group size and sequence number in the positional `Concr
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -51,6 +52,8 @@ class CollectiveArgs(msgspec.Struct, gc=False):
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     rank_start: Any = msgspec.field(default=None, name="Global rank start")
     rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
+    source_rank: Any = msgspec.field(default=None, name="Src Rank")
+    target_rank: Any = msgspec.field(default=None, name="Dst Rank")
     seq: Any = msgspec.field(default=None, name="Seq")
     input_dims: Any = msgspec.field(default=None, name="Input Dims")
     old_input_dims: Any = msgspec.field(default=None, name="Input dims")
@@ -80,6 +83,28 @@ def count(value: object) -> int | None:
 def function_id(args: CollectiveArgs) -> int | None:
     """Give the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
     return count(args.record_function_id) or None
+
+
+def peer(args: CollectiveArgs) -> int | None:
+    """Give the rank of the world that a send goes to or a recv comes from.
+
+    torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
+    """
+    told = count(args.target_rank)
+    return count(args.source_rank) if told is None else told
+
+
+_CALLED_PEER = 2
+
+
+def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
+    """Give the rank of the world that `c10d::send` or `c10d::recv_` names by its place among the group's members.
+
+    Their arguments are (tensors, group, rank in the group, tag); written where shapes are recorded.
+    """
+    values = args.concrete_inputs
+    place = count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
+    return members[place] if place is not None and place < len(members) else None
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:

@@ -1,6 +1,8 @@
 """A CPU run, without device spans: its collectives on worker threads, its computation on all others."""
 
+import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,19 +10,25 @@ import numpy as np
 from overlapscope.ingest.classify import CALL, ENTERS, HOST_COLLECTIVE, operation
 from overlapscope.ingest.collective_args import (
     CollectiveArgs,
+    called_peer,
     function_id,
     input_dtype,
     input_elements,
 )
+from overlapscope.ingest.launch_context import launch_context
 from overlapscope.ingest.marked_comm import marks
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
 from overlapscope.timeline.intervals import difference, union
+from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
 _EXECUTED_AS = {"reduce_scatter": "all_reduce"}
 """What gloo runs, and records, for an operation it does not have."""
+_MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
+_OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
+"""c10d's operations whose arguments are (output, input); those in place have the input first."""
 COMPUTATION = "host operations"
 """Name of the computing spans: unions of host operations, which have no one name."""
 
@@ -39,12 +47,13 @@ class CpuSpans:
     collectives: Collectives
 
 
-def cpu_spans(columns: TraceColumns, world_size: int | None, groups: dict[str, int | None]) -> CpuSpans:
+def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
     """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
     its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and what stands in our own marks of
-    communication computes. Annotations are neither.
+    communication computes. Annotations are neither. A thread whose only such ranges are sends and receives is the
+    caller's own, which waits in them, and computes outside of them.
 
-    `groups` maps the run's group names to sizes; with exactly one group, every collective is its own.
+    With exactly one group of the run, every collective is its own.
     """
     host, names = columns.host, columns.names.to_list()
     talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
@@ -52,11 +61,12 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: dict[str, i
     # Functional collectives wait in operations of their own.
     enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
     works = ~host.is_annotation & ~talks
-    waiting = (enters & works) | marks(columns)
+    waiting = (enters & works) | marks(columns) | talks
+    messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
     comm = np.flatnonzero(talks)
     comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
     lanes, starts, ends = [], [], []
-    for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[comm])).tolist():
+    for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
         here = works & (host.lane == lane)
         waits = waiting & (host.lane == lane)
         busy = difference(
@@ -95,8 +105,7 @@ def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -
         found = CALL.match(names[int(columns.host.name[row])])
         op = operation(found["op"]) if found else None
         args = columns.host_args.get(row, _NO_ARGS)
-        # c10d's (output, input) operations have the input second; in-place ones have it first.
-        position = 1 if op in ("all_gather", "reduce_scatter") and input_elements(args, 1) is not None else 0
+        position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
         size = input_elements(args, position)
         waiting.setdefault((_EXECUTED_AS.get(op or "", op), size), deque()).append(row)
     out: list[int | None] = []
@@ -116,12 +125,14 @@ def _collectives(
     comm: Ints,
     call_of: list[int | None],
     world_size: int | None,
-    groups: dict[str, int | None],
+    groups: Sequence[Group],
 ) -> Collectives:
-    group, size = next(iter(groups.items())) if len(groups) == 1 else (None, None)
-    size = size or (world_size if group is not None else None)
+    only = groups[0] if len(groups) == 1 else None
+    group = only.name if only else None
+    members = (only.ranks if only else None) or ()
+    size = (only.size or world_size) if only else None
     code = columns.names.code
-    ops, executed, dtypes, elements, volumes = [], [], [], [], []
+    ops, executed, dtypes, elements, volumes, received, peers = [], [], [], [], [], [], []
     for row, call in zip(comm.tolist(), call_of, strict=True):
         found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
         ran = (operation(found["op"]) if found else None) or "unknown"
@@ -136,7 +147,14 @@ def _collectives(
         dtypes.append(code(dtype) if dtype else -1)
         elements.append(NONE if count is None else count)
         volumes.append(NONE if volume is None else volume)
+        called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
+        got = volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None
+        received.append(_or_none(got))
+        peers.append(_or_none(called_peer(called, members) if op in ("send", "recv") else None))
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
+    lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
+    ops_told = np.array(ops, np.int32)
+    told = launch_context(columns.host, columns.names, ops_told, np.array(lanes, np.int64), np.array(launch, np.int64))
     ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
@@ -144,13 +162,22 @@ def _collectives(
         recording=0,
         group=code(group) if group is not None else -1,
         group_size=size if size is not None else NONE,
-        op=np.array(ops, np.int32),
+        op=ops_told,
+        phase=told.phase,
+        module=told.module,
+        dimension=told.dimension,
         executed_op=np.array(executed, np.int32),
         dtype=np.array(dtypes, np.int32),
         elements=np.array(elements, np.int64),
         bytes=np.array(volumes, np.int64),
+        received_bytes=np.array(received, np.int64),
+        peer=np.array(peers, np.int64),
         launch_ns=np.array(launch, np.int64),
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
         record_function_id=np.array([NONE if each is None else each for each in ids], np.int64),
     )
+
+
+def _or_none(value: int | None) -> int:
+    return NONE if value is None else value

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,16 +16,18 @@ from overlapscope.ingest.collective_args import (
     group_ranks,
     input_dtype,
     input_elements,
+    peer,
 )
 from overlapscope.ingest.device_spans import DeviceSpans
 from overlapscope.ingest.innermost import NOWHERE, innermost
+from overlapscope.ingest.launch_context import launch_context
 from overlapscope.ingest.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 _NO_ARGS = CollectiveArgs()
-_NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
+_NUMBERS = ("group_size", "seq", "elements", "bytes", "received_bytes", "peer", "record_function_id")
 _NO_CALL = ApiCall()
 _RANGES = {
     "record": re.compile(rf"^{RECORD}$"),
@@ -97,7 +100,18 @@ def assemble(
             if key:
                 seen[key] = row
         call_of_span[span] = row
-    return _table(columns, spans, rows, comm, call_of_span), call_of_span
+    calls = _table(columns, spans, rows, comm, call_of_span)
+    lane = _launch_lanes(spans, comm, call_of_span[comm], calls.launch_ns)
+    told = launch_context(columns.host, columns.names, calls.op, lane, calls.launch_ns)
+    return replace(calls, phase=told.phase, module=told.module, dimension=told.dimension), call_of_span
+
+
+def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -> Ints:
+    """Give the thread of each call's first launch; NONE without one."""
+    lane = np.full(launch_ns.size, NONE, np.int64)
+    first = (spans.launch_ns[comm] != NONE) & (spans.launch_ns[comm] == launch_ns[call])
+    lane[call[first]] = spans.launch_lane[comm][first]
+    return lane
 
 
 def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
@@ -167,6 +181,10 @@ def _describe(
         "dtype": None if op in VOLUMELESS else dtype,
         "elements": elements,
         "bytes": api.bytes if moved_bytes is None else moved_bytes,
+        "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
+        if op == "all_to_all"
+        else None,
+        "peer": peer(full),
         "record_function_id": function_id(record) or function_id(call),
     }
 

@@ -147,7 +147,7 @@ def _cpu_timeline(
 ) -> Built:
     del classifier  # host ranges are told by their own names alone
     base = metadata.base_ns
-    found = cpu_spans(columns, metadata.world_size, {group.name: group.size for group in metadata.groups})
+    found = cpu_spans(columns, metadata.world_size, metadata.groups)
     steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
     launch_ns = moved(found.launch_ns, base)
     begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)

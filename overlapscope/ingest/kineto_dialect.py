@@ -32,7 +32,10 @@ SORT_OF: Final = {
     "Trace": (WINDOW, 0),
 }
 """Category to (sort, detail), for complete events (phase X)."""
-UNREAD: Final = frozenset({"python_function", "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"})
+STACK: Final = "python_function"
+MODULE_CALL: Final = "nn.Module: "
+"""Stacks of the host hold a range for each call of a module: of a stack these alone are read, as annotations."""
+UNREAD: Final = frozenset({STACK, "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"})
 """Known categories that say nothing about device work: host stacks, the profiler's own cost, synchronisation."""
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)

@@ -15,8 +15,10 @@ from overlapscope.ingest.kineto_dialect import (
     DEVICE,
     HOST,
     LAUNCH,
+    MODULE_CALL,
     OLD_ANNOTATION,
     SORT_OF,
+    STACK,
     UNREAD,
     WINDOW,
     WINDOW_MARKS,
@@ -46,6 +48,7 @@ class _Event(msgspec.Struct, gc=False):
 class _ExactEvent(msgspec.Struct, gc=False):
     ph: Any = ""
     cat: Any = None
+    name: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
 
@@ -129,6 +132,9 @@ class EventCollector:
                     bucket = None
                 if bucket is not None:
                     bucket.append(event)
+                elif event.cat == STACK:
+                    if str(event.name).startswith(MODULE_CALL):
+                        buckets[HOST].append(event)
                 elif event.cat is not None and str(event.cat) not in UNREAD:
                     self._unknown[str(event.cat)] += 1
             elif event.ph == "i" and isinstance(event.name, str) and event.name.startswith(WINDOW_MARKS):
@@ -170,7 +176,9 @@ class EventCollector:
             self._tables[sort].add(correlation=_correlations(linked))
         elif sort == HOST:
             marked = [
-                SORT_OF[event.cat][1] or (event.cat == "Operator" and OLD_ANNOTATION.match(str(event.name)) is not None)
+                event.cat == STACK
+                or SORT_OF[event.cat][1]
+                or (event.cat == "Operator" and OLD_ANNOTATION.match(str(event.name)) is not None)
                 for event in events
             ]
             self._tables[sort].add(is_annotation=np.array(marked, np.bool_))
@@ -319,7 +327,15 @@ class _Exact:
         if self._events is None:
             self._events = [event for event in _exact.decode(self._array) if event.ph == "X"]
         categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
-        events = [event for event in self._events if isinstance(event.cat, str) and event.cat in categories]
+        events = [
+            event
+            for event in self._events
+            if isinstance(event.cat, str)
+            and (
+                event.cat in categories
+                or (sort == HOST and event.cat == STACK and str(event.name).startswith(MODULE_CALL))
+            )
+        ]
         start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
         duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
         return start, duration, start_good & duration_good

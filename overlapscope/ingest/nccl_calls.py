@@ -3,8 +3,9 @@
     HOST:PID:TID [DEV] NCCL INFO AllReduce: opCount |1f sendbuff P recvbuff P count 64| datatype 7 op 0 root 0 comm P
     [nranks=8] stream P[ task 0 globalrank 3]
 
-`opCount` is hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scatter, exchanges with each
-for all-to-all. `root` is the peer of a send. RCCL's `globalrank` is the rank in the communicator.
+RCCL since ROCm 7 writes `acc P` behind `recvbuff P`, and its `globalrank` is the rank in the communicator. `opCount` is
+hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scatter, exchanges with each for all-to-all.
+`root` is the peer of a send.
 """
 
 import re
@@ -47,7 +48,8 @@ _TAIL: Final = re.compile(
 )
 CALL: Final = re.compile(
     rb"(?P<op>[A-Za-z][A-Za-z0-9]{0,40}): opCount (?P<seq>[0-9a-f]{1,15}) sendbuff (?:0x[0-9a-f]{1,16}|\(nil\))"
-    rb" recvbuff (?:0x[0-9a-f]{1,16}|\(nil\)) count (?P<count>[0-9]{1,18})(?P<tail> datatype .*)"
+    rb" recvbuff (?:0x[0-9a-f]{1,16}|\(nil\))(?: acc (?:0x[0-9a-f]{1,16}|\(nil\)))? count (?P<count>[0-9]{1,18})"
+    rb"(?P<tail> datatype .*)"
 )
 """A whole call behind its prefix."""
 

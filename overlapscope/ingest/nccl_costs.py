@@ -22,7 +22,9 @@ OPERATIONS: Final = {
     "recv": "recv",
     "alltoall": "all_to_all",
     "alltoallpivot": "all_to_all",
+    "alltoallgda": "all_to_all",
     "alltoallv": "all_to_allv",
+    "alltoallvgda": "all_to_allv",
     "gather": "gather",
     "scatter": "scatter",
 }

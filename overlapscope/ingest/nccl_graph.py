@@ -28,12 +28,19 @@ _NET: Final = re.compile(
     rb"NET/(?P<net>.{1,100}?)/(?P<card>[0-9]{1,4})(?:\([0-9]{1,7}\))?(?P<direct>/GDRDMA(?:\(\w{1,20}\))?)?(?:/Shared)?"
 )
 _RING: Final = re.compile(rb"Channel ([0-9]{1,4})(?:/[0-9]{1,4})? :((?: {1,20}[0-9]{1,7})+)")
-_NEIGHBOURS: Final = re.compile(rb"Ring ([0-9]{1,4}) : ([0-9]{1,7}) -> ([0-9]{1,7}) -> ([0-9]{1,7})\s*")
+_OWNER: Final = rb" comm 0x[0-9a-f]{1,16} nRanks [0-9]{1,7} busId [0-9a-f]{1,12}"
+"""What RCCL puts behind rings and trees."""
+_NEIGHBOURS: Final = re.compile(
+    rb"Ring ([0-9]{1,4}) : ([0-9]{1,7}) -> ([0-9]{1,7}) -> ([0-9]{1,7})(?:" + _OWNER + rb")?\s*"
+)
+_BEHIND_TREES: Final = re.compile(_OWNER + rb"$")
 _TREE: Final = re.compile(rb" \[([0-9]{1,4})\] ([-0-9/>|]{5,120})(?= |$)")
 _UP: Final = re.compile(rb"(-?[0-9]{1,7})/(-?[0-9]{1,7})/(-?[0-9]{1,7})->([0-9]{1,7})->-?[0-9]{1,7}")
 _DOWN: Final = re.compile(rb"-?[0-9]{1,7}->([0-9]{1,7})->(-?[0-9]{1,7})/(-?[0-9]{1,7})/(-?[0-9]{1,7})")
 _LONGEST: Final = 900
 """NCCL cuts a line after 1,023 bytes: the last tree of a long one may be half a number."""
+_RCCL_CUTS: Final = (1022, 2046)
+"""RCCL cuts the trees alone, at these lengths."""
 
 
 class Connection(NamedTuple):
@@ -137,11 +144,16 @@ def neighbours_line(thread: Thread, body: bytes) -> bool:
 def trees_line(thread: Thread, body: bytes) -> bool:
     """Take a member's place in the trees of all channels: a row for each child, one for a leaf."""
     text = body[len(b"Trees") :].rstrip()
+    behind = _BEHIND_TREES.search(text)
+    cut = len(body) > _LONGEST
+    if behind is not None:
+        text = text[: behind.start()]
+        cut = len(text) in _RCCL_CUTS
     items = [(int(found[1]), found[2]) for found in _TREE.finditer(text)]
-    if len(body) > _LONGEST:
+    if cut:
         items = items[:-1]
     if not items:
-        return not text or len(body) > _LONGEST
+        return not text or cut
     rows: list[int] = []
     before_connections = False
     for channel, item in items:

@@ -15,7 +15,7 @@ from overlapscope.ingest.nccl_calls import CALL, tail_of
 from overlapscope.ingest.nccl_communicators import Communicators, Process, Thread
 from overlapscope.ingest.nccl_costs import OPERATIONS, cost_line, operation
 from overlapscope.ingest.nccl_graph import Connections
-from overlapscope.ingest.nccl_prefix import INFO, WARN, Writer, rank_of_wrapper, time_of, writer_at_end
+from overlapscope.ingest.nccl_prefix import INFO, LOUD, Writer, rank_of_wrapper, time_of, writer_at_end
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
 from overlapscope.timeline.facts import TIMEOUT, WARNING
@@ -91,7 +91,7 @@ class Lines:
             if len(self._repeats) >= _REMEMBERED:
                 self._repeats.clear()
             _, mark, body = text.partition(INFO)
-            plain = bool(mark) and INFO not in body and WARN not in body
+            plain = bool(mark) and INFO not in body and not LOUD.search(body)
             once = body.startswith(_ONCE) or body.rstrip().endswith(nccl_init.STATES)
             known = plain and not once and not any(mark in body for mark in _ONCE_WITHIN)
             self._repeats[text] = known
@@ -102,7 +102,7 @@ class Lines:
         place = text.find(INFO)
         if place < 0:
             self._without_mark(text, number)
-        elif text.find(INFO, place + 1) >= 0 or WARN in text:
+        elif text.find(INFO, place + 1) >= 0 or LOUD.search(text):
             self._interleaved(text, number)
         elif (thread := self._thread(text, place)) is not None:
             self._told(thread, text[place + len(INFO) :].rstrip(), number, times)
@@ -110,9 +110,9 @@ class Lines:
             self.dropped += times
 
     def _without_mark(self, text: bytes, number: int) -> None:
-        place = text.find(WARN)
-        if place >= 0:
-            self._warning(text, place, number)
+        loud = LOUD.search(text)
+        if loud is not None:
+            self._warning(text, loud, number)
         else:
             self._without_prefix(text)
 
@@ -217,13 +217,14 @@ class Lines:
         self.read -= 1  # calls are counted where they are stored
         return True
 
-    def _warning(self, text: bytes, place: int, number: int) -> None:
+    def _warning(self, text: bytes, loud: re.Match[bytes], number: int) -> None:
+        place = loud.start()
         thread = self._thread(text, place)
         if thread is None:
             return
         self.read += 1
         self.warnings += 1
-        body = text[place + len(WARN) :]
+        body = text[loud.end() :]
         if self.warnings <= MAX_MESSAGES:
             time_ns = time_of(text[:place])
             kind = TIMEOUT if _TIMED_OUT.search(body) else WARNING

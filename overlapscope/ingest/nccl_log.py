@@ -108,13 +108,22 @@ class _Log:
 
     def reading(self, source: str, stream: ByteStream) -> Reading:
         """Put together what was read."""
+        begun = 0
+        communicators = self.known.all
+        of = {communicator.process for communicator in communicators}
         for thread in self.known.threads.values():
             if thread.open is not None:
                 thread.open.told.add(thread.told)
+            elif thread.told.paths or thread.told.rings or (thread.told.connections and thread.process not in of):
+                begun += 1
             elif thread.told.connections:
                 thread.process.late.append((thread.device, thread.told.connections))
-        communicators = self.known.all
         notes = name_communicators(communicators)
+        if begun:
+            notes.append(
+                f"{begun} initialisation{'s' if begun > 1 else ''} of a communicator without its end "
+                "(`Init COMPLETE`): what is told there of rings, trees and connections is left out; is the log cut?"
+            )
         world = find_world(communicators)
         notes += world.notes
         names = NameTable()

@@ -12,7 +12,8 @@ from typing import Final
 from overlapscope.timeline.run import MAX_RANKS
 
 INFO: Final = b" NCCL INFO "
-WARN: Final = b" NCCL WARN "
+LOUD: Final = re.compile(rb" NCCL (?:WARN|ATTN|ERROR) ")
+"""Levels of what a user should read: WARN, and since 2.32 ATTN and, in builds that tell causes apart, ERROR."""
 _WRITER: Final = re.compile(
     rb"(?P<host>[A-Za-z0-9_.-]{1,255}):(?P<process>[0-9]{1,10}):(?P<thread>[0-9]{1,10}) \[(?P<device>-?[0-9]{1,5})\]"
     rb"(?: \S{1,300}:[0-9]{1,7}(?: \([^()\s]{1,200}\))?)?$"
@@ -90,8 +91,6 @@ def time_of(text: bytes) -> int | None:
 
 def is_nccl_line(line: bytes) -> bool:
     """Whether a line has a writer and is the library's."""
-    for mark in (INFO, WARN):
-        place = line.find(mark)
-        if place >= 0 and writer_at_end(line[max(0, place - _WINDOW) : place]) is not None:
-            return True
-    return False
+    loud = LOUD.search(line)
+    places = (line.find(INFO), loud.start() if loud else -1)
+    return any(place >= 0 and writer_at_end(line[max(0, place - _WINDOW) : place]) is not None for place in places)

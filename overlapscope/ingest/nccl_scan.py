@@ -141,6 +141,9 @@ def _calls(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
     receives = text.behind_pointer(sends, b" recvbuf")
     receives = np.where((receives > 0) & text.has(receives + 8, b"f "), receives + 10, 0)
     counted = text.behind_pointer(receives, b" count ")
+    if (odd := np.flatnonzero((counted == 0) & (receives > 0))).size:  # RCCL's sum with a bias has one pointer more
+        biases = text.behind_pointer(receives[odd], b" acc ")
+        counted[odd] = text.behind_pointer(np.where(biases > 0, biases + len(b" acc "), 0), b" count ")
     counted = np.where(counted > 0, counted + len(b" count "), 0)
     count, tail = text.numbers(counted, 10)
     good = (counted > 0) & (tail > counted) & (seq >= 0) & (count >= 0) & (tail < ends[line])

@@ -4,6 +4,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -134,23 +135,23 @@ def _card(names: NameTable, owner: "Communicator | Process", family: str, card: 
 
 def _late(communicators: Sequence[Communicator], ends: _Ends) -> "list[tuple[Communicator | Process, array[int]]]":
     """Give connections of unsaid communicators to the one that they fit; to the process where several or none do."""
-    of_process: dict[Process, list[Communicator]] = defaultdict(list)
+    places: dict[tuple[Process, int, int], dict[str, Communicator]] = defaultdict(dict)
     for each in communicators:
-        of_process[each.process].append(each)
-    found: list[tuple[Communicator | Process, array[int]]] = []
-    for process, mine in of_process.items():
+        places[each.process, each.device, each.member][each.name] = each
+    found: dict[Communicator | Process, array[int]] = defaultdict(lambda: array("i"))
+    for process in dict.fromkeys(each.process for each in communicators):
         for device, codes in process.late:
             for code in sorted(set(codes)):
                 sender, receiver = int(ends.sender[code]), int(ends.receiver[code])
                 own = receiver if ends.side[code] == RECEIVING else sender
-                fitting = [
-                    each
-                    for each in mine
-                    if each.device == device and each.member == own and max(sender, receiver) < each.size
-                ]
-                owner = fitting[0] if len({each.name for each in fitting}) == 1 else process
-                found.append((owner, array("i", [code])))
-    return found
+                fitting = _of_size(places.get((process, device, own), {}).values(), max(sender, receiver))
+                found[fitting[0] if len(fitting) == 1 else process].append(code)
+    return list(found.items())
+
+
+def _of_size(communicators: Iterable[Communicator], member: int) -> list[Communicator]:
+    """Give the communicators that have such a member; two at most: more do not matter."""
+    return list(islice((each for each in communicators if member < each.size), 2))
 
 
 def paths(communicators: Sequence[Communicator], names: NameTable) -> tuple[Paths, int]:
@@ -237,13 +238,14 @@ def groups(communicators: Sequence[Communicator], world: World) -> tuple[Group, 
     for each in communicators:
         by_name[each.name].append(each)
     found = []
+    everyone = tuple(range(world.size or 0))
     for name, those in by_name.items():
         size = those[0].size
         at = {each.member: world.ranks.get(worker_of(each)) for each in those if each.member != NO_NUMBER}
         known = [rank for rank in at.values() if rank is not None]
         ranks: tuple[int, ...] | None = None
         if world.size == size and len(known) == len(at) > 0 and all(rank == place for place, rank in at.items()):
-            ranks = tuple(range(size))
+            ranks = everyone
         elif len(known) == size == len(set(known)):
             ranks = tuple(at[place] or 0 for place in range(size))
         found.append(Group(name=name, size=size, ranks=ranks))

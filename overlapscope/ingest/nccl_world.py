@@ -6,6 +6,7 @@ of is numbered in the order of initialisation. Two processes that claim the same
 its name stands for several: each then gets a name of its own.
 """
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Final
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator, Process
 
 MAX_LISTED: Final = 3
+_MAX_NAME: Final = 200
+"""Names of splits of splits hold their parents'; of a longer one the end is replaced by what stands for it."""
 Worker = tuple[Process, int]
 
 
@@ -50,9 +53,15 @@ def _stem(communicator: Communicator) -> str:
     if communicator.comm_id is not None:
         return communicator.comm_id
     if communicator.split is not None:
-        parent = communicator.parent.name if communicator.parent is not None else "?"
+        parent = _short(communicator.parent.name) if communicator.parent is not None else "?"
         return f"{parent} {communicator.split} ({size})"
     return size
+
+
+def _short(name: str) -> str:
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{name[:_MAX_NAME]}~{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
 
 
 def _collide(members: Sequence[Communicator]) -> bool:
@@ -74,7 +83,7 @@ class World:
 def find_world(communicators: Sequence[Communicator]) -> World:
     """Tell the ranks of all processes that have a communicator.
 
-    The world is the largest communicator that all of them are in; of several, those must number them alike, or the
+    The world is the largest communicator, if all of them are in it; of several, those must number them alike, or the
     launcher's labels agree with one, or one is not a split of another. Where there is none, the labels tell the ranks
     if they differ from process to process.
     """
@@ -88,7 +97,8 @@ def find_world(communicators: Sequence[Communicator]) -> World:
             sizes[each.name] = each.size
     labels = _labels(workers)
     covering = [name for name, members in of_name.items() if len(members) == len(workers)]
-    largest = [name for name in covering if sizes[name] == max(sizes[each] for each in covering)]
+    most = max((each.size for each in communicators), default=0)  # also those that only calls tell of
+    largest = [name for name in covering if sizes[name] == most]
     if largest:
         first = of_name[largest[0]]
         agreeing = [name for name in largest if of_name[name] == labels]
@@ -100,8 +110,11 @@ def find_world(communicators: Sequence[Communicator]) -> World:
             return World(size=sizes[name], ranks=of_name[name], notes=(note,) if odd else ())
     if labels:
         return World(size=None, ranks=labels, notes=("ranks are those of the launcher's labels",))
-    notes = ("which ranks its processes are cannot be told: no communicator holds them all",) if workers else ()
-    return World(size=None, ranks={}, notes=notes)
+    note = (
+        "which ranks its processes are cannot be told: no communicator holds them all; a log of several jobs, or of "
+        "one that was restarted, has to be cut to one"
+    )
+    return World(size=None, ranks={}, notes=(note,) if workers else ())
 
 
 def _labels(workers: set[Worker]) -> dict[Worker, int]:

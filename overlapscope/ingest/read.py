@@ -11,10 +11,11 @@ from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.readers import head_of, named_readers_of
+from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
+from overlapscope.ingest.unread_forms import what_unread
 from overlapscope.timeline.run import MAX_RANKS, Run, Source
 
 
@@ -112,7 +113,10 @@ def _read(path: Path, context: ReadContext) -> list[Reading]:
     """
     try:
         head = head_of(path)
-        known = named_readers_of(head)
+        known = readers_of(head)
+        if not known and (unread := what_unread(head.content)) is not None:
+            raise InputError(f"{shown(path)}: {unread}")
+        known = known or named_readers_of(head)
         if not known and _is_other_text(head):
             raise InputError(
                 f"{shown(path)}: holds nothing that is read: no trace, "

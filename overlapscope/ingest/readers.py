@@ -28,6 +28,7 @@ from overlapscope.ingest import (
     nccl_profiler,
     nccl_tests,
     nsight,
+    perfetto_export,
     rocprof,
     topo_matrix,
     topo_xml,
@@ -61,6 +62,7 @@ BUILT_IN: tuple[Reader, ...] = (
     topo_matrix.READER,
     topo_xml.READER,
     measured_tables.READER,
+    perfetto_export.READER,
     kineto.READER,  # last: takes any JSON
 )
 

@@ -1,38 +1,39 @@
-"""An analysis as JSON, and the JSON Schema of it, both from the same types."""
+"""What the verbs give, as JSON, and the JSON Schemas of it, both from the same types."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.compare import Comparison
+from overlapscope.whatif.answer import WhatIf
+
+DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {"analysis": Analysis, "comparison": Comparison, "whatif": WhatIf}
+"""Documents by the name in their `schema`: `overlapscope.NAME/1`."""
 
 
-def render(analysis: Analysis) -> str:
-    """Give `overlapscope.analysis/1`, indented, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(analysis), indent=2).decode() + "\n"
+def render(document: msgspec.Struct) -> str:
+    """Give one of `DOCUMENTS` under its schema, indented, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def analysis_schema() -> dict[str, Any]:
-    """Give the JSON Schema of `overlapscope.analysis/1`. Readers must ignore fields they do not know."""
-    schema: dict[str, Any] = _plain(msgspec.json.schema(Analysis))
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "overlapscope.analysis/1",
-        **schema,
-    }
+def schema(name: str) -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
+    content: dict[str, Any] = _plain(msgspec.json.schema(DOCUMENTS[name]))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"overlapscope.{name}/1", **content}
 
 
-def _plain(schema: Any) -> Any:
+def _plain(content: Any) -> Any:
     """Give the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
-    if isinstance(schema, dict):
+    if isinstance(content, dict):
         return {
             key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
-            for key, value in schema.items()
+            for key, value in content.items()
         }
-    return [_plain(each) for each in schema] if isinstance(schema, list) else schema
+    return [_plain(each) for each in content] if isinstance(content, list) else content
 
 
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(analysis_schema()), indent=2).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(schema(sys.argv[1])), indent=2).decode() + "\n")

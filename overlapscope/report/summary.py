@@ -5,6 +5,7 @@ from statistics import fmean
 
 import msgspec
 
+from overlapscope.analysis.waited import Waited
 from overlapscope.report.text import count, ms, percent
 
 DISTURBS = 0.01
@@ -28,8 +29,15 @@ class RankSummary(msgspec.Struct, kw_only=True, frozen=True):
     failures: list[str] = []
 
 
-def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, missing: Sequence[int]) -> str:
-    """Give the text; `missing` are ranks whose word did not arrive in time."""
+def render(
+    ranks: Sequence[RankSummary],
+    world_size: int,
+    run: str,
+    mode: str,
+    missing: Sequence[int],
+    waiting: Waited | None = None,
+) -> str:
+    """Give the text; `missing` are ranks whose word did not arrive in time, `waiting` a part of what is exposed."""
     known = [each for each in ranks if each.step_ns is not None]
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
     if known:
@@ -41,6 +49,7 @@ def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, m
             f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each",
             f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
+            *_waiting(waiting),
             f"  hidden   {ms(hidden):>12} ms",
             f"  idle     {ms(idle):>12} ms",
         ]
@@ -70,3 +79,10 @@ def render(ranks: Sequence[RankSummary], world_size: int, run: str, mode: str, m
     if known:
         lines.append(f"next: overlapscope analyze {run}")
     return "\n".join(lines) + "\n"
+
+
+def _waiting(waiting: Waited | None) -> list[str]:
+    if waiting is None:
+        return []
+    whom = f", most for rank {waiting.most_for}" if waiting.most_for is not None else ""
+    return [f"  waiting  {ms(waiting.step_ns):>12} ms   of the exposed, for a late rank{whom}"]

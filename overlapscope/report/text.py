@@ -8,8 +8,10 @@ from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.report import critical_path
 from overlapscope.report.aligned import aligned
 from overlapscope.report.told import told_tables
+from overlapscope.report.where import place, where
 
 MAX_RANKS = 24
 MAX_STEPS = 30
@@ -18,6 +20,8 @@ MAX_FINDINGS = 6
 MAX_SKEW = 8
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 NOT_APPLICABLE = "n/a"
+FINDING_PAGES = "docs/findings"
+"""A page for each kind of finding: what it means, how it is found, what to do next."""
 WORDS = {
     "peer_compute": "waiting: the last rank computed",
     "peer_comm": "waiting: the last rank communicated elsewhere",
@@ -49,7 +53,9 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     """
     parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
+    parts.append(where(analysis.exposed_by))
     parts.append(_skew(analysis, all_rows=all_rows))
+    parts.append(critical_path.lines(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
@@ -227,7 +233,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
         f"{', which recording itself may explain' if each.evidence.get('recording_may_explain') else ''}."
         for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
     ]
-    matched = f"{count(skew.matched, 'collective')} matched across ranks"
+    messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
+    matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
     lines.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
     return "\n".join(lines)
 
@@ -235,7 +242,8 @@ def _skew(analysis: Analysis, *, all_rows: bool) -> str:
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     if not rows:
         return ""
-    head = ["collective", "size", "type", "group", "calls", "median ms", "busbw GB/s"]
+    head = ["collective", "size", "type", "group", "where", "calls", "median ms", "busbw GB/s"]
+    placed = any(place(row) for row in rows[:limit])
     cells = []
     for row in rows[:limit]:
         at_least = ">= " if row.estimate == "upper_bound" else ""
@@ -245,6 +253,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
                 size(row.bytes),
                 row.dtype or "?",
                 f"{row.group or '?'} ({row.group_size or '?'} ranks)",
+                place(row),
                 str(row.count),
                 ms(row.transfer_ns_median),
                 NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
@@ -252,7 +261,8 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""
     note = "\nDurations hold waiting for late ranks too." if any(r.estimate == "upper_bound" for r in rows) else ""
-    return "\n".join(aligned([head, *cells], left=4)) + more + note
+    lines = [head, *cells] if placed else [line[:4] + line[5:] for line in (head, *cells)]
+    return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
 def size(size_bytes: int | None) -> str:
@@ -267,9 +277,17 @@ def size(size_bytes: int | None) -> str:
     return f"{value:.4g} GiB"
 
 
+def page(finding: str) -> str:
+    """Give the name of the page on a finding's kind, the part of its id before the first colon."""
+    return f"{finding.split(':', 1)[0]}.md"
+
+
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
     lines = [f"{'!' if each.severity == 'warning' else '-'} {each.title}" for each in shown]
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
+    if shown:
+        pages = sorted({page(each.id) for each in shown})
+        lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from overlapscope.analysis.told import Told
 from overlapscope.report.aligned import aligned
 
 MAX_ROWS = 12
+MAX_CELL = 60
 
 
 def told_tables(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
@@ -31,4 +32,7 @@ def _table(name: str, told: Told, limit: int) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "n/a"
-    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())[:60]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= MAX_CELL else f"{text[:28]}...{text[-29:]}"  # names of tensors differ at their ends

@@ -96,6 +96,10 @@ class Collectives(Columns):
     """How far the call had come when a flight recorder was dumped; `unknown` elsewhere."""
     record_function_id: Ints
     """Number of the host operation that made the call; execution traces name it too."""
+    peer: Ints
+    """Rank of the world that a send goes to or a recv comes from."""
+    received_bytes: Ints
+    """What an all-to-all gave this rank; `bytes` is what the rank gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

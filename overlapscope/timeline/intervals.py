@@ -105,6 +105,11 @@ class BusyTime:
         self._starts, self._ends = a
         self._prefix = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.ends - a.starts)))
 
+    @property
+    def intervals(self) -> Intervals:
+        """The intervals themselves."""
+        return Intervals(self._starts, self._ends)
+
     def before(self, times: npt.ArrayLike) -> Int64s:
         """Give the time covered before each of `times`."""
         at = np.asarray(times, np.int64)

@@ -36,6 +36,7 @@ from overlapscope.timeline.columns import (
     Telemetry,
     size,
 )
+from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.recorded_links import recorded_links
@@ -288,7 +289,7 @@ def load_run(path: Path) -> Run:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
     return Run(
         world_size=manifest.world_size,
-        ranks=ranks,
+        ranks=with_dimensions(ranks, tuple(manifest.groups), manifest.world_size),
         groups=tuple(manifest.groups),
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,

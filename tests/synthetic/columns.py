@@ -18,6 +18,7 @@ from overlapscope.timeline.columns import (
     Telemetry,
     make,
 )
+from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.synthetic.job import Job
@@ -37,14 +38,16 @@ def run_of(simulated: Simulated) -> Run:
             joined = Joined(record)
             for row, rank in enumerate(joined.ranks.tolist()):
                 ranks[rank] = _timeline(simulated.job, record, joined, row, _own(groups, rank))
+    recorded = tuple(
+        Group(name=each.name, description=each.description, size=len(each.ranks), ranks=each.ranks)
+        for each in groups
+        if any(rank in ranks for rank in each.ranks)
+    )
+    world = simulated.job.layout.world
     return Run(
-        world_size=simulated.job.layout.world,
-        ranks=dict(sorted(ranks.items())),
-        groups=tuple(
-            Group(name=each.name, description=each.description, size=len(each.ranks), ranks=each.ranks)
-            for each in groups
-            if any(rank in ranks for rank in each.ranks)
-        ),
+        world_size=world,
+        ranks=with_dimensions(dict(sorted(ranks.items())), recorded, world),
+        groups=recorded,
         fingerprint={"backend": "nccl"},
     )
 
@@ -118,6 +121,11 @@ def _collectives(
         dtype=[names.code(DTYPES[each.dtype][0]) for each in calls], elements=counted,
         bytes=[number * one for number, one in zip(counted, item, strict=True)],
         group_size=[each.group_size for each in calls], start_ns=start, end_ns=end, launch_ns=launch,
+        peer=[NONE if each.peer is None else each.peer[row] for each in calls],
+        received_bytes=[
+            int(each.got[row]) // one * one if each.op == "all_to_all" else NONE
+            for each, one in zip(calls, item, strict=True)
+        ],
     )  # fmt: skip
 
 

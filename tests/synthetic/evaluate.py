@@ -74,6 +74,7 @@ def report(verdicts: Iterable[Verdict]) -> tuple[str, bool]:
     faulty_ones = Counter(each.verdict for each in by_sort[FAULTY])
     total = max(faulty_ones.total(), 1)
     accused_ones = {sort: [each for each in by_sort[sort] if each.verdict == WRONG] for sort in (HEALTHY, UNRECORDED)}
+    alike = sum(each.all_to_blame and each.verdict == ABSTAINED for each in by_sort[FAULTY])
     lines = [
         "64 ranks, at most 16 recorded, drawn from the ranges in `tests/synthetic/draw.py`; seeds "
         f"{by_sort[FAULTY][0].seed} to {by_sort[FAULTY][-1].seed}, none of which anything was tuned on.",
@@ -81,9 +82,7 @@ def report(verdicts: Iterable[Verdict]) -> tuple[str, bool]:
         f"- one fault: {total} jobs, {faulty_ones[RIGHT]} right, {faulty_ones[ABSTAINED]} abstained, "
         f"{faulty_ones[WRONG]} wrong (right or abstained in {1 - faulty_ones[WRONG] / total:.1%}, abstained in "
         f"{faulty_ones[ABSTAINED] / total:.1%})",
-        f"- of those abstained, every recorded rank was to blame in "
-        f"{sum(each.all_to_blame and each.verdict == ABSTAINED for each in by_sort[FAULTY])}, so that nobody was left to "
-        "compare with",
+        f"- of those abstained, every recorded rank was to blame in {alike}, so that nobody was left to compare with",
         f"- healthy: {len(by_sort[HEALTHY])} jobs, {len(accused_ones[HEALTHY])} accused",
         f"- fault of a rank that was not recorded: {len(by_sort[UNRECORDED])} jobs, {len(accused_ones[UNRECORDED])} in "
         "which somebody recorded was accused",

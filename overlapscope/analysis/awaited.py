@@ -1,0 +1,204 @@
+"""What each span of a rank waited for before it began, inferred from times: recordings seldom hold the waits.
+
+A device span begins when its lane is free, when its launch has arrived, and when what it was told to wait for on other
+lanes has ended: the latest of these decided. A span on another lane can only have been waited for if it was launched
+before, and is asked only where the lane lay idle. The host goes on by itself, but for what it waits for: copies to it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Ints, Small, Spans
+from overlapscope.timeline.run import RankTimeline
+
+BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
+BACK_TO_BACK_NS: Final = 5_000
+"""Spans of one lane with less between them follow each other: nothing else held the second."""
+LAUNCH_TAKES_AT_MOST_NS: Final = 20_000
+"""A launch arrives within this; what it takes at least is seen from the launches themselves."""
+QUICK_LAUNCHES: Final = 0.01
+LOOK_BACK: Final = 32
+"""Ends on other lanes that are looked at, latest first, for one that could have been waited for."""
+TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
+STOOD_STILL_NS: Final = 200_000
+"""A host that launched nothing for this long ..."""
+WENT_ON_WITHIN: Final = 0.05
+"""... and again within this share of it after its device had run dry, had waited for the device."""
+LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """The spans that matter in a window, by their start. `on` and `waited_for` are positions in these arrays."""
+
+    row: Ints
+    """Row in the rank's `Spans`."""
+    start_ns: Ints
+    end_ns: Ints
+    kind: Small
+    by: Small
+    """What decided when the span began: the span before it on its lane, one on another lane, its launch, or nothing."""
+    on: Ints
+    """The span that it waited for, where it was one."""
+    launch_ns: Ints
+    arrived_ns: Ints
+    """When its launch had arrived: launched, and what a launch takes."""
+    launched: Ints
+    """Spans with a launch, by launch."""
+    launched_ns: Ints
+    """Their launches."""
+    resumed_ns: Ints
+    """Launches with which the host went on after it had waited for its device ..."""
+    waited_for: Ints
+    """... and the span that it had waited for."""
+    by_end: Ints
+    """All spans, by their end."""
+    ended_ns: Ints
+    """Their ends."""
+    computing_longest: Ints
+    """Of all computing spans up to each position, the one that ends last; NONE before the first."""
+    call: Ints
+    """Rows of `Collectives`, sorted ..."""
+    call_span: Ints
+    """... and the first span of each."""
+
+    def span_of(self, call: int) -> int | None:
+        """Give a call's first span; None where it is not among these."""
+        at = int(np.searchsorted(self.call, call))
+        return int(self.call_span[at]) if at < self.call.size and self.call[at] == call else None
+
+    def on_host_before(self, moment_ns: int) -> int | None:
+        """Give the span of a CPU run that its host was in just before a moment, or that ended last; None before all.
+
+        What computes around the moment counts, unless something ended in that very nanosecond; what communicates
+        around it does so beside the host.
+        """
+        begun = int(np.searchsorted(self.start_ns, moment_ns, side="left"))
+        ended = int(np.searchsorted(self.ended_ns, moment_ns, side="right"))
+        last = int(self.by_end[ended - 1]) if ended else None
+        if begun and (last is None or int(self.end_ns[last]) < moment_ns):
+            around = int(self.computing_longest[begun - 1])
+            if around != NONE and self.end_ns[around] > moment_ns:
+                return around
+        return last
+
+
+def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
+    """Give what was running, or was launched, in [begin_ns, end_ns) on the rank's own clock."""
+    spans = timeline.spans
+    runs = (spans.end_ns > begin_ns) & (spans.start_ns < end_ns)
+    comes = (spans.launch_ns != NONE) & (spans.launch_ns >= begin_ns) & (spans.launch_ns < end_ns)
+    row = np.flatnonzero(runs | comes)
+    row = row[np.lexsort((row, spans.end_ns[row], spans.start_ns[row]))]
+    start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
+    # A thread that computes was not launched; a library's thread that communicates was.
+    launch = spans.launch_ns[row] if timeline.has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
+    arrived = _arrived(launch, start, on_device=timeline.has_device)
+    before = _before_on_lane(spans.lane[row])
+    free = np.where(before == NONE, LONG_AGO, np.minimum(end[np.maximum(before, 0)], start))
+    floor = np.maximum(free, np.where(launch == NONE, LONG_AGO, arrived))
+    may_wait = (start - free > BACK_TO_BACK_NS) & (timeline.has_device | (launch == NONE))
+    by_end = np.argsort(end, kind="stable")
+    other = _on_other_lane(start, end[by_end], by_end, spans.lane[row], launch, floor, may_wait)
+    by = np.where(
+        other != NONE,
+        BY_OTHER_LANE,
+        np.where(floor == LONG_AGO, BY_NOTHING, np.where(free >= floor, BY_LANE, BY_LAUNCH)),
+    )
+    launched = np.flatnonzero(launch != NONE)
+    launched = launched[np.argsort(launch[launched], kind="stable")]
+    resumed, waited_for = (
+        _host_waits(timeline, spans, row, launch, end, launched) if timeline.has_device else (row[:0], row[:0])
+    )
+    call, span = _spans_of_calls(spans.collective[row])
+    return Awaited(
+        row=row, start_ns=start, end_ns=end, kind=kind, by=by.astype(np.int8),
+        on=np.where(by == BY_OTHER_LANE, other, before), launch_ns=launch, arrived_ns=arrived,
+        launched=launched, launched_ns=launch[launched], resumed_ns=resumed, waited_for=waited_for,
+        by_end=by_end, ended_ns=end[by_end], computing_longest=_longest(end, kind), call=call, call_span=span,
+    )  # fmt: skip
+
+
+def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
+    """Give when each launch had arrived. What launches take at least is their shortest way, outliers apart."""
+    linked = launch != NONE
+    if not on_device or not linked.any():
+        return np.where(linked, np.minimum(launch, start), NONE)
+    shortest = int(np.quantile((start - launch)[linked], QUICK_LAUNCHES, method="lower"))
+    takes = min(max(shortest, 0), LAUNCH_TAKES_AT_MOST_NS)
+    return np.where(linked, np.minimum(launch + takes, start), NONE)
+
+
+def _before_on_lane(lane: Ints) -> Ints:
+    """Give for each span the one before it on its lane; NONE for the first."""
+    by_lane = np.argsort(lane, kind="stable")
+    before = np.full(lane.size, NONE, np.int64)
+    same = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    before[by_lane[1:][same]] = by_lane[:-1][same]
+    return before
+
+
+def _on_other_lane(
+    start: Ints, ends: Ints, by_end: Ints, lane: Ints, launch: Ints, floor: Ints, may_wait: Mask
+) -> Ints:
+    """Give for each span the latest end on another lane after `floor`, of what was launched before it; else NONE."""
+    found = np.full(start.size, NONE, np.int64)
+    asking = np.flatnonzero(may_wait)
+    at = np.searchsorted(ends, start[asking], side="right")
+    for _ in range(LOOK_BACK):
+        at -= 1
+        late = (at >= 0) & (ends[at] > floor[asking])
+        asking, at = asking[late], at[late]
+        if not asking.size:
+            break
+        other = by_end[at]
+        in_order = (launch[other] == NONE) | (launch[asking] == NONE) | (launch[other] <= launch[asking])
+        fits = (lane[other] != lane[asking]) & in_order & (other < asking)  # by start: no two wait for each other
+        found[asking[fits]] = other[fits]
+        asking, at = asking[~fits], at[~fits]
+    return found
+
+
+def _longest(end: Ints, kind: Small) -> Ints:
+    computes = np.where(kind == COMPUTE, end, LONG_AGO)
+    longest = np.maximum.accumulate(computes)
+    is_longest = (computes == longest) & (computes != LONG_AGO)
+    at: Ints = np.maximum.accumulate(np.where(is_longest, np.arange(end.size), NONE))
+    return at
+
+
+def _spans_of_calls(collective: Ints) -> tuple[Ints, Ints]:
+    told = np.flatnonzero(collective != NONE)
+    calls, first = np.unique(collective[told], return_index=True)
+    return calls, told[first]
+
+
+def _host_waits(
+    timeline: RankTimeline, spans: Spans, row: Ints, launch: Ints, end: Ints, launched: Ints
+) -> tuple[Ints, Ints]:
+    """Give when the host went on after it had waited for its device, and for which span.
+
+    It waits for a copy to it that had ended when it launched again. That it waited otherwise shows only when it stood
+    still for long and went on as soon as the device had run dry.
+    """
+    if launched.size < 2:
+        return row[:0], row[:0]
+    at, then = launch[launched][:-1], launch[launched][1:]
+    ends = end[launched]
+    done = np.maximum.accumulate(ends)
+    last = np.maximum.accumulate(np.where(ends == done, np.arange(ends.size), 0))
+    copies = [code for code, name in enumerate(timeline.names) if TO_HOST.search(name)]
+    of_row = row[launched][:-1]
+    to_host = (spans.kind[of_row] == COPY) & np.isin(spans.name[of_row], copies)
+    after_copy = to_host & (ends[:-1] <= then) & (ends[:-1] > at)
+    dry = done[:-1]
+    stood_still = (then - at >= STOOD_STILL_NS) & (dry > at) & (dry <= then)
+    after_all = stood_still & (then - dry <= WENT_ON_WITHIN * (then - at))
+    waited = np.flatnonzero(after_copy | after_all)
+    span = np.where(after_copy[waited], waited, last[waited])
+    return then[waited], launched[span]

@@ -1,0 +1,91 @@
+"""What makes two calls the same collective, in one run or in two, and how much of anything belongs to each."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.run import RankTimeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CallKind:
+    """One kind of call. The algorithm that ran it is not part of it: the same collective may get another one."""
+
+    op: str
+    group: str | None = None
+    group_size: int | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    dimension: str | None = None
+    phase: str | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Amounts of one rank by kind of call and step, as triples: calls of uneven size make as many kinds as calls."""
+
+    kinds: tuple[CallKind | None, ...]
+    """None holds communication that belongs to no collective."""
+    kind: Ints
+    column: Ints
+    amount: Ints
+
+    @classmethod
+    def of(cls, kinds: tuple[CallKind | None, ...], kind: Ints, column: Ints, amount: Ints) -> Self:
+        """Sum up what has the same kind and column."""
+        width = int(column.max(initial=0)) + 1
+        keys, place = np.unique(kind * width + column, return_inverse=True)
+        sums = np.zeros(keys.size, np.int64)
+        np.add.at(sums, place.reshape(-1), amount)
+        some = sums != 0
+        return cls(kinds=kinds, kind=keys[some] // width, column=keys[some] % width, amount=sums[some])
+
+    def within(self, columns: Ints) -> "Shares":
+        """Keep these columns, in ascending order, renumbered from 0."""
+        chosen = np.isin(self.column, columns)
+        column = np.searchsorted(columns, self.column[chosen])
+        return replace(self, kind=self.kind[chosen], column=column, amount=self.amount[chosen])
+
+    def totals(self) -> dict[CallKind | None, int]:
+        """Give the sum over all steps by kind."""
+        sums = np.zeros(len(self.kinds), np.int64)
+        np.add.at(sums, self.kind, self.amount)
+        return {self.kinds[at]: int(sums[at]) for at in np.flatnonzero(sums).tolist()}
+
+
+def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
+    """Give the kinds of call of a rank, and for each call the number of its kind."""
+    calls, names = timeline.collectives, timeline.names
+    names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
+    columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]
+    kind_of = first = np.zeros(size(calls), np.int64)
+    # Column by column: to sort whole rows at once takes ten times as long.
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        joined = kind_of * max(values.size, 1) + code
+        _, first, kind_of = np.unique(joined, return_index=True, return_inverse=True)
+    distinct = zip(*(column[first].tolist() for column in columns), strict=True)
+
+    def name(code: int) -> str | None:
+        return names[code] if code >= 0 else None
+
+    def number(value: int) -> int | None:
+        return None if value == NONE else value
+
+    kinds = tuple(
+        CallKind(
+            op=name(op) or "unknown",
+            group=name(group),
+            group_size=number(members),
+            dtype=name(dtype),
+            bytes=number(volume),
+            dimension=name(dimension),
+            phase=name(phase),
+            module=name(module),
+        )
+        for op, group, members, dtype, volume, dimension, phase, module in distinct
+    )
+    return kinds, kind_of

@@ -1,0 +1,173 @@
+"""Two sides, each one run or several of the same code, to `overlapscope.comparison/1`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from overlapscope.analysis.attribution import EXPOSED, Attribution, Part, of_exposed, of_step_time
+from overlapscope.analysis.collective_changes import CollectiveChange, FamilyChange, collective_changes, family_changes
+from overlapscope.analysis.comparison_findings import (
+    change_findings,
+    difference_findings,
+    few_runs,
+    rank_findings,
+    side_findings,
+    unknown_job,
+)
+from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.identity import Difference, differences
+from overlapscope.analysis.kernel_changes import KernelChanges, kernel_changes
+from overlapscope.analysis.kernel_sums import KernelSums
+from overlapscope.analysis.metrics import Metric, communicates, metrics
+from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.step_table import WHOLE, StepTable
+
+SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
+
+
+class ComparedStraggler(msgspec.Struct, kw_only=True, frozen=True):
+    """A rank that others waited for in one run, in its whole recording."""
+
+    rank: int
+    held_by: str
+    blame_ns: int
+
+
+class ComparedRun(msgspec.Struct, kw_only=True, frozen=True):
+    """One run of a side, and what of it was compared."""
+
+    name: str
+    world_size: int | None
+    ranks: list[int]
+    missing_ranks: list[int]
+    steps: list[int]
+    """Numbers of the steps compared; empty where it is the whole recording."""
+    left_out: int
+    """Complete steps that fewer of the ranks recorded whole than others."""
+    identity: dict[str, str]
+    stragglers: list[ComparedStraggler]
+
+
+class Attributions(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the differences come from: means over ranks and steps, and each adds up to the nanosecond."""
+
+    step_time: Attribution
+    exposed_by_cause: Attribution
+    exposed_by_collective: Attribution
+
+
+class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.comparison/1`. Differences are candidate less base; missing is null."""
+
+    schema_: Literal["overlapscope.comparison/1"] = SCHEMA
+    base: list[ComparedRun]
+    candidate: list[ComparedRun]
+    window: Literal["step", "recording"] | None
+    """What the figures are of; whole recordings where a side has no complete step; null without times on a side."""
+    ranks: list[int]
+    """Ranks compared: those recorded in all runs; all of each run where these are none, or the world sizes differ."""
+    same_job: bool
+    """Whether world size and device are the same, as far as they are known."""
+    differences: list[Difference]
+    metrics: list[Metric]
+    attribution: Attributions | None
+    """Null without times on a side."""
+    collectives: list[CollectiveChange]
+    families: list[FamilyChange]
+    """The collectives, all sizes of an operation on a group together."""
+    kernels: KernelChanges | None
+    findings: list[Finding]
+
+
+def compare(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Comparison:
+    """Compare two sides of at least one run each."""
+    sides = (base, candidate)
+    differ = differences([run.identity for run in base], [run.identity for run in candidate])
+    window = _window(sides)
+    ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
+    tables = [[_table(run, window, ranks) for run in side] for side in sides]
+    attribution, collectives, kernels = None, list[CollectiveChange](), None
+    if window is not None:
+        attribution, collectives = _attributed(sides, tables)
+        kernels = kernel_changes(*([_kernels(run, ranks) for run in side if run.ranks] for side in sides))
+    families = family_changes(collectives)
+    findings = [*difference_findings(differ), *unknown_job(base, candidate)]
+    for name, side, own in zip(("base", "candidate"), sides, tables, strict=True):
+        findings += side_findings(
+            name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)
+        )
+    findings += rank_findings((*base, *candidate), ranks)
+    findings += change_findings(families, kernels)
+    findings += few_runs(len(base), len(candidate))
+    return Comparison(
+        base=[_described(run, table) for run, table in zip(base, tables[0], strict=True)],
+        candidate=[_described(run, table) for run, table in zip(candidate, tables[1], strict=True)],
+        window=window,
+        ranks=list(ranks),
+        same_job=not any(each.sort == "job" for each in differ),
+        differences=differ,
+        metrics=metrics(*tables, of_steps=window == "step"),
+        attribution=attribution,
+        collectives=collectives,
+        families=families,
+        kernels=kernels,
+        findings=findings,
+    )
+
+
+def _window(sides: Sequence[Sequence[Replicate]]) -> Literal["step", "recording"] | None:
+    """Say what to compare: steps where both sides have complete ones."""
+    if all(any(run.steps.recorded.any() for run in side) for side in sides):
+        return "step"
+    return "recording" if all(any(run.ranks for run in side) for side in sides) else None
+
+
+def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tuple[int, ...]:
+    """Give the ranks that all runs with times have; none where the sizes of the jobs differ."""
+    recorded = [set(run.ranks) for side in sides for run in side if run.ranks]
+    return tuple(sorted(set.intersection(*recorded))) if recorded and one_size else ()
+
+
+def _table(run: Replicate, window: Literal["step", "recording"] | None, ranks: Sequence[int]) -> StepTable:
+    table = run.steps if window == "step" else run.whole
+    return table.alike([rank for rank in ranks if rank in table.ranks] or table.ranks)
+
+
+def _attributed(
+    sides: Sequence[Sequence[Replicate]], tables: Sequence[Sequence[StepTable]]
+) -> tuple[Attributions, list[CollectiveChange]]:
+    """Share out the differences, from the runs that have what is compared."""
+    timed = [
+        [(table, run.collectives) for run, table in zip(side, own, strict=True) if table.recorded.any()]
+        for side, own in zip(sides, tables, strict=True)
+    ]
+    base, candidate = ([table for table, _ in own] for own in timed)
+    step_time = of_step_time(base, candidate)
+    nothing = Part(name=EXPOSED, base_ns=0, candidate_ns=0, difference_ns=0)
+    whole = next((part for part in step_time.parts if part.name == EXPOSED), nothing)
+    collectives, by_collective = collective_changes(timed[0], timed[1], whole)
+    by_cause = of_exposed(base, candidate, whole)
+    return Attributions(
+        step_time=step_time, exposed_by_cause=by_cause, exposed_by_collective=by_collective
+    ), collectives
+
+
+def _kernels(run: Replicate, ranks: Sequence[int]) -> list[KernelSums]:
+    return [run.kernels[rank] for rank in ranks or run.ranks]
+
+
+def _described(run: Replicate, table: StepTable) -> ComparedRun:
+    of_steps = table.steps != (WHOLE,)
+    return ComparedRun(
+        name=run.name,
+        world_size=run.world_size,
+        ranks=list(table.ranks),
+        missing_ranks=list(run.missing_ranks),
+        steps=[step for step, _ in table.steps] if of_steps else [],
+        left_out=len(run.steps.steps) - len(table.steps) if of_steps else 0,
+        identity=dict(run.identity),
+        stragglers=[
+            ComparedStraggler(rank=each.rank, held_by=each.held_by, blame_ns=each.blame_ns) for each in run.stragglers
+        ],
+    )

@@ -1,0 +1,196 @@
+"""What somebody who reads a comparison should not overlook: sides that are not alike, and what was changed."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from overlapscope.analysis.collective_changes import FamilyChange
+from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
+from overlapscope.analysis.kernel_changes import KernelChanges
+from overlapscope.analysis.rank_words import id_part, listed, rank_list, short
+from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.step_table import StepTable
+
+KNOWN_FROM: Final = "comparison"
+MOST: Final = 8
+"""Changed kinds of collective, and differing keys of a sort, that are told."""
+SYNCHRONISATIONS: Final = 0.5
+"""More a step than this are new: less is that of every so many steps, as for a log line."""
+_WORDS: Final[dict[Sort, str]] = {
+    "job": "not the same job",
+    "recording": "not recorded alike, so figures may differ for that alone",
+    "setting": "another setting",
+    "software": "other software",
+}
+
+
+def side_findings(
+    side: str, runs: Sequence[Replicate], tables: Sequence[StepTable], *, of_steps: bool, communicates: bool
+) -> list[Finding]:
+    """Say what a side lacks: times, steps, communication, ranks."""
+    found = []
+    if not any(run.ranks for run in runs):
+        return [
+            Finding(
+                id=f"no_times:{side}",
+                severity="warning",
+                title=f"{side}: no times were recorded: nothing to compare",
+                evidence={},
+                known_from=KNOWN_FROM,
+            )
+        ]
+    lacking = [run.name for run, table in zip(runs, tables, strict=True) if not table.recorded.any()]
+    if of_steps and lacking:
+        names = listed([short(name) for name in lacking], 4, ", ")
+        title = f"{side}: no step was recorded whole, so left out: {names}"
+        found.append(
+            Finding(
+                id=f"run_left_out:{side}",
+                severity="warning",
+                title=title,
+                evidence={"runs": lacking[:MOST]},
+                known_from=KNOWN_FROM,
+            )
+        )
+    if not of_steps and not any(run.steps.recorded.any() for run in runs):
+        title = f"{side}: no step was recorded whole; whole recordings are compared, alike only if they hold equal work"
+        found.append(
+            Finding(id=f"no_steps:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
+        )
+    if not communicates:
+        title = f"{side}: no communication was recorded: its exposed time is not 0 but not known"
+        found.append(
+            Finding(id=f"no_communication:{side}", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)
+        )
+    return found
+
+
+def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Finding]:
+    """Say which ranks are not compared because not all runs have them."""
+    recorded = {run.ranks for run in runs if run.ranks}
+    if len(recorded) < 2:
+        return []
+    if not ranks:
+        title = "no rank was recorded in all runs, or the jobs have other sizes: all ranks of each run are compared"
+        return [Finding(id="ranks_differ", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)]
+    others = sorted({rank for each in recorded for rank in each} - set(ranks))
+    title = f"compared: {rank_list(ranks)}; not recorded in all runs: {rank_list(others)}"
+    return [
+        Finding(
+            id="ranks_differ",
+            severity="warning",
+            title=title,
+            evidence={"left_out": others[:MOST]},
+            known_from=KNOWN_FROM,
+        )
+    ]
+
+
+def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
+    """Say in which keys the runs differ."""
+    found = []
+    told = dict.fromkeys(_WORDS, 0)
+    for each in differences:
+        told[each.sort] += 1
+        if told[each.sort] > MOST:
+            continue
+        key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
+        values = [listed([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
+        change = (
+            f"{values[0]} became {values[1]}" if each.base != each.candidate else f"differs between runs: {values[0]}"
+        )
+        title = f"{_WORDS[each.sort]}: {short(key)} {change}"
+        severity: Literal["info", "warning"] = "warning" if each.sort in ("job", "recording") else "info"
+        evidence = {"base": each.base[:MOST], "candidate": each.candidate[:MOST]}
+        found.append(
+            Finding(
+                id=f"differs_{each.sort}:{short(each.key)}",
+                severity=severity,
+                title=title,
+                evidence=evidence,
+                known_from=KNOWN_FROM,
+            )
+        )
+    return found
+
+
+def unknown_job(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
+    """Say which of what makes a job the same is not recorded on both sides."""
+    unknown = [key for key in JOB if any(all(key not in run.identity for run in side) for side in (base, candidate))]
+    if not unknown:
+        return []
+    title = f"not recorded on both sides: {', '.join(unknown)}; so whether it is the same job is not known"
+    return [
+        Finding(id="job_not_known", severity="info", title=title, evidence={"keys": unknown}, known_from=KNOWN_FROM)
+    ]
+
+
+def change_findings(families: Iterable[FamilyChange], kernels: KernelChanges | None) -> list[Finding]:
+    """Say which collectives are called otherwise, and whether the host began to wait for the device."""
+    found = []
+    for each in [each for each in families if each.change != "same"][:MOST]:
+        what = " ".join(filter(None, (short(each.op), short(each.dtype or ""), short(each.dimension or ""))))
+        members = "" if each.group_size is None else f" of {each.group_size} ranks"
+        where = f" on group {short(each.group)}" if each.group else f" on groups{members}" if members else ""
+        title = f"{what}{where}: {_call_words(each)}"
+        evidence = {
+            "base_calls": each.base_calls,
+            "candidate_calls": each.candidate_calls,
+            "base_bytes": each.base_bytes,
+            "candidate_bytes": each.candidate_bytes,
+            "exposed_difference_ns": each.exposed_difference_ns,
+        }
+        place = f"{id_part(each.group)}:{short(each.op)}:{short(each.dtype or '?')}:{each.group_size or '?'}"
+        found.append(
+            Finding(
+                id=f"collective_{each.change}:{place}",
+                severity="info",
+                title=title,
+                evidence=evidence,
+                known_from=KNOWN_FROM,
+            )
+        )
+    if kernels and kernels.candidate_synchronisations - kernels.base_synchronisations > SYNCHRONISATIONS:
+        before, after = kernels.base_synchronisations, kernels.candidate_synchronisations
+        how_often = f"{after:.4g} times a step instead of {before:.4g}"
+        title = f"the host waits for values from the device {how_often}, as .item() makes it"
+        found.append(
+            Finding(
+                id="synchronisation",
+                severity="warning",
+                title=title,
+                evidence={"base": before, "candidate": after},
+                known_from=KNOWN_FROM,
+            )
+        )
+    return found
+
+
+def few_runs(base: int, candidate: int) -> list[Finding]:
+    """Say that a single run does not tell how much runs of the same code differ."""
+    if base > 1 and candidate > 1:
+        return []
+    title = "a side of one run does not tell how much runs of the same code differ; a folder of runs does"
+    return [
+        Finding(
+            id="single_runs",
+            severity="info",
+            title=title,
+            evidence={"base": base, "candidate": candidate},
+            known_from=KNOWN_FROM,
+        )
+    ]
+
+
+def _call_words(each: FamilyChange) -> str:
+    before, after = (f"{c:.4g} call{'' if c == 1 else 's'} a step" for c in (each.base_calls, each.candidate_calls))
+    if each.change == "appeared":
+        return f"{after}, which the base does not make"
+    if each.change == "vanished":
+        return f"{before} of the base, not made any more"
+    if each.change == "regrouped":
+        return f"{after} instead of {before}, moving the same bytes"
+    if each.base_bytes and each.candidate_bytes:
+        share = each.candidate_bytes / each.base_bytes
+        return f"{share:.4g} times the bytes a step, in {after} instead of {before}"
+    return f"{after} instead of {before}"

@@ -1,0 +1,218 @@
+"""The critical path of a step: the chain of what waited for what that decided how long it took, across ranks.
+
+Backwards from the end of the step: a span to what it waited for before it began, a collective to its last member, on
+aligned clocks. So waiting is not on the path, but what the others waited for is.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final, Literal
+
+import msgspec
+
+from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.path_walk import MOST_SEGMENTS, PARTS, NoPathError, Path, Walker
+from overlapscope.analysis.steps import StepWindow, whole_windows
+from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.run import RankTimeline, Run
+
+MOST_STEPS: Final = 11
+"""Steps whose path is followed: where there are more, of every length from the shortest to the longest."""
+MOST_OPERATIONS: Final = 20
+
+
+class PathOperation(msgspec.Struct, kw_only=True, frozen=True):
+    """What ran on a path: all its pieces of one name. Of the host, the operation that it was about to launch."""
+
+    part: str
+    name: str
+    ns: int
+    count: int
+
+
+class StepPath(msgspec.Struct, kw_only=True, frozen=True):
+    """The critical path of one step; parts and ranks each add up to its length."""
+
+    step: int | None
+    """None for a whole recording without steps."""
+    rank: int
+    """The rank on which the step ended last: the path is that of its window."""
+    length_ns: int
+    parts: dict[str, int]
+    ranks: dict[str, int]
+    operations: list[PathOperation]
+
+
+class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
+    """What decided how long the steps took."""
+
+    scope: Literal["ranks", "rank"] | None = None
+    """Followed across ranks, or within one; None where none is told, for the `reason`."""
+    reason: str | None = None
+    median_step: int | None = None
+    steps: list[StepPath] = []
+    left_out: int = 0
+    """Steps whose path was not followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The paths that were followed, with all their segments."""
+
+    scope: Literal["ranks", "rank"] | None = None
+    reason: str | None = None
+    median_step: int | None = None
+    paths: tuple[Path, ...] = ()
+    left_out: int = 0
+
+
+Windows = Mapping[int, Sequence[StepWindow]]
+
+
+def critical_path(run: Run, windows: Windows, together: Across, transfers: Mapping[int, Transfers]) -> CriticalPath:
+    """Give the critical paths of a run's steps, the parts and the operations on them."""
+    found = follow(run, windows, together, transfers)
+    return CriticalPath(
+        scope=found.scope,
+        reason=found.reason,
+        median_step=found.median_step,
+        steps=[_summed(run, path) for path in found.paths],
+        left_out=found.left_out,
+    )
+
+
+def follow(
+    run: Run,
+    windows: Windows,
+    together: Across,
+    transfers: Mapping[int, Transfers],
+    only: frozenset[int] | None = None,
+) -> Chosen:
+    """Follow the paths of the complete steps (of all, where none is complete), `only` those if given."""
+    ranks, reason = _connected(run, together)
+    if reason is not None:
+        return Chosen(reason=reason)
+    walker = Walker(run, transfers, together.clocks)
+    ends = _ends(run, walker, {rank: windows[rank] for rank in ranks}, only)
+    if not ends:
+        return Chosen(reason="no step with a window was recorded, and the recording is in several parts or empty")
+    lengths = sorted(end - start for _, _, (start, end) in ends)
+    middle = next(each for each in ends if each[2][1] - each[2][0] == median_low(lengths))
+    paths: list[Path] = []
+    left, why = MOST_SEGMENTS, None
+    for rank, step, window in [middle, *(each for each in _spread(ends) if each is not middle)]:
+        try:
+            path = walker.path(rank, step, window, left)
+        except NoPathError as error:
+            why = str(error)
+            continue
+        left -= len(path.segments)
+        paths.append(path)
+    if not paths:
+        return Chosen(reason=f"the path could not be followed: {why}", left_out=len(ends))
+    return Chosen(
+        scope="ranks" if len(ranks) > 1 else "rank",
+        median_step=middle[1],
+        paths=tuple(sorted(paths, key=lambda path: path.step or 0)),
+        left_out=len(ends) - len(paths),
+    )
+
+
+_End = tuple[int, int | None, tuple[int, int]]
+"""Where a path ends: the rank, the step, its window."""
+
+
+def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
+    """Give the ranks that matched calls tie together, most of them if they fall apart; or why there are none."""
+    timed = [rank for rank, timeline in run.ranks.items() if size(timeline.spans)]
+    if not timed:
+        return [], "no times were recorded"
+    if len(run.ranks) == 1:
+        return timed, None
+    tied = {rank: {rank} for rank in timed}
+    for members in {each.block.ranks for each in together.splits if each.block.whole and each.block.calls}:
+        joined = set().union(*{id(tied[rank]): tied[rank] for rank in members if rank in tied}.values())
+        tied |= dict.fromkeys(joined, joined)
+    most = max(tied.values(), key=lambda each: (len(each), -min(each)))
+    if len(most) > 1:
+        return sorted(most), None
+    why = f" ({together.matching.reasons[0]})" if together.matching.reasons else ""
+    return [], f"no collective could be matched across all of its ranks, so none ties them together{why}"
+
+
+def _ends(run: Run, walker: Walker, windows: Windows, only: frozenset[int] | None) -> list[_End]:
+    """Give where each step ended last."""
+    known = [
+        (rank, each)
+        for rank, own in windows.items()
+        for each in own
+        if each.window is not None and each.window[1] > each.window[0] and (only is None or each.step in only)
+    ]
+    complete = [(rank, each) for rank, each in known if each.complete]
+    if not known and only is None and not any(windows.values()):
+        return _whole(run, walker, windows)
+    last: dict[int, tuple[int, _End]] = {}
+    first = min(windows)
+    for rank, each in complete or known:
+        assert each.window is not None
+        at = walker.told(first, rank, each.window[1])
+        if each.step not in last or at > last[each.step][0]:
+            last[each.step] = at, (rank, each.step, each.window)
+    return [last[step][1] for step in sorted(last)]
+
+
+def _whole(run: Run, walker: Walker, windows: Windows) -> list[_End]:
+    """Give where the recording ended, of a run without steps: only where each rank was recorded in one piece."""
+    wholes = {rank: whole_windows(run.ranks[rank]) for rank in windows}
+    if any(len(each) != 1 for each in wholes.values()):
+        return []
+    first = min(windows)
+    rank = max(wholes, key=lambda each: walker.told(first, each, wholes[each][0][1]))
+    start, end = wholes[rank][0]
+    return [(rank, None, (start, end))] if end > start else []
+
+
+def _spread(ends: Sequence[_End]) -> Iterable[_End]:
+    """Give all, or of many some of every length."""
+    if len(ends) <= MOST_STEPS:
+        return ends
+    by_length = sorted(ends, key=lambda each: each[2][1] - each[2][0])
+    return [by_length[round(at * (len(ends) - 1) / (MOST_STEPS - 1))] for at in range(MOST_STEPS)]
+
+
+def _summed(run: Run, path: Path) -> StepPath:
+    parts = dict.fromkeys(PARTS, 0)
+    ranks: dict[int, int] = defaultdict(int)
+    operations: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for each in path.segments:
+        length = each.end_ns - each.start_ns
+        parts[each.part] += length
+        ranks[each.rank] += length
+        if each.row != NONE and each.part != "launch":
+            total = operations[each.part, name_of(run.ranks[each.rank], each.part, each.row)]
+            total[0] += length
+            total[1] += 1
+    most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
+    return StepPath(
+        step=path.step,
+        rank=path.rank,
+        length_ns=path.end_ns - path.start_ns,
+        parts={part: total for part, total in parts.items() if total},
+        ranks={str(rank): total for rank, total in sorted(ranks.items(), key=lambda item: (-item[1], item[0]))},
+        operations=[PathOperation(part=part, name=name, ns=ns, count=count) for (part, name), (ns, count) in most],
+    )
+
+
+def name_of(timeline: RankTimeline, part: str, row: int) -> str:
+    """Give the name of a segment: the collective's operation, what the host was about to launch, or the span's."""
+    spans, names = timeline.spans, timeline.names
+    call = int(spans.collective[row])
+    op = int(timeline.collectives.op[call]) if call != NONE else -1
+    if part in ("transfer", "communication") and op >= 0 and names[op] != "unknown":
+        return names[op]
+    code = int(spans.host_op[row]) if part == "host" else int(spans.name[row])
+    if code < 0:
+        code = int(spans.name[row])
+    return names[code] if code >= 0 else "unnamed"

@@ -1,0 +1,190 @@
+"""The figures that runs are compared by: the value of a run is the median over its steps of a figure over its ranks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.step_table import StepTable
+from overlapscope.timeline.columns import NONE
+
+Unit = Literal["ns", "ratio"]
+Fold = Literal["mean", "max", "sum"]
+Better = Literal["lower", "higher"] | None
+Reals = npt.NDArray[np.float64]
+
+
+class Estimate(msgspec.Struct, kw_only=True, frozen=True):
+    """One metric on one side."""
+
+    value: int | float | None
+    """Median of the runs' values; null where no run has one. Nanoseconds are integers."""
+    low: int | float | None
+    """The least of the runs' values, with two runs or more."""
+    high: int | float | None
+    by_run: list[int | float | None]
+    """One value a run: the median over its complete steps."""
+    steps: int
+    """Complete steps behind all of these."""
+
+
+class Metric(msgspec.Struct, kw_only=True, frozen=True):
+    """One figure on both sides. The difference is candidate less base, null where either is."""
+
+    name: str
+    unit: Unit
+    over_ranks: Fold
+    """How the ranks of a step make one figure; the ratios are those of sums over the ranks."""
+    better: Better
+    """Null where more is neither better nor worse."""
+    base: Estimate
+    candidate: Estimate
+    difference: int | float | None
+    relative: float | None
+    """difference / base; null where the base is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """How a metric is calculated: `series` gives one figure a step, NaN where it is not known."""
+
+    name: str
+    unit: Unit
+    over_ranks: Fold
+    better: Better
+    series: Callable[[StepTable], Reals]
+
+
+def _known(table: StepTable, name: str) -> Reals:
+    """Give a figure as reals: NaN where it is missing, or the step was not recorded whole."""
+    values = table.figures[name]
+    return np.where(table.recorded & (values != NONE), values, np.nan)
+
+
+def _mean(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Reals]:
+    return lambda table: _over_ranks(table, name, np.mean, of_comm=of_comm)
+
+
+def _max(name: str, *, of_comm: bool = False) -> Callable[[StepTable], Reals]:
+    return lambda table: _over_ranks(table, name, np.max, of_comm=of_comm)
+
+
+def _over_ranks(table: StepTable, name: str, fold: Callable[[Reals], float], *, of_comm: bool) -> Reals:
+    """Fold the ranks that recorded a step; NaN where one of them does not know the figure."""
+    values = _known(table, name)
+    if of_comm and not communicates(table):
+        return np.full(len(table.steps), np.nan)
+    columns = [values[table.recorded[:, at], at] for at in range(len(table.steps))]
+    return np.array([fold(column) if column.size else np.nan for column in columns], np.float64)
+
+
+def communicates(table: StepTable) -> bool:
+    """Whether any communication was recorded: without, exposed time is not 0 but not known."""
+    values = table.figures["comm_ns"]
+    return bool((values[table.recorded & (values != NONE)] > 0).any())
+
+
+def _ratio(above: str, *below: str, least: bool = False) -> Callable[[StepTable], Reals]:
+    """Give the ratio of sums over the ranks; with `least`, of the least of the sums below to all of them."""
+
+    def series(table: StepTable) -> Reals:
+        sums = [np.where(table.recorded, _known(table, name), 0.0).sum(axis=0) for name in (above, *below)]
+        whole = sum(sums[1:], np.zeros(len(table.steps)))
+        part = np.minimum(*sums[1:]) if least else sums[0]
+        no_comm = np.where(table.recorded, _known(table, "comm_ns"), 0.0).sum(axis=0) == 0
+        result: Reals = np.full(part.shape, np.nan)
+        np.divide(part, whole, out=result, where=(whole > 0) & ~no_comm)
+        return result
+
+    return series
+
+
+def _mean_of(name: str, *, better: Better = "lower", of_comm: bool = False) -> Definition:
+    series = _mean(name, of_comm=of_comm)
+    return Definition(name=name, unit="ns", over_ranks="mean", better=better, series=series)
+
+
+def _mean_of_comm(name: str, *, better: Better = "lower") -> Definition:
+    return _mean_of(name, better=better, of_comm=True)
+
+
+def _ratio_of(name: str, better: Better, series: Callable[[StepTable], Reals]) -> Definition:
+    return Definition(name=name, unit="ratio", over_ranks="sum", better=better, series=series)
+
+
+STEP_TIME: Final = "step_time_ns"
+METRICS: Final = (
+    Definition(name=STEP_TIME, unit="ns", over_ranks="max", better="lower", series=_max("window_ns")),
+    _mean_of_comm("exposed_comm_ns"),
+    Definition(
+        name="exposed_comm_worst_ns",
+        unit="ns",
+        over_ranks="max",
+        better="lower",
+        series=_max("exposed_comm_ns", of_comm=True),
+    ),
+    _mean_of_comm("exposed_wait_ns"),
+    _mean_of_comm("hidden_wait_ns"),
+    Definition(name="blame_ns", unit="ns", over_ranks="max", better="lower", series=_max("blame_ns", of_comm=True)),
+    _mean_of_comm("overlapped_ns", better=None),
+    _mean_of_comm("comm_ns"),
+    _mean_of("compute_ns"),
+    _mean_of("compute_only_ns", better=None),
+    _mean_of("copy_ns"),
+    _mean_of("copy_only_ns"),
+    _mean_of("idle_ns"),
+    _ratio_of("overlap_efficiency", "higher", _ratio("overlapped_ns", "comm_ns")),
+    _ratio_of("exposed_fraction", "lower", _ratio("exposed_comm_ns", "window_ns")),
+    _ratio_of("comm_comp_ratio", None, _ratio("comm_ns", "compute_ns")),
+    _ratio_of("overlap_potential", None, _ratio("comm_ns", "comm_ns", "compute_ns", least=True)),
+)
+
+
+def metrics(base: Sequence[StepTable], candidate: Sequence[StepTable], *, of_steps: bool) -> list[Metric]:
+    """Give every metric of two sides, each a table of comparable steps a run.
+
+    Without `of_steps` the tables hold whole recordings: their length is no step time.
+    """
+    unknown = Definition(name=STEP_TIME, unit="ns", over_ranks="max", better="lower", series=lambda _: np.empty(0))
+    chosen = [unknown if each.name == STEP_TIME and not of_steps else each for each in METRICS]
+    return [_metric(each, base, candidate) for each in chosen]
+
+
+def _metric(each: Definition, base: Sequence[StepTable], candidate: Sequence[StepTable]) -> Metric:
+    ours, theirs = _estimate(each, base), _estimate(each, candidate)
+    known = ours.value is not None and theirs.value is not None
+    difference = theirs.value - ours.value if known else None  # type: ignore[operator]
+    return Metric(
+        name=each.name,
+        unit=each.unit,
+        over_ranks=each.over_ranks,
+        better=each.better,
+        base=ours,
+        candidate=theirs,
+        difference=difference,
+        relative=difference / ours.value if difference is not None and ours.value else None,
+    )
+
+
+def _estimate(each: Definition, runs: Sequence[StepTable]) -> Estimate:
+    series = [each.series(table) for table in runs]
+    known = [values[~np.isnan(values)] for values in series]
+    values = [_middle(v.tolist(), each.unit) for v in known]
+    some = [value for value in values if value is not None]
+    return Estimate(
+        value=_middle(some, each.unit),
+        low=min(some) if len(some) > 1 else None,
+        high=max(some) if len(some) > 1 else None,
+        by_run=values,
+        steps=sum(v.size for v in known),
+    )
+
+
+def _middle(values: Sequence[int | float], unit: Unit) -> int | float | None:
+    if not values:
+        return None
+    return round(median(values)) if unit == "ns" else median(values)

@@ -1,0 +1,141 @@
+"""The bubble of a pipeline against what its schedule cannot avoid (DESIGN section 2: only the excess is a finding).
+
+A stage's bubble is the time of a step in which it neither computes, nor copies, nor communicates but with other stages.
+With p stages, m microbatches and v chunks a stage, a stage that is busy for t has to be in the bubble for
+t (p - 1) / (v m): 1F1B with v = 1, and interleaved (Narayanan et al. 2021, "Efficient large-scale language model
+training on GPU clusters using Megatron-LM", section 2.2). Zero-bubble schedules split the backward pass in two and
+have a third of it (ZB-H1) or none (ZB-H2), forward and both halves being alike (Qi et al. 2024, "Zero bubble
+pipeline parallelism", table 2). Which one ran is not recorded: what exceeds 1F1B exceeds them all.
+
+v m is counted: the activations that a stage sends to the next in a step. A stage also sends other things in some
+jobs (shapes, several tensors): the least frequent size counts, which makes the ideal larger rather than smaller.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.findings import MILLISECOND_NS, Finding
+from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.dimensions import PIPELINE
+from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.run import RankTimeline, Run
+
+MESSAGES: Final = ("send", "recv", "send_recv")
+MIN_SHARE: Final = 0.05
+"""The excess is a finding from this share of the step ..."""
+MIN_NS: Final = MILLISECOND_NS
+"""... and this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One recorded stage of a pipeline, median over its complete steps: the last one ends early, with its last span."""
+
+    rank: int
+    place: int
+    window_ns: float
+    bubble_ns: float
+    activations: int
+    """Activations sent on in a step, v m."""
+
+
+def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
+    """Give the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) of a stage that is busy for so long."""
+    return busy_ns * (stages - 1) / activations
+
+
+def pipeline_bubbles(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[Finding]:
+    """Give a finding for each pipeline one of whose stages is in the bubble for longer than its schedule needs.
+
+    Abstains where the stages, or the microbatches, cannot be told: unnamed groups, messages without a receiver,
+    counts that differ between steps or stages.
+    """
+    found = []
+    for group in run.groups:
+        if group.ranks is None or len(group.ranks) < 2:
+            continue
+        stages = [
+            stage
+            for place, rank in enumerate(group.ranks)
+            if rank in run.ranks
+            and (stage := _stage(run.ranks[rank], group.name, group.ranks, place, windows[rank])) is not None
+        ]
+        if stages and len({stage.activations for stage in stages}) == 1:
+            found += _excess(group.name, group.ranks, stages)
+    return found
+
+
+def _stage(
+    timeline: RankTimeline, group: str, ranks: Sequence[int], place: int, windows: Sequence[StepWindow]
+) -> Stage | None:
+    calls, spans, names = timeline.collectives, timeline.spans, timeline.names
+    if PIPELINE not in names or group not in names:
+        return None
+    messages = np.isin(calls.op, [code for code, name in enumerate(names) if name in MESSAGES])
+    messages &= (calls.group == names.index(group)) & (calls.dimension == names.index(PIPELINE))
+    chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
+    if not messages.any() or not chosen:
+        return None
+    sent = messages & np.isin(calls.op, [code for code, name in enumerate(names) if name == "send"])
+    # The last stage sends no activation on, but a gradient back for each that it got.
+    to = ranks[place + 1] if place + 1 < len(ranks) else ranks[place - 1]
+    sent &= (calls.peer == to) | ((calls.peer == NONE) & (len(ranks) == 2))
+    counts = set()
+    for each in chosen:
+        rows = sent & (calls.step == each.step) & (calls.recording == each.recording)
+        counts.add(int(np.unique(calls.bytes[rows], return_counts=True)[1].min()) if rows.any() else 0)
+    activations = counts.pop() if len(counts) == 1 else 0
+    if len(ranks) == 2:
+        # Two interleaved stages send activations and gradients the same way: at least half are activations.
+        activations //= 2
+    if activations == 0:
+        return None
+    between_stages = (spans.kind == COMM) & np.append(messages, False)[
+        np.where(spans.collective == NONE, -1, spans.collective)
+    ]
+    busy = BusyTime(union((spans.start_ns[~between_stages], spans.end_ns[~between_stages])))
+    starts, ends = (np.array([each.window[at] for each in chosen if each.window], np.int64) for at in (0, 1))
+    return Stage(
+        rank=timeline.rank,
+        place=place,
+        window_ns=median((ends - starts).tolist()),
+        bubble_ns=median((ends - starts - busy.within(starts, ends)).tolist()),
+        activations=activations,
+    )
+
+
+def _excess(group: str, ranks: Sequence[int], stages: Sequence[Stage]) -> list[Finding]:
+    def more(stage: Stage) -> float:
+        return stage.bubble_ns - ideal_bubble_ns(stage.window_ns - stage.bubble_ns, len(ranks), stage.activations)
+
+    worst = max(stages, key=more)
+    if more(worst) < max(MIN_NS, MIN_SHARE * worst.window_ns):
+        return []
+    ideal = worst.bubble_ns - more(worst)
+    counted = "at least " if len(ranks) == 2 else ""
+    return [
+        Finding(
+            id=f"pipeline_bubble:{group}",
+            severity="warning",
+            title=f"stage {worst.place} of the {len(ranks)} of pipeline {group} (rank {worst.rank}) stands still, or "
+            f"waits for other stages, for {worst.bubble_ns / 1e6:.3f} ms of a {worst.window_ns / 1e6:.3f} ms step: "
+            f"{more(worst) / 1e6:.3f} ms more than the {ideal / 1e6:.3f} ms that 1F1B needs with {counted}"
+            f"{worst.activations} activations a stage",
+            evidence={
+                "group": group,
+                "stages": len(ranks),
+                "activations": worst.activations,
+                "bubble_ns": {str(stage.rank): round(stage.bubble_ns) for stage in stages},
+                "excess_ns": {str(stage.rank): round(more(stage)) for stage in stages},
+                "ideal_ns": round(ideal),
+                "ideal_zb_h1_ns": round(ideal / 3),
+                "stages_recorded": len(stages),
+            },
+            known_from="trace",
+        )
+    ]

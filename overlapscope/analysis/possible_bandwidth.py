@@ -1,0 +1,161 @@
+"""Bandwidth against what is possible: measured bus bandwidth beside a benchmark's at that size, or the links' speed.
+
+Compared are matched calls only, whose transfer is told from waiting, of groups placed as the benchmark's ranks are:
+neighbouring ranks, or the whole job. Between two measured sizes the curve is a straight line in logarithms; outside
+of them nothing is compared but sizes past the largest, where it is flat.
+"""
+
+import math
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.findings import Finding
+from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.run import Run
+
+FAR_BELOW: Final = 0.5
+MIN_CALLS: Final = 5
+MIN_BYTES: Final = 1_000_000
+LINK_BYTES: Final = 64 << 20
+"""Smaller calls do not reach their links' speed."""
+_ALIKE: Final = {"all_gather": ("reduce_scatter", "all_reduce"), "reduce_scatter": ("all_gather", "all_reduce")}
+"""Operations whose bus bandwidth stands in where an operation was not measured: the same ring, run once."""
+_LANE_GBS: Final = 25.0
+_LANE_OF: Final = re.compile(r"\b(?:[VA]100|H[128]00|H20|GH200)\b")
+"""Devices whose NVLinks (2.0 to 4.0) carry 25 GB/s each way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Bus bandwidth by size of one operation on so many ranks (None: not told), as one source measured it."""
+
+    source: str
+    op: str
+    ranks: int | None
+    sizes: tuple[int, ...]
+    busbw_gbs: tuple[float, ...]
+
+    def at(self, size_bytes: int) -> float | None:
+        """Give the bandwidth at a size; None below the smallest."""
+        place = bisect_left(self.sizes, size_bytes)
+        if place == len(self.sizes):
+            return self.busbw_gbs[-1]
+        if self.sizes[place] == size_bytes:
+            return self.busbw_gbs[place]
+        if place == 0:
+            return None
+        (a, b), (low, high) = self.sizes[place - 1 : place + 1], self.busbw_gbs[place - 1 : place + 1]
+        share = math.log(size_bytes / a) / math.log(b / a)
+        return math.exp(math.log(low) + share * math.log(high / low))
+
+
+def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts | None = None) -> list[Finding]:
+    """Find collectives that run at less than half of what is possible; `reference` goes before the run's own facts."""
+    curves = [*curves_of(reference or Facts()), *curves_of(run.facts)]
+    links = _link_speed(run)
+    if not curves and links is None:
+        return []
+    found = []
+    for (op, group, ranks, volume), kinds in _compared(run, rows).items():
+        calls = sum(row.count for row in kinds)
+        measured = median([row.busbw_gbs for row in kinds for _ in range(min(row.count, 1000)) if row.busbw_gbs])
+        against = _reference(curves, op, ranks, volume)
+        if against is None and links is not None and ranks == run.world_size and volume >= LINK_BYTES:
+            against = links
+        if against is None or calls < MIN_CALLS or measured >= FAR_BELOW * against[0]:
+            continue
+        possible, source = against
+        spent = median([row.transfer_ns_median for row in kinds if row.transfer_ns_median])
+        named = f"group {group}" if group else "an unnamed group"
+        found.append(
+            Finding(
+                id=f"low_bandwidth:{op}:{group or '?'}:{volume}",
+                severity="warning",
+                title=f"{op} of {volume / 1e6:.1f} MB on {ranks} ranks ({named}) runs at {measured:.3g} GB/s bus "
+                f"bandwidth, {calls} times {spent / 1e6:.3f} ms; {possible:.3g} GB/s are possible ({source})",
+                evidence={
+                    "op": op, "group": group, "ranks": ranks, "bytes": volume, "calls": calls,
+                    "busbw_gbs": measured, "possible_busbw_gbs": possible, "source": source,
+                    "lost_ns_a_call": round(spent * (1 - measured / possible)),
+                },
+                known_from="measured transfers against " + ("a benchmark" if against is not links else "the links"),
+            )
+        )  # fmt: skip
+    return found
+
+
+def curves_of(facts: Facts) -> Iterator[Curve]:
+    """Give the measured curves of benchmarks, each source, operation and number of ranks its own.
+
+    Figures of single ranks or calls are no benchmark's. Repetitions and both placements of a size: their median.
+    """
+    table = facts.measurements
+    rows = np.flatnonzero((table.rank == NONE) & (table.seq == NONE) & (table.communicator < 0) & (table.bytes > 0))
+    found: dict[tuple[int, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows.tolist():
+        busbw = float(table.busbw_gbs[row])
+        if busbw > 0 and table.op[row] >= 0:
+            key = (int(table.source[row]), int(table.op[row]), int(table.ranks[row]))
+            found[key][int(table.bytes[row])].append(busbw)
+    for (source, op, ranks), by_size in found.items():
+        sizes = tuple(sorted(by_size))
+        yield Curve(
+            source=facts.name(source) or "a table of the run",
+            op=facts.name(op) or "",
+            ranks=None if ranks == NONE else ranks,
+            sizes=sizes,
+            busbw_gbs=tuple(median(by_size[each]) for each in sizes),
+        )
+
+
+def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None, int, int], list[CollectiveRow]]:
+    """Give the matched rows of comparable groups, those of one operation, group and size together."""
+    members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
+    found: dict[tuple[str, str | None, int, int], list[CollectiveRow]] = defaultdict(list)
+    for row in rows:
+        if row.estimate != "matched" or not row.busbw_gbs or not row.group_size or (row.bytes or 0) < MIN_BYTES:
+            continue
+        ranks = members.get(row.group or "")
+        together = len(ranks) > 1 and set(np.diff(ranks).tolist()) == {1} if ranks else row.group_size == run.world_size
+        if together:
+            found[row.op, row.group, row.group_size, row.bytes or 0].append(row)
+    return found
+
+
+def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tuple[float, str] | None:
+    """Give the first curve's bandwidth for an operation, else for one like it; and where it is from."""
+    for wanted in (op, *_ALIKE.get(op, ())):
+        for curve in curves:
+            possible = curve.at(volume) if curve.op == wanted and curve.ranks in (ranks, None) else None
+            if possible is not None:
+                return possible, curve.source + ("" if wanted == op else f"; there of {wanted}")
+    return None
+
+
+def _link_speed(run: Run) -> tuple[float, str] | None:
+    """Give what one device's NVLinks carry, where the job is all devices of one host whose link speed is known.
+
+    A matrix shows the lanes of each pair; behind switches these are the same lanes for every pair, so that the most of
+    one pair is a bound from below either way.
+    """
+    facts, links = run.facts, run.facts.links
+    if size(links) == 0 or np.unique(links.host).size != 1 or not _LANE_OF.search(str(run.fingerprint.get("device"))):
+        return None
+    lanes: dict[str, list[int]] = defaultdict(list)
+    for row in range(size(links)):
+        if facts.name(int(links.kind[row])) == "NVLink" and links.lanes[row] > 0:
+            lanes[facts.name(int(links.a[row])) or ""].append(int(links.lanes[row]))
+    gpus = [name for name in lanes if name.startswith("GPU")]
+    if len(gpus) != run.world_size:
+        return None
+    least = min(max(lanes[name]) for name in gpus)
+    return least * _LANE_GBS, f"{least} NVLinks a device, 25 GB/s each"

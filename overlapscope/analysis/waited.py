@@ -1,0 +1,32 @@
+"""Of a step's exposed communication, what was waiting for a late rank, and for which rank the others waited most."""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from overlapscope.analysis.analyze import Analysis
+
+WAITING: Final = ("peer_compute", "peer_comm", "peer_host")
+"""The causes that are waiting for a late rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """Exposed waiting a step, in nanoseconds: the mean over ranks of the mean over their complete steps."""
+
+    step_ns: float
+    most_for: int | None
+    """The rank with the most blame; None where nobody was waited for."""
+
+
+def waited(analysis: Analysis) -> Waited | None:
+    """Give the exposed waiting of a run; None where no collective was matched across ranks, or no step is complete."""
+    of_ranks = [
+        fmean(sum(step.causes.get(cause, 0) for cause in WAITING) for step in complete)
+        for rank in analysis.ranks
+        if (complete := [step for step in rank.steps if step.complete and step.window_ns is not None])
+    ]
+    if not analysis.skew.matched or not of_ranks:
+        return None
+    late = max(analysis.skew.ranks, key=lambda each: each.blame_ns)
+    return Waited(step_ns=fmean(of_ranks), most_for=late.rank if late.blame_ns else None)

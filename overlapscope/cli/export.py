@@ -1,0 +1,104 @@
+"""Write a run as one trace for ui.perfetto.dev: all ranks on one clock, with steps, causes and critical path as tracks.
+
+examples:
+  overlapscope export runs/baseline --format perfetto -o baseline.json.gz
+  overlapscope export traces/ --ranks 0-3,6 --steps 5-7 -o part.json.gz
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_inputs, read_options, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `export`."""
+    add_inputs(parser)
+    parser.add_argument("--format", choices=["perfetto"], default="perfetto", help="perfetto: Chrome JSON trace format")
+    parser.add_argument("--ranks", metavar="LIST", help="these ranks only, such as 0-3,6")
+    parser.add_argument("--steps", metavar="LIST", help="these steps only, such as 5-7")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="file to write; compressed if it ends in .gz"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--json", action="store_true", help="print JSON about what was written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the inputs, write the trace."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.cli.write_file import write_file  # noqa: PLC0415
+    from overlapscope.errors import InputError, UsageError  # noqa: PLC0415
+    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.report.perfetto import Choice, PerfettoTrace  # noqa: PLC0415
+    from overlapscope.report.text import count, size  # noqa: PLC0415
+    from overlapscope.version import __version__  # noqa: PLC0415
+
+    if args.output.exists() and not args.force:
+        raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f")
+    ranges = {option: numbers(option, getattr(args, option)) for option in ("ranks", "steps")}
+    with Progress("reading") as progress:
+        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    warn("export", loaded.sources)
+    steps = {step for timeline in loaded.ranks.values() for step in timeline.steps.step.tolist()}
+    choice = Choice(ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps))
+    trace = PerfettoTrace(run=loaded, choice=choice, version=__version__)
+    if trace.is_empty:
+        raise InputError(f"{args.inputs[0]}: no times of what ran were recorded: there is nothing to show")
+    written = write_file(args.output, trace.pieces(), force=args.force)
+    if args.json:
+        result = {
+            "schema": "overlapscope.export/1",
+            "output": str(args.output),
+            "format": args.format,
+            "ranks": trace.ranks,
+            "steps": None if choice.steps is None else sorted(choice.steps),
+            "events": trace.events,
+            "bytes": written,
+            "base_time_ns": trace.base_ns,
+        }
+        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        return 0
+    print(f"{args.output}: {count(len(trace.ranks), 'rank')}, {trace.events:,} events, {size(written)}")
+    print("next: open it in https://ui.perfetto.dev, which reads it in your browser and sends it nowhere")
+    return 0
+
+
+def numbers(option: str, value: str | None) -> list[range] | None:
+    """Read `0-3,6`; raises UsageError for anything else."""
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+
+    if value is None:
+        return None
+    found = []
+    for part in value.split(","):
+        told = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        if not told:
+            raise UsageError(f"--{option} {value}: give numbers and ranges, such as 0-3,6")
+        first, last = int(told[1]), int(told[2] or told[1])
+        if last < first:
+            raise UsageError(f"--{option} {value}: {part.strip()} is empty; write the smaller number first")
+        found.append(range(first, last + 1))
+    return found
+
+
+def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") -> frozenset[int] | None:
+    """Give those of the known numbers that were asked for; raises UsageError for a range that holds none of them."""
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+
+    if ranges is None:
+        return None
+    there = sorted(known)
+    for each in ranges:
+        if not any(number in each for number in there):
+            asked = f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}"
+            listed = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
+            raise UsageError(f"--{option} {asked}: the input has none of these; it has {listed or 'none at all'}")
+    return frozenset(number for number in there if any(number in each for each in ranges))

@@ -1,0 +1,36 @@
+"""Our own export for Perfetto, recognised so that it is not mistaken for a recording: it is refused, with a word why.
+
+Its ranks' clocks are corrected, and its tracks hold figures beside what ran: read as a trace, both would count as
+recorded.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.shown import shown
+
+SCHEMA: Final = "overlapscope.perfetto/1"
+"""Stands in the first lines of every export."""
+FORMAT: Final = "perfetto export"
+_MARK: Final = re.compile(rb'"schema"\s*:\s*"overlapscope\.perfetto/')
+_WITHIN: Final = 1024
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file says of itself that it is one."""
+    return _MARK.search(head.content[:_WITHIN]) is not None
+
+
+def refuse(path: Path, context: ReadContext) -> Reading:
+    """Raise InputError."""
+    del context
+    raise InputError(
+        f"{shown(path)}: was made by `overlapscope export`, to be looked at in ui.perfetto.dev; analyze the traces or "
+        "the run that it was made from"
+    )
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=refuse)

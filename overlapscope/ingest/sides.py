@@ -1,0 +1,56 @@
+"""One side of a comparison: a run, traces, or a folder of runs of the same code."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.shown import shown, shown_name
+from overlapscope.timeline.run import Run, is_run_directory
+
+
+def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
+    """Give the runs that a path names: the run directories right inside a folder, else itself; and what is beside them.
+
+    A folder of traces is one run, as is a run directory; a link to a run that stands beside it is no second one.
+    """
+    try:
+        if not path.is_dir() or is_run_directory(path):
+            return [path], []
+        inside = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+        # Links first: what they point to takes their place, if it is here too.
+        found = {entry.resolve(): entry for entry in sorted(inside, key=Path.is_symlink, reverse=True)}
+        runs = sorted(entry for entry in found.values() if entry.is_dir() and is_run_directory(entry))
+    except OSError as error:
+        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
+    return (runs, sorted(set(found.values()) - set(runs))) if runs else ([path], [])
+
+
+def read_side(
+    path: Path,
+    options: ReadOptions | None = None,
+    *,
+    progress: Callable[[Path, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Iterator[tuple[str, Run]]:
+    """Read the runs of a side one after another, each with its name, so that only one need be in memory.
+
+    One of several that cannot be read costs only itself, and `note` is told, as it is of what is no run. Raises
+    InputError when none can be read.
+    """
+    paths, others = runs_of(path)
+    tell = note or (lambda _: None)
+    if others:
+        listed = ", ".join(shown_name(each) for each in others[:3]) + (", ..." if len(others) > 3 else "")
+        tell(f"{shown(path)}: a folder of {len(paths)} runs; not read: {listed}")
+    usable = 0
+    for each in paths:
+        try:
+            run = read_inputs([each], options, progress=progress)
+        except InputError as error:
+            if each == paths[-1] and not usable:
+                raise
+            tell(f"left out: {error}")
+            continue
+        usable += 1
+        yield shown(each), run

@@ -1,0 +1,169 @@
+"""Events of the Chrome JSON trace format, as Perfetto opens it: text, written piece by piece.
+
+Times are microseconds with three decimals, so that every nanosecond is kept. Slices of one thread must nest: Perfetto
+drops those that overlap in part, so these go to tracks of their own.
+Source of the format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import Ints
+
+MOST_TRACKS: Final = 32
+"""What overlaps more deeply is written as asynchronous events, each on a track of its own."""
+AT_ONCE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """What one track shows; words are asked for one slice after another, so that a long track takes little memory."""
+
+    track: str
+    start_ns: Ints
+    end_ns: Ints
+    category: Callable[[int], str]
+    name: Callable[[int], str]
+    args: Callable[[int], Mapping[str, Any]] = lambda row: {}
+
+
+@dataclass(slots=True)
+class EventWriter:
+    """Gives the text of events; times are counted from `base_ns`."""
+
+    base_ns: int
+    events: int = 0
+    _names: dict[str, str] = field(default_factory=dict)
+    _tracks: Iterator[int] = field(default_factory=lambda: count(1))
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def process(self, process: int, name: str) -> str:
+        """Name a process; Perfetto orders processes by itself, other viewers by the index."""
+        return self._meta("process_name", process, None, {"name": name}) + self._meta(
+            "process_sort_index", process, None, {"sort_index": process}
+        )
+
+    def slices(self, process: int, shown: Slices) -> Iterator[str]:
+        """Write a track of a process, on as many threads as it takes for the slices to nest; nothing for no slice."""
+        if not shown.start_ns.size:
+            return
+        order = np.lexsort((-shown.end_ns, shown.start_ns))
+        tracks, rest = nested(shown.start_ns[order], shown.end_ns[order])
+        for number, rows in enumerate(tracks):
+            thread = next(self._tracks)
+            name = shown.track if number == 0 else f"{shown.track} ({number + 1})"
+            yield self._meta("thread_name", process, thread, {"name": name})
+            yield self._meta("thread_sort_index", process, thread, {"sort_index": thread})
+            for begin in range(0, rows.size, AT_ONCE):
+                yield "".join(self._nesting(process, thread, shown, order[rows[begin : begin + AT_ONCE]]))
+        for begin in range(0, rest.size, AT_ONCE):
+            yield "".join(self._overlapping(process, shown, order[rest[begin : begin + AT_ONCE]]))
+
+    def counter(self, process: int, name: str, times_ns: Sequence[int], values: Sequence[float]) -> Iterator[str]:
+        """Write a counter; values that are no finite numbers are left out."""
+        for time_ns, value in zip(times_ns, values, strict=True):
+            if math.isfinite(value):
+                self.events += 1
+                at = microseconds(time_ns - self.base_ns)
+                yield (
+                    f',\n{{"ph":"C","pid":{process},"name":{self._quoted(name)},"ts":{at},'
+                    f'"args":{{"value":{json.dumps(value)}}}}}'
+                )
+
+    def _nesting(self, process: int, thread: int, shown: Slices, rows: Ints) -> Iterator[str]:
+        for start, length, said, args in self._said(shown, rows):
+            self.events += 1
+            yield (
+                f',\n{{"ph":"X",{said},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
+                f'"dur":{microseconds(length)}{args}}}'
+            )
+
+    def _overlapping(self, process: int, shown: Slices, rows: Ints) -> Iterator[str]:
+        for start, length, said, args in self._said(shown, rows):
+            self.events += 2
+            same = f'{said},"pid":{process},"tid":0,"id":{next(self._ids)}'
+            yield f',\n{{"ph":"b",{same},"ts":{microseconds(start)}{args}}}'
+            yield f',\n{{"ph":"e",{same},"ts":{microseconds(start + length)}}}'
+
+    def _said(self, shown: Slices, rows: Ints) -> Iterator[tuple[int, int, str, str]]:
+        """Give, for each slice, its start, its length, and its category and name and its arguments as text."""
+        starts = (shown.start_ns[rows] - self.base_ns).tolist()
+        lengths = np.maximum(shown.end_ns[rows] - shown.start_ns[rows], 0).tolist()
+        for row, start, length in zip(rows.tolist(), starts, lengths, strict=True):
+            args = shown.args(row)
+            said = f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))}'
+            yield start, length, said, f',"args":{_encoded(args)}' if args else ""
+
+    def _meta(self, what: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
+        self.events += 1
+        of_thread = "" if thread is None else f',"tid":{thread}'
+        return f',\n{{"ph":"M","name":"{what}","pid":{process}{of_thread},"args":{json.dumps(args)}}}'
+
+    def _quoted(self, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = json.dumps(name)
+        return self._names[name]
+
+
+def microseconds(ns: int) -> str:
+    """Give nanoseconds (0 or more) as microseconds, exactly."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _encoded(args: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(args).decode()
+    except UnicodeEncodeError:  # half a surrogate pair: some name was broken when it was recorded
+        return json.dumps(args)
+
+
+def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
+    """Share slices out, sorted by start and the longer first, so that those of one track nest or lie apart.
+
+    Gives the rows of each track, and those that fit on none of MOST_TRACKS.
+    """
+    if not np.any(start_ns[1:] < end_ns[:-1]):
+        return [np.arange(start_ns.size)], np.empty(0, np.int64)
+    tracks: list[list[int]] = []
+    open_ends: list[list[int]] = []
+    rest: list[int] = []
+    for row, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        track = _that_takes(open_ends, start, end)
+        if track == MOST_TRACKS:
+            rest.append(row)
+            continue
+        if track == len(tracks):
+            tracks.append([])
+            open_ends.append([])
+        tracks[track].append(row)
+        open_ends[track].append(end)
+    return [np.array(rows, np.int64) for rows in tracks], np.array(rest, np.int64)
+
+
+def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
+    """Give the first track whose open slices the next one lies in, or that has none open; else a new one's number."""
+    for track, ends in enumerate(open_ends):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or ends[-1] >= end:
+            return track
+    return len(open_ends)
+
+
+def joined(pieces: Iterable[str], head: Mapping[str, Any]) -> Iterator[str]:
+    """Give the whole document: the head's keys, then the events."""
+    opening = json.dumps(head)[:-1]
+    yield f'{opening}, "traceEvents": ['
+    first = True
+    for piece in pieces:
+        if piece:
+            yield piece[1:] if first else piece
+            first = False
+    yield "\n]}\n"

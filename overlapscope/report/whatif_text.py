@@ -1,0 +1,125 @@
+"""An answer of the what-if replay for people: the verdict, steps with intervals, what they rest on."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from overlapscope.report.aligned import aligned
+from overlapscope.report.text import ms, percent
+from overlapscope.whatif.answer import Assumed, Scenario, WhatIf
+
+VERDICTS = {
+    "change": "Worth changing",
+    "no_change": "Leave it as it is",
+    "insufficient_data": "Not enough to tell",
+}
+MAX_LIST = 3
+
+
+def render(answer: WhatIf) -> str:
+    """Give the whole text, ending in a newline."""
+    parts = [_headline(answer), _table(answer), _bounds(answer), _rests_on(answer), _reasons(answer), _next(answer)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(answer: WhatIf) -> str:
+    base = answer.baseline
+    now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
+    known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
+    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known}) with {_knobs(base.knobs, base.knobs)}"
+    if answer.verdict != "change":
+        return f"{line}."
+    best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
+    gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
+    return (
+        f"{line};\n{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    )
+
+
+def _table(answer: WhatIf) -> str:
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets"]
+    rows = [
+        [
+            _knobs(each.knobs, answer.baseline.knobs),
+            ms(each.predicted_step_ns),
+            f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
+            percent(each.gain),
+            ms(each.exposed_comm_ns),
+            str(each.buckets),
+        ]
+        for each in answer.scenarios
+    ]
+    remarks = ["", *(_remark(each, answer) for each in answer.scenarios)]
+    return "\n".join(_beside(aligned([head, *rows]), remarks))
+
+
+def _remark(scenario: Scenario, answer: WhatIf) -> str:
+    remarks = ["measured"] if scenario.known_from == "measured" else []
+    remarks += ["changes numerics"] if scenario.changes_numerics else []
+    remarks += ["no setting"] if scenario.hypothetical else []
+    near = answer.flat_region.get("bucket_cap_mb", [])
+    if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not remarks:
+        remarks.append("near the best")
+    return ", ".join(remarks)
+
+
+def _bounds(answer: WhatIf) -> str:
+    bounds = answer.bounds
+    return (
+        f"Without communication {ms(bounds.no_comm_ns)} ms; all hidden {ms(bounds.perfect_overlap_ns)} ms; "
+        f"none hidden {ms(bounds.no_overlap_ns)} ms."
+    )
+
+
+def _rests_on(answer: WhatIf) -> str:
+    told = answer.interference
+    known = f"fitted, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
+    lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
+    if answer.assumptions:
+        lines.append("Assumed, and the best step in ms between its ends:")
+        rows = aligned([_assumed(each) for each in answer.assumptions])
+        lines += _beside(rows, [each.known_from for each in answer.assumptions])
+    return "\n".join(lines)
+
+
+def _assumed(each: Assumed) -> list[str]:
+    return [
+        f"  {each.name.replace('_', ' ')}",
+        f"{each.value:.3g}",
+        f"{each.low:.3g} .. {each.high:.3g}",
+        f"{ms(each.step_low_ns)} .. {ms(each.step_high_ns)}",
+    ]
+
+
+def _beside(rows: Iterable[str], remarks: Iterable[str]) -> list[str]:
+    """Put a remark behind each row of a table."""
+    return [f"{row}  {remark}".rstrip() for row, remark in zip(rows, remarks, strict=True)]
+
+
+def _reasons(answer: WhatIf) -> str:
+    return "\n".join(f"- {each}" for each in answer.reasons)
+
+
+def _next(answer: WhatIf) -> str:
+    plain = [
+        each
+        for each in answer.scenarios
+        if each.known_from != "measured" and not each.changes_numerics and not each.hypothetical
+    ]
+    told = [each for each in plain if each.knobs == answer.best.knobs]
+    told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    if not told:
+        return ""
+    best = min(told, key=lambda each: each.predicted_step_ns)
+    return f"next: measure a step with {_knobs(best.knobs, answer.baseline.knobs)} and add it as [[measured]]"
+
+
+def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
+    """Give settings as they are written in Python: caps, and what is not as at present; long lists cut."""
+    shown = []
+    for name, value in knobs.items():
+        if isinstance(value, list):
+            listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
+            shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
+        elif name == "bucket_cap_mb" or base.get(name) != value:
+            shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return ", ".join(shown)

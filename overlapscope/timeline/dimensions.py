@@ -1,0 +1,115 @@
+"""Which way of splitting the work a process group serves: data, tensor, pipeline, expert, context.
+
+By its description or name as the frameworks write it: torch's device mesh (`mesh_tp`, `mesh_dp_shard_cp`), Megatron
+(`TENSOR_MODEL_PARALLEL_GROUP`), DeepSpeed (`mesh_data_parallel`). Else by the shape of the job's groups where only one
+reading of it is possible. Else it stays unknown.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.run import Group, RankTimeline
+
+DATA, TENSOR, PIPELINE, EXPERT, CONTEXT = "data", "tensor", "pipeline", "expert", "context"
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+"""Phases of a step."""
+_SHORT: Final = {
+    "dp": DATA, "ddp": DATA, "fsdp": DATA, "hsdp": DATA, "edp": DATA, "efsdp": DATA, "shard": DATA, "replicate": DATA,
+    "tp": TENSOR, "etp": TENSOR, "pp": PIPELINE, "ep": EXPERT, "cp": CONTEXT, "sp": CONTEXT, "ulysses": CONTEXT,
+}  # fmt: skip
+"""Words that say it alone; the e in front is that of experts, whose parameters have groups of their own."""
+_LONG: Final = {
+    "data": DATA, "tensor": TENSOR, "pipeline": PIPELINE, "pipe": PIPELINE, "expert": EXPERT, "context": CONTEXT,
+    "sequence": CONTEXT,
+}  # fmt: skip
+"""Words that say it in the name of a mesh, or of something `parallel`."""
+
+
+def dimension_of(text: str | None) -> str | None:
+    """Give the dimension that a group's description or name tells; None where it tells none, or several."""
+    words = re.findall(r"[a-z]+", (text or "").lower())
+    spelled = _SHORT | _LONG if "mesh" in words[:1] or "parallel" in words else _SHORT
+    found = {spelled[word] for word in words if word in spelled}
+    if len(found) == 1:
+        return found.pop()
+    if found in ({DATA, CONTEXT}, {DATA, EXPERT}, {DATA, CONTEXT, EXPERT}):
+        return DATA  # gradients are summed over both; or those of the experts
+    if found == {EXPERT, TENSOR} and "expert" in words:
+        return EXPERT if "and" in words else TENSOR  # EXPERT_TENSOR_AND_MODEL..., EXPERT_TENSOR_PARALLEL_GROUP
+    return None
+
+
+def with_dimensions(
+    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
+) -> dict[int, RankTimeline]:
+    """Give the timelines with the dimension of each collective; what a group's name says comes before all else."""
+    named = {group.name: told for group in groups if (told := dimension_of(group.description))}
+    for timeline in ranks.values():
+        codes = np.unique(timeline.collectives.group)
+        for name in [timeline.names[code] for code in codes[codes >= 0].tolist()]:
+            told = dimension_of(name)
+            if told and name not in named:
+                named[name] = told
+    if not named:
+        named = _by_shape(ranks, groups, world_size)
+    return {rank: _with_named(timeline, named) for rank, timeline in ranks.items()}
+
+
+def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimeline:
+    calls, names = timeline.collectives, timeline.names
+    used = np.unique(calls.group)
+    of_code = {code: named[names[code]] for code in used[used >= 0].tolist() if names[code] in named}
+    if not of_code:
+        return timeline
+    new = tuple(sorted(set(of_code.values()) - set(names)))
+    names = (*names, *new)
+    dimension = calls.dimension.copy()
+    for code, told in of_code.items():
+        dimension[calls.group == code] = names.index(told)
+    return replace(timeline, names=names, collectives=replace(calls, dimension=dimension))
+
+
+def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:
+    """Tell tensor from data parallelism where the groups in use are the rows and columns of one grid.
+
+    Rows of neighbours that all-reduce in the forward pass exchange activations: parameters are not summed there.
+    The columns must not communicate in it at all. Any other group in use leaves all unknown.
+    """
+    used, forward = _in_use(ranks)
+    families: dict[tuple[int, int], list[Group]] = {}
+    for group in groups:
+        if group.name in used and group.ranks is not None and len(group.ranks) not in (1, world_size):
+            strides = set(np.diff(group.ranks).tolist())
+            families.setdefault((len(group.ranks), strides.pop() if len(strides) == 1 else 0), []).append(group)
+    if len(families) != 2 or world_size is None or not used <= {group.name for group in groups if group.ranks}:
+        return {}
+    (rows, next_to), (columns, apart) = sorted(families, key=lambda each: each[1])
+    if next_to != 1 or apart != rows or rows * columns != world_size:
+        return {}
+    tensor, data = families[rows, next_to], families[columns, apart]
+    if not any("all_reduce" in forward.get(group.name, ()) for group in tensor):
+        return {}
+    if any(forward.get(group.name) for group in data):
+        return {}
+    return {group.name: TENSOR for group in tensor} | {group.name: DATA for group in data}
+
+
+def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:
+    """Give the groups that calls name, and the operations of each in the forward pass."""
+    used: set[str] = set()
+    forward: dict[str, set[str]] = {}
+    for timeline in ranks.values():
+        calls, names = timeline.collectives, timeline.names
+        seen = (
+            np.unique(np.stack([calls.group, calls.phase, calls.op]), axis=1) if calls.group.size else np.empty((3, 0))
+        )
+        for group, phase, op in seen.T.tolist():
+            if group >= 0:
+                used.add(names[int(group)])
+                if phase >= 0 and names[int(phase)] == FORWARD:
+                    forward.setdefault(names[int(group)], set()).add(names[int(op)])
+    return used, forward

@@ -1,0 +1,294 @@
+"""From predictions to `overlapscope.whatif/1`: scenarios with intervals, what they rest on, and whether to change."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from overlapscope.timeline.columns import Flags, Floats
+from overlapscope.whatif.calibrate import SELF_TEST, Predictions, fit, model_error, predict, step_ns
+from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.plan import MS, Plan
+from overlapscope.whatif.replay import Gap, Work
+from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
+from overlapscope.whatif.workload import Workload
+
+WAITING: Final = 0.5
+"""Share of the exposed time from which on waiting for a late rank is the matter, and no setting is advised."""
+SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
+
+
+class Baseline(msgspec.Struct, kw_only=True, frozen=True):
+    """The present settings, measured and replayed."""
+
+    knobs: dict[str, Any]
+    measured_step_ns: int | None
+    replayed_step_ns: int
+    replay_error: float | None
+    """The worst miss of a measured step, as a share of it; null where none was measured."""
+
+
+class Scenario(msgspec.Struct, kw_only=True, frozen=True):
+    """A step under other settings. Intervals are 90 %."""
+
+    knobs: dict[str, Any]
+    predicted_step_ns: int
+    low_ns: int
+    high_ns: int
+    gain: float
+    """1 - predicted / measured, or / replayed where the present settings were not measured."""
+    gain_low: float
+    gain_high: float
+    exposed_comm_ns: int
+    memory_bytes: int
+    """Of buckets beside the gradients themselves."""
+    buckets: int
+    changes_numerics: bool
+    hypothetical: bool
+    """What no setting brings about: a faster link, no late ranks."""
+    known_from: Literal["measured", "replay"]
+
+
+class Bounds(msgspec.Struct, kw_only=True, frozen=True):
+    """What no setting can beat, and the worst."""
+
+    no_comm_ns: int
+    perfect_overlap_ns: int
+    no_overlap_ns: int
+
+
+class Interval(msgspec.Struct, kw_only=True, frozen=True):
+    """How much compute and communication slow each other."""
+
+    slowdown: float
+    low: float
+    high: float
+    identified: bool
+    reason: str
+
+
+class Assumed(msgspec.Struct, kw_only=True, frozen=True):
+    """What nobody measured, and the step of the best scenario as it varies."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    known_from: str
+    step_low_ns: int
+    step_high_ns: int
+
+
+class Best(msgspec.Struct, kw_only=True, frozen=True):
+    """The settings with the shortest predicted step."""
+
+    knobs: dict[str, Any]
+
+
+class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
+
+    schema_: Literal["overlapscope.whatif/1"] = SCHEMA
+    baseline: Baseline
+    scenarios: list[Scenario]
+    bounds: Bounds
+    verdict: Literal["change", "no_change", "insufficient_data"]
+    best: Best
+    flat_region: dict[str, list[Any]]
+    """Values of a knob whose steps the noise does not tell from the best one's."""
+    reasons: list[str]
+    interference: Interval
+    assumptions: list[Assumed]
+
+
+def answer(plan: Plan, caps_mb: Sequence[float] = (), *, search: bool = True) -> WhatIf:
+    """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps."""
+    workload = plan.workload()
+    settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
+    predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise)
+    scenarios = _scenarios(plan, predictions, workload)
+    best = _best(scenarios, plan.noise)
+    place = scenarios.index(best)
+    verdict, reasons = _verdict(plan, predictions, scenarios, place)
+    return WhatIf(
+        baseline=Baseline(
+            knobs=scenarios[0].knobs,
+            measured_step_ns=_measured_ns(plan, plan.baseline),
+            replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
+            replay_error=predictions.replay_error,
+        ),
+        scenarios=scenarios,
+        bounds=_bounds(workload, plan.baseline),
+        verdict=verdict,
+        best=Best(knobs=best.knobs if verdict == "change" else scenarios[0].knobs),
+        flat_region=_flat(scenarios, best, plan.noise),
+        reasons=[*reasons, *plan.notes],
+        interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
+        assumptions=_assumed(plan, predictions, place),
+    )
+
+
+def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+    base = plan.baseline
+    found = [each.settings for each in plan.measured if each.settings.accumulation == base.accumulation]
+    found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
+    if not base.gradient_as_bucket_view and workload.pass_ns_per_byte:
+        found.append(replace(base, gradient_as_bucket_view=True))
+    if base.accumulation > 1 and not base.no_sync:
+        found.append(replace(base, no_sync=True))
+    if search and can_list(base, workload):
+        slowdown = fit(workload, plan.measured, plan.noise).slowdown
+
+        def cost(groups: Sequence[Sequence[int]]) -> float:
+            return step_ns(workload, with_groups(workload, base, groups), slowdown)
+
+        found.append(with_groups(workload, base, improved(merged(workload), cost)))
+    if base.communicated == 1.0 and all(piece.dtype == "float32" for piece in plan.pieces if piece.elements):
+        found.append(replace(base, communicated=HALF))
+    found.append(replace(base, link_speed=2.0))
+    if len(set(workload.lateness_ns)) > 1:
+        found.append(replace(base, late_ranks=False))
+    return found
+
+
+def _scenarios(plan: Plan, predictions: Predictions, workload: Workload) -> list[Scenario]:
+    """Give a row for each setting: a step that was measured is what was measured, within the noise."""
+    steps, besides = predictions.steps_ns, model_error(predictions)
+    measured = [_measured_ns(plan, each) for each in predictions.settings]
+    told = np.array([np.nan if each is None else each for each in measured])
+    step = np.where(np.isnan(told), steps[0], told)
+    half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
+    half = np.where(np.isnan(told), half, plan.noise * step)
+    gain = 1 - step / step[0]
+    gain_half = _gain_half(predictions, ~np.isnan(told))
+    rows = []
+    for place, each in enumerate(predictions.settings):
+        rows.append(
+            Scenario(
+                knobs=each.knobs(),
+                predicted_step_ns=round(float(step[place])),
+                low_ns=round(float(step[place] - half[place])),
+                high_ns=round(float(step[place] + half[place])),
+                gain=float(gain[place]),
+                gain_low=float(gain[place] - gain_half[place]),
+                gain_high=float(gain[place] + gain_half[place]),
+                exposed_comm_ns=round(float(predictions.exposed_ns[place])),
+                memory_bytes=bucket_memory_bytes(workload, each),
+                buckets=len(buckets_of(workload, each)),
+                changes_numerics=each.communicated != plan.baseline.communicated,
+                hypothetical=each.hypothetical,
+                known_from="replay" if measured[place] is None else "measured",
+            )
+        )
+    return rows
+
+
+def _gain_half(predictions: Predictions, measured: Flags) -> Floats:
+    """Give half the interval of each gain: what is wrong for both steps alike cancels; two measurements have noise."""
+    gains = 1 - predictions.steps_ns / predictions.steps_ns[:, :1]
+    modelled = np.sqrt(predictions.half_width(gains) ** 2 + model_error(predictions) ** 2)
+    both = measured & measured[0]
+    half: Floats = np.where(both, sqrt(2) * predictions.noise, modelled)
+    half[0] = 0.0
+    return half
+
+
+def _to_choose(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Give the scenarios that may be recommended."""
+    return [each for each in scenarios if not each.changes_numerics and not each.hypothetical]
+
+
+def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
+    """Give the shortest step that changes no numerics; one cap rather than a list where noise does not part them."""
+    plain = _to_choose(scenarios)
+    best = min(plain, key=lambda each: each.predicted_step_ns)
+    simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    first = min(simple or plain, key=lambda each: each.predicted_step_ns)
+    return first if first.predicted_step_ns <= best.predicted_step_ns * (1 + noise) else best
+
+
+def _verdict(
+    plan: Plan, predictions: Predictions, scenarios: Sequence[Scenario], place: int
+) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
+    base, best = scenarios[0], scenarios[place]
+    reasons = []
+    if not plan.measured:
+        reasons.append(
+            "no step was measured, so the replay could not be tested; measure one and add it as [[measured]]"
+        )
+    if not predictions.fit.identified:
+        reasons.append(f"interference is not identified, a prior stands for it: {predictions.fit.reason}")
+    error = predictions.replay_error
+    if error is not None and abs(error) > SELF_TEST:
+        missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
+        return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
+    late = plan.document.lateness_ms
+    waiting_ns = (max(late) - min(late)) * MS if late else 0.0
+    if waiting_ns > WAITING * base.exposed_comm_ns:
+        held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
+        return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
+    if best.gain <= plan.noise or best is base:
+        spread = f"the best setting gains {best.gain:.1%}, the noise is {plan.noise:.1%}"
+        return "no_change", [
+            f"{spread}: leave it as it is" if best is not base else "the present settings are the best",
+            *reasons,
+        ]
+    if best.gain_low <= 0:
+        widest = _widest(predictions, place)
+        doubt = f"the gain of {best.gain:.1%} may be none: its interval begins at {best.gain_low:.1%}"
+        return "no_change", [f"{doubt}; most of what varies is {widest.replace('_', ' ')}", *reasons]
+    return "change", reasons
+
+
+def _widest(predictions: Predictions, place: int) -> str:
+    """Give what moves a setting's step most of all that is not known."""
+    swing = predictions.depends_on(place)
+    return max(swing, key=lambda name: swing[name][1] - swing[name][0])
+
+
+def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
+    """Give the caps whose steps are the best's within the noise."""
+    near = [
+        each.knobs["bucket_cap_mb"]
+        for each in _to_choose(scenarios)
+        if "bucket_cap_mb" in each.knobs and each.predicted_step_ns <= best.predicted_step_ns * (1 + noise)
+    ]
+    return {"bucket_cap_mb": list(dict.fromkeys(near))}
+
+
+def _bounds(workload: Workload, settings: Settings) -> Bounds:
+    """Give bounds without interference: nothing sent; everything hidden that can be; nothing hidden."""
+    job = ddp_job(workload, settings)
+    moving = sum(each.alone_ns for each in job.transfers)
+    first = job.programmes[min(job.programmes)]
+    busy = sum(each.ns for each in first if isinstance(each, Work | Gap))
+    free = workload.compute_ns + workload.host_gap_ns
+    free += (settings.accumulation - 1) * (workload.forward_ns + workload.backward_ns)
+    return Bounds(
+        no_comm_ns=round(free), perfect_overlap_ns=round(max(busy, moving)), no_overlap_ns=round(busy + moving)
+    )
+
+
+def _assumed(plan: Plan, predictions: Predictions, place: int) -> list[Assumed]:
+    swing = predictions.depends_on(place)
+    return [
+        Assumed(
+            name=each.name,
+            value=each.value,
+            low=each.low,
+            high=each.high,
+            known_from=each.known_from,
+            step_low_ns=round(swing[each.name][0]),
+            step_high_ns=round(swing[each.name][1]),
+        )
+        for each in plan.assumptions
+    ]
+
+
+def _measured_ns(plan: Plan, settings: Settings) -> int | None:
+    """Give the median of the measured steps of these settings; None without one."""
+    steps = [each.step_ns for each in plan.measured if each.settings == settings]
+    return round(float(np.median(steps))) if steps else None

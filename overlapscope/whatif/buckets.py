@@ -1,0 +1,128 @@
+"""Which gradients DistributedDataParallel puts into which bucket, under torch's own rule.
+
+A bucket takes gradients of one device and type until it holds *at least* its limit: limits are soft, and a tensor is
+never split. Each device and type fills buckets of its own and walks along the list of limits by itself; the last limit
+repeats. (`compute_bucket_assignment_by_size` and `Reducer::rebuild_buckets` in torch's reducer.cpp, and
+`_BucketCapacityConfig` in distributed.py, torch 2.13; tests compare with torch's own function.)
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1 << 20
+"""torch's `bucket_cap_mb` counts these."""
+DEFAULT_CAP_MB: Final = 25
+DEFAULT_FIRST_BYTES: Final = MIB
+"""The first bucket's limit where no cap is given (`_DEFAULT_FIRST_BUCKET_BYTES`)."""
+UNLIMITED: Final = 0
+"""What torch notes as the limit of a bucket that holds one sparse gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpSettings:
+    """What decides buckets, in the words of DistributedDataParallel."""
+
+    bucket_cap_mb: float | None = None
+    """MiB; None is torch's default: 25 with a first bucket of 1."""
+    bucket_cap_mb_list: tuple[float, ...] = ()
+    """A limit for each bucket in the order in which they are filled; replaces `bucket_cap_mb` where not empty."""
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    small_first_bucket: bool | None = None
+    """Whether the first bucket is of 1 MiB: None is by torch's rule since 2.4 (only under the default cap); True is the
+    rule of older versions, whatever the cap."""
+    small_last_bucket: bool = False
+    """`DDP_SET_LAST_BUCKET_CAP=1`: the small bucket is the one that is filled last."""
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether buckets are rebuilt after the first iteration, in the order in which gradients became ready."""
+        return self.static_graph or not self.find_unused_parameters
+
+    def limits(self) -> tuple[int, ...]:
+        """Give the limits in bytes; the last one repeats."""
+        if self.bucket_cap_mb_list:
+            return tuple(int(each * MIB) for each in self.bucket_cap_mb_list)
+        given = self.bucket_cap_mb is not None
+        cap = int((self.bucket_cap_mb if self.bucket_cap_mb is not None else DEFAULT_CAP_MB) * MIB)
+        small = not given if self.small_first_bucket is None else self.small_first_bucket
+        first = DEFAULT_FIRST_BYTES if small else cap
+        # What is never rebuilt gets a small first bucket only where it is smaller.
+        return (first, cap) if first < cap or self.rebuilds else (cap,)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The gradients of one bucket, as numbers of parameters, and the limit that it was filled to."""
+
+    parameters: tuple[int, ...]
+    limit_bytes: int
+
+
+def assign(
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[Hashable],
+    limits: Sequence[int],
+    *,
+    sparse: Sequence[bool] = (),
+    order: Sequence[int] | None = None,
+) -> list[Bucket]:
+    """Fill buckets with parameters as torch does; buckets are in torch's order.
+
+    `kinds` holds device and type, or whatever else parts buckets. Without `order` parameters are taken as they stand
+    and buckets are sorted by their first parameter; with `order` (numbers of parameters, as they become ready) buckets
+    come in the order in which they fill up, then the ones left unfilled, the type that was seen last first: so the
+    standard library that torch is built with walks its hash table.
+    """
+    filling: dict[Hashable, list[int]] = {}
+    filled_bytes: dict[Hashable, int] = {}
+    place: dict[Hashable, int] = {}
+    done: list[Bucket] = []
+    for parameter in range(len(sizes_bytes)) if order is None else order:
+        if sparse and sparse[parameter]:
+            done.append(Bucket((parameter,), UNLIMITED))
+            continue
+        kind = kinds[parameter]
+        filling.setdefault(kind, []).append(parameter)
+        filled_bytes[kind] = filled_bytes.get(kind, 0) + sizes_bytes[parameter]
+        limit = limits[place.setdefault(kind, 0)]
+        if filled_bytes[kind] >= limit:
+            done.append(Bucket(tuple(filling[kind]), limit))
+            filling[kind], filled_bytes[kind] = [], 0
+            place[kind] = min(place[kind] + 1, len(limits) - 1)
+    left = [Bucket(tuple(filling[kind]), limits[place[kind]]) for kind in reversed(filling) if filling[kind]]
+    found = done + left
+    return sorted(found, key=lambda bucket: min(bucket.parameters)) if order is None else found
+
+
+def ddp_buckets(
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[Hashable],
+    settings: DdpSettings,
+    *,
+    ready_order: Sequence[int] | None = None,
+    sparse: Sequence[bool] = (),
+) -> list[Bucket]:
+    """Give the buckets of all iterations but the first, in the order in which they are launched.
+
+    Parameters are numbered as the module registers them. `ready_order` tells in which order their gradients became
+    ready in the first iteration (rank 0's counts); without it they are taken from the last registered to the first.
+    """
+    limits = settings.limits()
+    if not settings.rebuilds:
+        return assign(sizes_bytes, kinds, limits, sparse=sparse)[::-1]
+    order = list(ready_order) if ready_order is not None else list(range(len(sizes_bytes)))[::-1]
+    if settings.small_last_bucket:
+        return assign(sizes_bytes, kinds, limits, sparse=sparse, order=order[::-1])[::-1]
+    return assign(sizes_bytes, kinds, limits, sparse=sparse, order=order)
+
+
+def first_iteration(
+    sizes_bytes: Sequence[int], kinds: Sequence[Hashable], settings: DdpSettings, *, sparse: Sequence[bool] = ()
+) -> list[Bucket]:
+    """Give the buckets of the first iteration: one for each kind, where they will be rebuilt and no list is given."""
+    if settings.rebuilds and not settings.bucket_cap_mb_list:
+        whole = (sum(sizes_bytes) + 1,)
+        return assign(sizes_bytes, kinds, whole, sparse=sparse)[::-1]
+    return assign(sizes_bytes, kinds, settings.limits(), sparse=sparse)[::-1]

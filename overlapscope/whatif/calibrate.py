@@ -1,0 +1,216 @@
+"""From measured steps to a model that can be trusted elsewhere: fit interference, and carry all that is not known.
+
+One number is fitted: how much compute and a collective slow each other. What else is assumed is varied within its
+range, the fit is made anew each time, and what the predictions do then is their interval.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import Floats
+from overlapscope.whatif.ddp_step import Settings, ddp_job
+from overlapscope.whatif.replay import Job, Replay, replay
+from overlapscope.whatif.workload import Interference, Workload
+
+PRIOR: Final = (1.2, 1.3, 1.4)
+"""Slowdown of compute where no run tells it: low, middle, high. Echo (arXiv 2412.12487) measured 1.27 for matrix
+products and 1.38 over all kernels."""
+WIDE_PRIOR: Final = (1.0, 1.6)
+"""What an interval must allow for where it is not identified."""
+MOST: Final = 2.0
+"""A fit beyond this explains something else: no source reports a mean slowdown of it."""
+SELF_TEST: Final = 0.03
+"""A replay that misses the recorded step by more gives no advice; one that does not may miss other steps by it."""
+TELLING: Final = 2.0
+"""Interference is identified where the prior's range moves the step by so many times the noise."""
+LEAST_NOISE: Final = 0.01
+"""What noise is at least taken to be, there: a model is not finer than that."""
+ENOUGH: Final = 1e-5
+"""A fit that misses by less is not made better."""
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """Something nobody measured: what it is taken to be, and between what it may lie."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    known_from: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A step that was measured."""
+
+    settings: Settings
+    step_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How much compute slows beside communication."""
+
+    slowdown: float
+    low: float
+    high: float
+    identified: bool
+    reason: str
+    """Why it is not identified; empty where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions:
+    """Steps of all settings under all variations of what is assumed. Row 0 is what is taken to hold."""
+
+    settings: tuple[Settings, ...]
+    steps_ns: Floats
+    """(variation, setting)."""
+    variations: tuple[str, ...]
+    """The assumption that each row varies; two rows each, low and high."""
+    exposed_ns: Floats
+    """Of row 0, by setting."""
+    fit: Fit
+    noise: float
+    replay_error: float | None
+    """The worst miss of a measured step, as a share of it; None without one."""
+
+    def half_width(self, values: Floats) -> Floats:
+        """Give the half of a 90 % interval of something that has a row for each variation, about row 0.
+
+        Independent causes add up as squares; of the two directions of one the larger counts.
+        """
+        total = np.zeros(values.shape[1:])
+        for name in dict.fromkeys(self.variations[1:]):
+            rows = [place for place, each in enumerate(self.variations) if each == name]
+            total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
+        return np.sqrt(total)
+
+    def depends_on(self, place: int) -> dict[str, tuple[float, float]]:
+        """Give for each assumption the least and the greatest step in ns of one setting as it varies."""
+        found = {}
+        for name in dict.fromkeys(self.variations[1:]):
+            rows = [number for number, each in enumerate(self.variations) if each == name]
+            steps = self.steps_ns[rows, place]
+            found[name] = (float(steps.min()), float(steps.max()))
+        return found
+
+
+def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
+    """Give the replayed step with compute and collectives slowing each other so much."""
+    return _replayed(workload, ddp_job(workload, settings), slowdown).step_ns
+
+
+def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
+    """Fit the slowdown beside communication to measured steps; the prior, with the reason, where they do not tell it.
+
+    `noise` is the share by which two measurements of one setting differ. Both ends of the range are fits too: to steps
+    that are lower and higher by the noise.
+    """
+    if not measured:
+        return _prior("no measured step was given")
+    missed = _missed(workload, measured)
+    moved = missed(PRIOR[2]) - missed(PRIOR[0])
+    if moved < TELLING * max(noise, LEAST_NOISE):
+        return _prior(
+            "the measured settings overlap too little to tell it, "
+            f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
+        )
+    best = _root(missed)
+    if best in (1.0, MOST):
+        side = f"more than {MOST:g}" if best == MOST else "less than 1"
+        return _prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
+    low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
+    return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
+
+
+def predict(
+    build: Callable[[Values], Workload],
+    assumptions: Sequence[Assumption],
+    measured: Sequence[Measured],
+    settings: Sequence[Settings],
+    noise: float,
+) -> Predictions:
+    """Predict the steps of settings: as assumed, and with each assumption at both ends of its range, fitted anew."""
+    nominal = {each.name: each.value for each in assumptions}
+    base = build(nominal)
+    found = fit(base, measured, noise)
+    jobs = [ddp_job(base, each) for each in settings]
+    results = [_replayed(base, job, found.slowdown) for job in jobs]
+    rows, names = [[each.step_ns for each in results]], [""]
+    for each in assumptions:
+        for value in (each.low, each.high):
+            workload = build({**nominal, each.name: value})
+            slowdown = _root(_missed(workload, measured)) if found.identified else found.slowdown
+            rows.append([step_ns(workload, one, slowdown) for one in settings])
+            names.append(each.name)
+    for slowdown in (found.low, found.high):
+        rows.append([_replayed(base, job, slowdown).step_ns for job in jobs])
+        names.append("interference")
+    misses = [step_ns(base, each.settings, found.slowdown) / each.step_ns - 1 for each in measured]
+    return Predictions(
+        settings=tuple(settings),
+        steps_ns=np.array(rows),
+        variations=tuple(names),
+        exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
+        fit=found,
+        noise=noise,
+        replay_error=max(misses, key=abs) if misses else None,
+    )
+
+
+def model_error(predictions: Predictions) -> float:
+    """Give by what share a step may be missed besides all that was varied: noise, and what the self-test lets pass."""
+    return sqrt(predictions.noise**2 + SELF_TEST**2)
+
+
+def _replayed(workload: Workload, job: Job, slowdown: float) -> Replay:
+    both = Interference(compute=slowdown, comm=1 + workload.comm_share * (slowdown - 1))
+    return replay(replace(job, interference=both))
+
+
+def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float], float]:
+    """Give the function that tells by what share, on the mean, a slowdown's replays exceed the measured steps."""
+    jobs = [ddp_job(workload, each.settings) for each in measured]
+
+    def missed(slowdown: float) -> float:
+        steps = [_replayed(workload, job, slowdown).step_ns for job in jobs]
+        return sum(step / each.step_ns - 1 for step, each in zip(steps, measured, strict=True)) / len(steps)
+
+    return missed
+
+
+def _root(missed: Callable[[float], float]) -> float:
+    """Give the slowdown that misses by nothing, or the end of 1 to `MOST` that is nearest to it.
+
+    False position, Illinois variant (Dowell and Jarratt 1971): the step is nearly linear in the slowdown.
+    """
+    low, high = 1.0, MOST
+    at_low, at_high = missed(low), missed(high)
+    if at_low >= 0:
+        return low
+    if at_high <= 0:
+        return high
+    side, middle = 0, low
+    for _ in range(30):
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        here = missed(middle)
+        if abs(here) < ENOUGH or high - low < ENOUGH:
+            break
+        if here < 0:
+            low, at_low = middle, here
+            at_high, side = (at_high / 2, -1) if side == -1 else (at_high, -1)
+        else:
+            high, at_high = middle, here
+            at_low, side = (at_low / 2, 1) if side == 1 else (at_low, 1)
+    return middle
+
+
+def _prior(reason: str) -> Fit:
+    return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)

@@ -1,0 +1,241 @@
+"""How long a collective takes for its size: a curve through measured points, or points that a formula assumes.
+
+Inside the range of the points the curve is monotone in the logarithms of size and time: straight, or a cubic in wide
+gaps. Times never fall with size (isotonic). Outside, what is said is an extrapolation and labelled so. Points of
+different algorithms or protocols are never joined smoothly: the curve has a corner at such a switch, as the library
+does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.timeline.columns import Flags, Floats
+
+MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
+CORNER: Final = 0.15
+"""A point that its neighbours miss by more than this share is named: no curve through other points can know it."""
+CLOSE: Final = 16
+"""Its neighbours are by no more than this factor apart; of a sparse table nothing can be said."""
+LARGE_BYTES: Final = 1_000_000
+"""Errors are judged from here on, where bandwidth counts; smaller sizes are a matter of latency."""
+WIDE_GAP: Final = float(np.log(16))
+"""A gap in which the curve bends all the way. What a bend tells shrinks with the square of the gap, and what noise of
+the points makes of their slopes does not: between close points the curve is nearly straight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """Time of one operation in one group by size. Use `curve` or `scaled` to make one.
+
+    `sizes_bytes` rise strictly, `times_ns` never fall. `measured` tells of each point whether somebody measured it.
+    """
+
+    op: str
+    ranks: int | None
+    sizes_bytes: Floats
+    times_ns: Floats
+    measured: Flags
+    choice: tuple[str, ...] = ()
+    """Algorithm and protocol of each point, empty where they are not known."""
+    source: str = ""
+    slopes_before: Floats
+    """Of the logarithm of time by the logarithm of size, just left of each point."""
+    slopes_after: Floats
+    """Just right of it; different only where the algorithm switches."""
+    missed: Floats
+    """By what share the curve through the other points misses each interior point; NaN for the ends."""
+
+    def at(self, sizes_bytes: npt.ArrayLike) -> Floats:
+        """Give the time in ns of each size."""
+        x = np.log(np.maximum(np.asarray(sizes_bytes, np.float64), 1.0))
+        known, times = np.log(self.sizes_bytes), np.log(self.times_ns)
+        within = _between(x, known, times, self.slopes_before, self.slopes_after)
+        # Beyond the largest point bandwidth stays what it was; below the smallest so does time.
+        found: Floats = np.exp(within + np.maximum(x - known[-1], 0))
+        return found
+
+    def known_from(self, size_bytes: float) -> str:
+        """Say how the time of a size is known: measured, interpolated, extrapolated or assumed."""
+        place = int(np.searchsorted(self.sizes_bytes, size_bytes))
+        here = place < self.sizes_bytes.size and self.sizes_bytes[place] == size_bytes
+        around = self.measured[max(place - 1, 0) : place + 1]
+        if here:
+            return MEASURED if self.measured[place] else ASSUMED
+        if not around.all():
+            return ASSUMED
+        return INTERPOLATED if 0 < place < self.sizes_bytes.size else EXTRAPOLATED
+
+    def error(self, size_bytes: float) -> float:
+        """Give by what share the time of a size may be wrong.
+
+        What the curve misses by at the points around it when these are left out, halved: the gap is then half as wide.
+        Outside the range, where there is no such test, the worst of the large sizes.
+        """
+        missed = np.abs(self.missed)
+        place = int(np.searchsorted(self.sizes_bytes, size_bytes))
+        around = missed[max(place - 1, 0) : place + 1]
+        if place < self.sizes_bytes.size and self.sizes_bytes[place] == size_bytes:
+            return 0.0
+        if 0 < place < self.sizes_bytes.size and not np.isnan(around).all():
+            return float(np.nanmax(around)) / 2
+        large = missed[(self.sizes_bytes >= LARGE_BYTES) & ~np.isnan(missed)]
+        return float(large.max()) if large.size else CORNER
+
+    def corners(self) -> tuple[str, ...]:
+        """Name the large sizes that no curve through the points close to them could know: plateaus and jumps."""
+        span = self.sizes_bytes[2:] / self.sizes_bytes[:-2]
+        close = [False, *(span <= CLOSE).tolist(), False] if self.sizes_bytes.size > 2 else []
+        return tuple(
+            f"{self.op} at {int(size)} bytes takes {time / 1e6:.3f} ms, {abs(each) * 100:.0f} % "
+            f"{'less' if each > 0 else 'more'} than the points around it tell: a plateau or a switch; "
+            "sizes between measured points near it are uncertain"
+            for size, time, each, near in zip(self.sizes_bytes, self.times_ns, self.missed, close, strict=False)
+            if size >= LARGE_BYTES and abs(each) > CORNER and near
+        )
+
+
+def curve(
+    op: str,
+    sizes_bytes: npt.ArrayLike,
+    times_ns: npt.ArrayLike,
+    *,
+    ranks: int | None = None,
+    measured: npt.ArrayLike | bool = True,
+    choice: Sequence[str] = (),
+    source: str = "",
+) -> Curve:
+    """Give the curve through points; several of one size become their median. Raises ValueError without a usable one.
+
+    `choice` tells the algorithm and protocol of each point. Points of no size or time are left out.
+    """
+    sizes, times = np.asarray(sizes_bytes, np.float64), np.asarray(times_ns, np.float64)
+    flags = np.broadcast_to(np.asarray(measured, np.bool_), sizes.shape)
+    good = (sizes > 0) & (times > 0) & np.isfinite(sizes) & np.isfinite(times)
+    if not good.any():
+        raise ValueError(f"no measured time of {op} can be used")
+    names = np.array(list(choice) or [""] * sizes.size)[good]
+    unique, first, inverse = np.unique(sizes[good], return_index=True, return_inverse=True)
+    middle = np.array([np.median(times[good][inverse == place]) for place in range(unique.size)])
+    named = names[first].tolist() if choice else []
+    times = np.exp(isotonic(np.log(middle)))
+    x, y = np.log(unique), np.log(times)
+    before, after = _monotone_slopes(x, y, _switches(named, unique.size))
+    return Curve(
+        op=op,
+        ranks=ranks,
+        sizes_bytes=unique,
+        times_ns=times,
+        measured=flags[good][first],
+        choice=tuple(named),
+        source=source,
+        slopes_before=before,
+        slopes_after=after,
+        missed=_left_out(x, y, named),
+    )
+
+
+def scaled(shape: Curve, size_bytes: float, time_ns: float) -> Curve:
+    """Give a curve of another's shape through the one point that was measured; all else in it is assumed."""
+    factor = time_ns / float(shape.at(size_bytes))
+    sizes = np.append(shape.sizes_bytes[shape.sizes_bytes != size_bytes], size_bytes)
+    order = np.argsort(sizes)
+    times = np.append(shape.at(sizes[:-1]) * factor, time_ns)
+    measured = np.append(np.zeros(sizes.size - 1, np.bool_), True)
+    return curve(
+        shape.op,
+        sizes[order],
+        times[order],
+        ranks=shape.ranks,
+        measured=measured[order],
+        source=f"{shape.source}, scaled",
+    )
+
+
+def isotonic(values: Floats) -> Floats:
+    """Give the nearest values (least squares) that never fall: pool adjacent violators (Ayer et al. 1955)."""
+    level: list[float] = []
+    count: list[int] = []
+    for value in values.tolist():
+        level.append(value)
+        count.append(1)
+        while len(level) > 1 and level[-2] > level[-1]:
+            number = count[-2] + count[-1]
+            level[-2:] = [(level[-2] * count[-2] + level[-1] * count[-1]) / number]
+            count[-2:] = [number]
+    return np.repeat(level, count)
+
+
+def _switches(choice: Sequence[str], points: int) -> Flags:
+    """Give for each gap between points whether the algorithm switches in it."""
+    if not choice:
+        return np.zeros(max(points - 1, 0), np.bool_)
+    return np.array([a != b for a, b in pairwise(choice)], np.bool_)
+
+
+def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
+    """Give by what share the curve through the other points misses each point."""
+    missed = np.full(x.size, np.nan)
+    for place in range(1, x.size - 1):
+        # The curve between two points depends on them and on the next ones on either side.
+        near = [each for each in range(max(place - 3, 0), min(place + 4, x.size)) if each != place]
+        others, times, kept = x[near], y[near], [choice[each] for each in near] if choice else []
+        slopes = _monotone_slopes(others, times, _switches(kept, others.size))
+        missed[place] = np.expm1(_between(x[place : place + 1], others, times, *slopes)[0] - y[place])
+    return missed
+
+
+def _between(x: Floats, known: Floats, times: Floats, before: Floats, after: Floats) -> Floats:
+    """Give the curve with these slopes between known points; held at its ends beyond them."""
+    straight: Floats = np.interp(x, known, times)
+    if known.size < 2:
+        return straight
+    right = np.clip(np.searchsorted(known, x, side="right"), 1, known.size - 1)
+    left = right - 1
+    width = known[right] - known[left]
+    t = np.clip((x - known[left]) / width, 0, 1)
+    cubic = times[left] * (1 + 2 * t) * (1 - t) ** 2 + times[right] * t**2 * (3 - 2 * t)
+    cubic += width * (after[left] * t * (1 - t) ** 2 - before[right] * t**2 * (1 - t))
+    bend = np.minimum(width / WIDE_GAP, 1) ** 2
+    found: Floats = straight + bend * (cubic - straight)
+    return found
+
+
+def _monotone_slopes(x: Floats, y: Floats, switch: Flags) -> tuple[Floats, Floats]:
+    """Give slopes left and right of each point that keep a cubic between points monotone.
+
+    Weighted harmonic means of the neighbouring segments' slopes (Fritsch and Butland 1984); a segment across which the
+    algorithm switches is a straight line and does not bend its neighbours.
+    """
+    if x.size < 2:
+        return np.zeros(x.size), np.zeros(x.size)
+    width = np.diff(x)
+    secant = np.diff(y) / width
+    before, after = np.empty(x.size), np.empty(x.size)
+    before[0], after[-1] = secant[0], secant[-1]
+    after[0] = _end_slope(width, secant) if not switch[:2].any() else secant[0]
+    before[-1] = _end_slope(width[::-1], secant[::-1]) if not switch[-2:].any() else secant[-1]
+    for place in range(1, x.size - 1):
+        left, right = secant[place - 1], secant[place]
+        if switch[place - 1] or switch[place]:
+            before[place], after[place] = left, right
+        elif left * right <= 0:
+            before[place] = after[place] = 0.0
+        else:
+            near, far = 2 * width[place] + width[place - 1], width[place] + 2 * width[place - 1]
+            before[place] = after[place] = (near + far) / (near / left + far / right)
+    return before, after
+
+
+def _end_slope(width: Floats, secant: Floats) -> float:
+    """Give the slope at an end from the two segments next to it, kept within what is monotone."""
+    if secant.size < 2:
+        return float(secant[0])
+    slope = ((2 * width[0] + width[1]) * secant[0] - width[0] * secant[1]) / (width[0] + width[1])
+    if slope * secant[0] <= 0:
+        return 0.0
+    return float(min(slope, 3 * secant[0]))

@@ -1,0 +1,197 @@
+"""What the known algorithms of collectives cost: steps, and bytes through each rank's busiest link.
+
+Every function gives the `Stage`s of an algorithm, one after the other; `time_ns` prices them with `Link`s. Sizes are
+whole buffers as nccl-tests counts them: the gathered size of all-gather, the size before the reduction of
+reduce-scatter, what one rank sends in all of all-to-all. Bytes are those one rank sends; links carry as much the other
+way at once. Tests run each schedule chunk by chunk and count.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Final
+
+INTRA, INTER = "intra", "inter"
+"""Inside a node, or along the first dimension of a torus; between nodes, or along the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of an algorithm on one level of the topology."""
+
+    level: str
+    steps: int
+    """Messages that follow each other."""
+    bytes: float
+    """What the busiest rank sends in it."""
+    reduced_bytes: float = 0.0
+    """What the busiest rank adds up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one rank has for one level: time of a message, bandwidth each way, time of adding a byte."""
+
+    latency_ns: float
+    gbs: float
+    """GB/s, which are bytes a nanosecond."""
+    reduce_ns_per_byte: float = 0.0
+
+
+Stages = tuple[Stage, ...]
+
+
+def time_ns(stages: Sequence[Stage], links: Mapping[str, Link], *, pipelined: bool = False) -> float:
+    """Price stages in ns. Pipelined stages run at once on their levels: the slowest level's bytes count, all latencies.
+
+    Raises KeyError for a level without a link.
+    """
+    latency = sum(each.steps * links[each.level].latency_ns for each in stages)
+    moving: dict[str, float] = {}
+    for each in stages:
+        link = links[each.level]
+        took = each.bytes / link.gbs + each.reduced_bytes * link.reduce_ns_per_byte
+        moving[each.level] = moving.get(each.level, 0.0) + took
+    return latency + (max(moving.values(), default=0.0) if pipelined else sum(moving.values()))
+
+
+def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give the ring. All-reduce: Patarasuk and Yuan, JPDC 69 (2009): reduce-scatter, then all-gather.
+
+    All-gather, reduce-scatter: half of it each. Broadcast: a chain of many small pieces, so that each link carries the
+    size once (its pieces' number goes to infinity). All-to-all: in turn with every other rank (pairwise exchange).
+    """
+    part = (ranks - 1) / ranks * size_bytes
+    if op == "all_reduce":
+        return (*ring("reduce_scatter", ranks, size_bytes, level), *ring("all_gather", ranks, size_bytes, level))
+    if op == "broadcast":
+        return (Stage(level=level, steps=ranks - 1, bytes=size_bytes if ranks > 1 else 0.0),)
+    reduced = part if op == "reduce_scatter" else 0.0
+    _known(op, "all_gather", "reduce_scatter", "all_to_all")
+    return (Stage(level=level, steps=ranks - 1, bytes=part, reduced_bytes=reduced),)
+
+
+def double_binary_tree(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give two trees, each with half of the data, in which an inner rank of one is a leaf of the other.
+
+    Sanders, Speck and Träff, Parallel Computing 35 (2009); NCCL since 2.4. In many small pieces: latency is the depth,
+    up for a reduction and down for a broadcast, and every rank sends the size once each way it is needed.
+    """
+    _known(op, "all_reduce", "broadcast", "reduce")
+    depth = ceil(log2(ranks)) if ranks > 1 else 0
+    size = size_bytes if ranks > 1 else 0.0
+    up = Stage(level=level, steps=depth, bytes=size, reduced_bytes=size)
+    down = Stage(level=level, steps=depth, bytes=size)
+    return {"all_reduce": (up, down), "broadcast": (down,), "reduce": (up,)}[op]
+
+
+def recursive_halving_doubling(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give Rabenseifner's algorithm: halves are exchanged at doubling distances, then gathered the same way back.
+
+    Rabenseifner, ICCS 2004; Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). All-reduce of a number of ranks that is
+    no power of two: the ranks beyond it give their data to a neighbour first and get the result last. The other
+    operations are for powers of two; ValueError otherwise.
+    """
+    _known(op, "all_reduce", "all_gather", "reduce_scatter")
+    inner = 1 << (ranks.bit_length() - 1)
+    if op != "all_reduce" and inner != ranks:
+        raise ValueError(f"recursive halving of {op} is for powers of two, not {ranks} ranks")
+    steps, part = inner.bit_length() - 1, (inner - 1) / inner * size_bytes
+    halving = Stage(level=level, steps=steps, bytes=part, reduced_bytes=part)
+    doubling = Stage(level=level, steps=steps, bytes=part)
+    if op != "all_reduce":
+        return (halving,) if op == "reduce_scatter" else (doubling,)
+    if inner == ranks:
+        return (halving, doubling)
+    before = Stage(level=level, steps=1, bytes=size_bytes, reduced_bytes=size_bytes)
+    after = Stage(level=level, steps=1, bytes=size_bytes)
+    return (before, halving, doubling, after)
+
+
+def bruck(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give Bruck's algorithm for any number of ranks: few steps for small messages.
+
+    Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8 (1997). All-gather doubles what it holds; all-to-all sends in
+    step k all blocks whose distance has bit k, so it moves more bytes than the ring.
+    """
+    _known(op, "all_gather", "all_to_all")
+    steps = (ranks - 1).bit_length()
+    if op == "all_gather":
+        return (Stage(level=level, steps=steps, bytes=(ranks - 1) / ranks * size_bytes),)
+    blocks = sum(1 for distance in range(ranks) for bit in range(steps) if distance >> bit & 1)
+    return (Stage(level=level, steps=steps, bytes=blocks / ranks * size_bytes),)
+
+
+def binomial(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give the binomial tree of broadcast (Thakur et al. 2005): whole messages, each round twice as many hold them."""
+    _known(op, "broadcast")
+    steps = (ranks - 1).bit_length()
+    return (Stage(level=level, steps=steps, bytes=steps * size_bytes),)
+
+
+def torus(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
+    """Give the two-dimensional torus: along the first dimension, then a part of the data along the second, then back.
+
+    Reduce-scatter, all-reduce, all-gather by rings, as in Mikami et al., arXiv 1811.05233 (2018). `ranks` are those of
+    the first (`intra`) and second (`inter`) dimension.
+    """
+    return hierarchical(op, ranks, size_bytes)
+
+
+def hierarchical(
+    op: str,
+    ranks: tuple[int, int],
+    size_bytes: float,
+    *,
+    inside: Callable[[str, int, float, str], Stages] = ring,
+    between: Callable[[str, int, float, str], Stages] = ring,
+) -> Stages:
+    """Give any algorithm inside nodes with any between them: `ranks` are those of a node, and the nodes.
+
+    Cho et al., BlueConnect, MLSys 2019. Each rank of a node talks to its like on the others, so what goes between
+    nodes is shared by a node's ranks (and its network cards). All-to-all collects inside a node what goes to one rank
+    of each other node, then sends it there at once (PXN, NCCL 2.12).
+    """
+    local, nodes = ranks
+    part = size_bytes / local
+    if op == "all_reduce":
+        return (
+            *inside("reduce_scatter", local, size_bytes, INTRA),
+            *between("all_reduce", nodes, part, INTER),
+            *inside("all_gather", local, size_bytes, INTRA),
+        )
+    if op == "reduce_scatter":
+        return (*inside(op, local, size_bytes, INTRA), *between(op, nodes, part, INTER))
+    if op == "all_gather":
+        return (*between(op, nodes, part, INTER), *inside(op, local, size_bytes, INTRA))
+    if op == "all_to_all":
+        return (*inside(op, local, size_bytes, INTRA), *between(op, nodes, size_bytes, INTER))
+    _known(op, "broadcast")
+    return (*between(op, nodes, size_bytes, INTER), *inside(op, local, size_bytes, INTRA))
+
+
+def in_network(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
+    """Give reduction and multicast by the switch: every rank sends its data up once and gets the result once.
+
+    Graham et al., SHARP, COM-HPC 2016; NVLink SHARP inside a node. One step up and one down; the ways up and down are
+    used at once, so the larger counts.
+    """
+    _known(op, "all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    # Sent up by the busiest rank, received by it: all-gather sends a share and gets all, reduce-scatter the reverse.
+    return (Stage(level=level, steps=2 if ranks > 1 else 0, bytes=size_bytes if ranks > 1 else 0.0),)
+
+
+ALGORITHMS: Final[Mapping[str, Callable[[str, int, float, str], Stages]]] = {
+    "ring": ring,
+    "double_binary_tree": double_binary_tree,
+    "recursive_halving_doubling": recursive_halving_doubling,
+    "bruck": bruck,
+    "binomial": binomial,
+    "in_network": in_network,
+}
+"""Those of one level; `torus` and `hierarchical` have two."""
+
+
+def _known(op: str, *ops: str) -> None:
+    if op not in ops:
+        raise ValueError(f"no schedule of this algorithm is known for {op}; it is for {', '.join(ops)}")

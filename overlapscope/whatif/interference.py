@@ -1,0 +1,109 @@
+"""How much compute slows beside communication, from one recording: the same kernel beside a transfer and without one.
+
+The same is the n-th launch of a kernel of that name in each step: names alone hide different shapes. Steps differ a
+little in when communication runs, so that some kernels are beside a transfer in one step and free of it in another.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
+from overlapscope.timeline.intervals import BusyTime, Intervals
+
+FREE: Final = 0.05
+"""A kernel with no more of its time beside a transfer counts as free of it."""
+BESIDE: Final = 0.95
+LEAST_STEPS: Final = 3
+"""With fewer, a kernel that was launched differently cannot be told from one that was not."""
+LEAST_KERNELS: Final = 3
+"""Names of kernels that it takes to speak of compute."""
+LEAST_TOLD: Final = 0.1
+"""Share of the time beside transfers that the compared kernels must have, to speak for the rest."""
+SPREAD: Final = 1.645
+"""Standard errors to either side of a 90 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """What compute takes beside transfers, over what the same takes without: weighted by time, with a 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    kernels: int
+    """Names of kernels that were compared."""
+    told: float
+    """Share of all compute time beside transfers that was compared."""
+
+
+def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
+    """Compare kernels beside transfers with themselves in other steps; None where that tells too little.
+
+    `transfers` is the time in which a collective moved data on this rank: without waiting, where that is known.
+    """
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns) & (spans.step != NONE))
+    if np.unique(spans.step[rows]).size < LEAST_STEPS:
+        return None
+    rows, launch = _launches(spans, rows)
+    duration = (spans.end_ns - spans.start_ns)[rows].astype(np.float64)
+    share = BusyTime(transfers).within(spans.start_ns[rows], spans.end_ns[rows]) / duration
+    kernel, free_ns, beside_ns = _compared(spans.name[rows], launch, duration, share)
+    names, place = np.unique(kernel, return_inverse=True)
+    total = float((duration * share).sum())
+    if names.size < LEAST_KERNELS or beside_ns.sum() < LEAST_TOLD * total:
+        return None
+    free, beside = np.bincount(place, free_ns), np.bincount(place, beside_ns)
+    mean = float(beside.sum() / free.sum())
+    # What each kernel's name contributes is told by leaving it out (jackknife, Efron and Stein 1981).
+    without = (beside.sum() - beside) / (free.sum() - free)
+    error = float(np.sqrt((names.size - 1) / names.size * ((without - without.mean()) ** 2).sum()))
+    return Slowdown(
+        mean=mean,
+        low=mean - SPREAD * error,
+        high=mean + SPREAD * error,
+        kernels=int(names.size),
+        told=min(float(beside_ns.sum()) / total, 1.0),
+    )
+
+
+def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
+    """Sort rows by name, number of launch in the step, and step; give them with that number.
+
+    Steps in which a kernel was launched another number of times than in most are left out for it: they did other work.
+    """
+    rows = rows[np.lexsort((spans.start_ns[rows], spans.step[rows], spans.name[rows]))]
+    name, step = spans.name[rows], spans.step[rows]
+    begins = np.ones(rows.size, np.bool_)
+    begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
+    group = np.cumsum(begins) - 1
+    launch = np.arange(rows.size) - np.flatnonzero(begins)[group]
+    count = np.bincount(group)
+    of_name = name[begins]
+    usual = np.zeros(count.size, np.int64)
+    for each in np.unique(of_name).tolist():
+        mine = of_name == each
+        values, often = np.unique(count[mine], return_counts=True)
+        usual[mine] = values[np.argmax(often)]
+    keep = (count == usual)[group]
+    rows, launch = rows[keep], launch[keep]
+    order = np.lexsort((spans.step[rows], launch, spans.name[rows]))
+    return rows[order], launch[order]
+
+
+def _compared(name: Codes, launch: Ints, duration: Floats, share: Floats) -> tuple[Ints, Floats, Floats]:
+    """Give for each launch that is free in one step and beside a transfer in another its name and both mean times."""
+    begins = np.ones(name.size, np.bool_)
+    begins[1:] = (name[1:] != name[:-1]) | (launch[1:] != launch[:-1])
+    group = np.cumsum(begins) - 1
+    sums = []
+    for chosen in (share <= FREE, share >= BESIDE):
+        count = np.bincount(group, chosen)
+        with np.errstate(invalid="ignore"):
+            sums.append((count, np.bincount(group, duration * chosen) / count))
+    (free_count, free), (beside_count, beside) = sums
+    both = (free_count > 0) & (beside_count > 0)
+    # Weighted by how often each ran beside a transfer.
+    weight = beside_count[both]
+    return name[begins][both].astype(np.int64), free[both] * weight, beside[both] * weight

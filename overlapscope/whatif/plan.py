@@ -1,0 +1,231 @@
+"""A described workload: from the document of a `WORKLOAD.toml` to what is assumed, and to workloads that replay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.errors import InputError, UsageError
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.facts import Facts
+from overlapscope.whatif.buckets import DdpSettings
+from overlapscope.whatif.calibrate import Assumption, Measured, Values
+from overlapscope.whatif.curves import Curve, curve
+from overlapscope.whatif.ddp_step import HALF, Settings
+from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
+from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
+from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
+from overlapscope.whatif.workload import Workload
+
+MS: Final = 1e6
+ACHIEVED: Final = (0.5, 0.8, 1.0)
+"""Share of its memory's bandwidth that a device's streaming kernels reach: low, usual, all of it."""
+BACKWARD: Final = (0.62, 2 / 3, 0.72)
+"""Backward's share of forward and backward: two thirds, as it has twice the operations."""
+HEAD: Final = (0.75, 1.0, 1.33)
+"""How far the head's share may lie from what its operations tell."""
+GUESSED_OPTIMIZER: Final = (0.0, 0.03, 0.08)
+"""Share of the step that the optimizer takes, where nothing tells it."""
+PER_BUCKET_NS: Final = (0.0, 30e3, 100e3)
+"""What a bucket costs besides its transfer: hooks, launch, events between streams."""
+COMM_SHARE: Final = (0.0, 1.0, 1.0)
+"""How much of compute's slowdown a collective suffers in turn: both compete for the same units and memory."""
+FORMULA_ERROR: Final = 0.3
+"""How far a formula may be off: the cost model of NCCL itself is by 25 % where it is at its best."""
+_SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """A workload with the settings it runs under, what was measured, and what is assumed."""
+
+    document: Document
+    pieces: tuple[Piece, ...]
+    curve: Curve
+    baseline: Settings
+    measured: tuple[Measured, ...]
+    assumptions: tuple[Assumption, ...]
+    noise: float
+    notes: tuple[str, ...]
+
+    def workload(self) -> Workload:
+        """Give the workload as all assumptions are taken to be."""
+        return self.build({each.name: each.value for each in self.assumptions})
+
+    def build(self, values: Values) -> Workload:
+        """Give the workload under values of the assumptions."""
+        given = self.document.compute
+        optimizer_ns = values["optimizer_ms"] * MS if "optimizer_ms" in values else (given.optimizer_ms or 0.0) * MS
+        if given.step_ms is not None:
+            rest = max((given.step_ms - given.host_gap_ms) * MS - optimizer_ns, 1.0)
+            backward_ns = rest * values["backward_share"]
+            forward_ns = rest - backward_ns
+        else:
+            forward_ns, backward_ns = (given.forward_ms or 0.0) * MS, (given.backward_ms or 0.0) * MS
+        gradients = gradients_of(self.pieces, forward_ns, backward_ns, head_scale=values.get("head_share", 1.0))
+        memory = self.document.device.memory_gbs
+        scale = values.get("transfer_time", 1.0)
+        return Workload(
+            world_size=self.document.world_size,
+            forward_ns=forward_ns,
+            backward_ns=backward_ns,
+            optimizer_ns=optimizer_ns,
+            gradients=gradients,
+            curves=(_slower(self.curve, scale),),
+            host_gap_ns=given.host_gap_ms * MS,
+            per_bucket_ns=values["per_bucket_us"] * 1e3,
+            pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
+            lateness_ns=tuple(each * MS for each in self.document.lateness_ms),
+            comm_share=values["comm_share"],
+            comm_width=self.document.collectives.at_once,
+        )
+
+
+def plan(document: Document, tables: Facts | None = None) -> Plan:
+    """Give the plan of a document; `tables` holds what its collective file told.
+
+    Raises InputError where that holds no all-reduce of the plan's world size, UsageError for an impossible model.
+    """
+    pieces = tuple(_pieces(document))
+    if sum(each.bytes for each in pieces) > MAX_MODEL_BYTES:
+        raise UsageError(f"the gradients are more than {MAX_MODEL_BYTES >> 40} TiB together; are their shapes right?")
+    found, notes = _curve(document, tables)
+    baseline = settings_of(document.ddp)
+    measured = tuple(Measured(settings=settings_of(each), step_ns=each.step_ms * MS) for each in document.measured)
+    return Plan(
+        document=document,
+        pieces=pieces,
+        curve=found,
+        baseline=baseline,
+        measured=measured,
+        assumptions=tuple(_assumptions(document, pieces, found)),
+        noise=document.noise_percent / 100,
+        notes=(*notes, *found.corners()),
+    )
+
+
+def settings_of(ddp: Ddp) -> Settings:
+    """Give the settings that a section describes."""
+    return Settings(
+        ddp=DdpSettings(
+            bucket_cap_mb=ddp.bucket_cap_mb,
+            bucket_cap_mb_list=tuple(ddp.bucket_cap_mb_list),
+            find_unused_parameters=ddp.find_unused_parameters,
+            static_graph=ddp.static_graph,
+        ),
+        gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+        accumulation=ddp.accumulation,
+        no_sync=ddp.no_sync,
+        communicated=1.0 if ddp.hook == "none" else HALF,
+    )
+
+
+def _pieces(document: Document) -> Sequence[Piece]:
+    if document.model is None:
+        return [piece(each.name, each.shape, each.dtype, each.operations, each.tied_to) for each in document.parameters]
+    shape = document.model
+    return transformer(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        vocabulary=shape.vocabulary,
+        sequence=shape.sequence,
+        feed_forward=shape.feed_forward,
+        tied_embedding=shape.tied_embedding,
+        learned_positions=shape.learned_positions,
+        bias=shape.bias,
+        causal=shape.causal,
+        dtype=shape.dtype,
+    )
+
+
+def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
+    """Give what the document leaves open, with where its value comes from."""
+    given, memory = document.compute, document.device.memory_gbs
+    result = []
+    if given.step_ms is not None:
+        counted = "backward has twice the operations of forward"
+        result.append(_assumption("backward_share", BACKWARD, counted))
+    if given.optimizer_ms is None and memory:
+        moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
+        low, usual, high = (moved / share for share in reversed(ACHIEVED))
+        how = f"{document.optimizer.name} moves so many bytes at {ACHIEVED[1]:.0%} of the memory's bandwidth"
+        result.append(_assumption("optimizer_ms", (low, usual, high), how))
+    elif given.optimizer_ms is None and given.step_ms is not None:
+        shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)
+        result.append(_assumption("optimizer_ms", shares, "a guess: device.memory_gbs would tell it"))
+    share = head_share(pieces)
+    if share is not None:
+        result.append(_assumption("head_share", HEAD, f"operations give the head {share:.1%} of backward"))
+    result.append(_assumption("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "a prior"))
+    result.append(_assumption("comm_share", COMM_SHARE, "taken to slow each other alike"))
+    error = _curve_error(found, sum(each.bytes for each in pieces))
+    how = "points of the table left out one at a time" if found.measured.all() else "no table: a formula's error"
+    result.append(_assumption("transfer_time", (1 / (1 + error), 1.0, 1 + error), how))
+    return result
+
+
+def _assumption(name: str, values: Sequence[float], known_from: str) -> Assumption:
+    low, value, high = values
+    return Assumption(name=name, value=value, low=low, high=high, known_from=known_from)
+
+
+def _curve_error(found: Curve, most_bytes: int) -> float:
+    if not found.measured.all():
+        return FORMULA_ERROR
+    # Typical bucket sizes; a step holds several, whose errors are of one curve.
+    return float(np.mean([found.error(each) for each in np.geomspace(1 << 20, max(most_bytes, 2 << 20), 12)]))
+
+
+def _curve(document: Document, tables: Facts | None) -> tuple[Curve, list[str]]:
+    given, ranks = document.collectives, document.world_size
+    if given.algorithm is not None:
+        times = [_formula_ns(given, ranks, size) for size in _SIZES.tolist()]
+        name = f"the formula of {given.algorithm}"
+        made = curve("all_reduce", _SIZES, np.maximum(times, 1.0), ranks=ranks, measured=False, source=name)
+        return made, [f"no collective was measured: {name} and the links' speeds stand for all of them"]
+    if given.points is not None:
+        sizes, milliseconds = zip(*given.points, strict=True)
+        return curve("all_reduce", sizes, np.array(milliseconds) * MS, ranks=ranks, source="points"), []
+    return _from_tables(tables or Facts(), given.file or "", ranks)
+
+
+def _from_tables(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]:
+    rows = tables.measurements
+    wanted = np.array([tables.name(code) == "all_reduce" for code in rows.op.tolist()], np.bool_)
+    wanted = wanted & (rows.bytes > 0) & (rows.time_ns > 0)
+    exact = wanted & (rows.ranks == ranks)
+    untold = wanted & (rows.ranks == NONE)
+    if not exact.any() and not untold.any():
+        others = sorted({int(each) for each in rows.ranks[wanted]})
+        held = f"its all-reduces are over {', '.join(map(str, others))} ranks" if others else "it holds no all-reduce"
+        raise InputError(f"{file}: {held}, and the plan is for {ranks}; measure one over {ranks}, or give a formula")
+    chosen = exact if exact.any() else untold
+    notes = [] if exact.any() else [f"{file} does not say over how many ranks it was measured; taken to be {ranks}"]
+    names = [
+        "/".join(filter(None, (tables.name(a), tables.name(p))))
+        for a, p in zip(rows.algorithm[chosen].tolist(), rows.protocol[chosen].tolist(), strict=True)
+    ]
+    made = curve(
+        "all_reduce", rows.bytes[chosen], rows.time_ns[chosen], ranks=ranks,
+        choice=names if all(names) else (), source=file,
+    )  # fmt: skip
+    return made, notes
+
+
+def _formula_ns(given: Collectives, ranks: int, size_bytes: float) -> float:
+    links = {
+        level: Link(latency_ns=link.latency_us * 1e3, gbs=link.gbs)
+        for level, link in ((INTRA, given.intra), (INTER, given.inter))
+        if link is not None
+    }
+    name, local = given.algorithm or "", given.ranks_per_node or 1
+    if name in ("torus", "hierarchical"):
+        two = torus if name == "torus" else hierarchical
+        return time_ns(two("all_reduce", (local, ranks // local), size_bytes), links)
+    return time_ns(ALGORITHMS[name]("all_reduce", ranks, size_bytes, INTRA), links)
+
+
+def _slower(made: Curve, scale: float) -> Curve:
+    """Give the curve with all times multiplied."""
+    return replace(made, times_ns=made.times_ns * scale)

@@ -1,0 +1,303 @@
+"""Run a job of programmes and collectives through time: discrete events over the compute and comm lanes of all ranks.
+
+Compute is a lane that follows its rank's programme. A collective is launched when the programme gets there, begins on a
+rank when its stream has room, transfers once it has begun on all members, and ends on all at once. Rates change at
+events only: compute slows while a collective transfers on its rank, a collective while a member computes, and those
+that are on one link at once share it equally.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from overlapscope.whatif.workload import Interference
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute that takes `ns` undisturbed."""
+
+    ns: float
+    slows: bool = True
+    """Whether a collective beside it slows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time in which the device has nothing to do because its host is busy or late."""
+
+    ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Give a collective to its stream, once the compute before has ended."""
+
+    collective: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let compute wait until a collective has ended."""
+
+    collective: int
+
+
+Instruction = Work | Gap | Launch | Wait
+Programme = Sequence[Instruction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A collective of a job."""
+
+    ranks: tuple[int, ...]
+    alone_ns: float
+    """What it takes with its link for itself and no compute beside it."""
+    stream: str = "comm"
+    link: str = "link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all ranks do, and with which collectives. Ranks without a programme of their own share one's."""
+
+    programmes: Mapping[int, Programme]
+    transfers: Sequence[Transfer]
+    interference: Interference = field(default_factory=Interference)
+    width: int = 1
+    """Collectives that a stream runs at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What happened, in ns from the start of the first rank; one entry a rank or a collective."""
+
+    step_ns: float
+    ended_ns: Mapping[int, float]
+    exposed_comm_ns: Mapping[int, float]
+    """Time in which a rank was in a collective, waiting or transferring, and did not compute."""
+    hidden_comm_ns: Mapping[int, float]
+    begun_ns: Sequence[Mapping[int, float]]
+    """When each collective began on each of its ranks."""
+    transferring_ns: Sequence[tuple[float, float]]
+    reached_ns: Mapping[int, Sequence[float]]
+    """When each rank's programme got to each of its instructions."""
+
+
+class StuckError(ValueError):
+    """A job can never end: ranks wait for each other; the message names a rank and what it waits for."""
+
+
+def replay(job: Job) -> Replay:
+    """Run a job. Raises StuckError when it cannot end, and the launches of its ranks do not fit together."""
+    return _Machine(job).run()
+
+
+class _Rank:
+    __slots__ = ("at", "computing", "exposed", "hidden", "in_comm", "left", "programme", "rate", "reached", "seen",
+                 "since", "slows", "streams", "transferring", "version", "waits_for")  # fmt: skip
+
+    def __init__(self, programme: Programme) -> None:
+        self.programme = programme
+        self.at = 0
+        self.computing = False
+        self.left = self.since = 0.0
+        self.rate = 1.0
+        self.slows = False
+        self.version = 0
+        self.waits_for = -1
+        self.transferring = self.in_comm = 0
+        self.streams: dict[str, _Stream] = {}
+        self.exposed = self.hidden = self.seen = 0.0
+        self.reached: list[float] = []
+
+    def count(self, now: float) -> None:
+        """Book the time since the last change."""
+        if self.in_comm:
+            if self.computing:
+                self.hidden += now - self.seen
+            else:
+                self.exposed += now - self.seen
+        self.seen = now
+
+
+class _Stream:
+    __slots__ = ("queue", "running")
+
+    def __init__(self) -> None:
+        self.queue: deque[int] = deque()
+        self.running = 0
+
+
+class _Moving:
+    __slots__ = ("begun", "computing", "ended", "left", "rate", "since", "started", "version")
+
+    def __init__(self) -> None:
+        self.begun: dict[int, float] = {}
+        self.started = self.ended = -1.0
+        self.left = self.since = 0.0
+        self.rate = 1.0
+        self.version = 0
+        self.computing = 0
+
+
+class _Machine:
+    """The state of a replay; one is used once."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.ranks = {rank: _Rank(programme) for rank, programme in job.programmes.items()}
+        self.moving = [_Moving() for _ in job.transfers]
+        self.on_link: dict[str, list[int]] = {}
+        self.on_rank: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        self.events: list[tuple[float, int, int, int]] = []
+        """Time, rank or -1 - collective, version, and nothing: sorts by rank at equal times."""
+
+    def run(self) -> Replay:
+        for rank in self.ranks:
+            self._advance(rank, 0.0)
+        events = self.events
+        while events:
+            now, who, version, _ = heappop(events)
+            if who >= 0:
+                state = self.ranks[who]
+                if state.version == version:
+                    self._stop_computing(who, state, now)
+                    self._advance(who, now)
+            elif self.moving[-1 - who].version == version:
+                self._end(-1 - who, now)
+        for rank, state in self.ranks.items():
+            if state.at < len(state.programme):
+                raise StuckError(f"rank {rank} waits for collective {state.waits_for}, which not all its ranks reach")
+        ended = {rank: state.reached[-1] for rank, state in self.ranks.items()}
+        return Replay(
+            step_ns=max(ended.values(), default=0.0),
+            ended_ns=ended,
+            exposed_comm_ns={rank: state.exposed for rank, state in self.ranks.items()},
+            hidden_comm_ns={rank: state.hidden for rank, state in self.ranks.items()},
+            begun_ns=[each.begun for each in self.moving],
+            transferring_ns=[(each.started, each.ended) for each in self.moving],
+            reached_ns={rank: state.reached for rank, state in self.ranks.items()},
+        )
+
+    def _advance(self, rank: int, now: float) -> None:
+        """Follow a rank's programme until it computes, waits, or has ended; the end is noted as a last place."""
+        state = self.ranks[rank]
+        while state.at < len(state.programme):
+            step = state.programme[state.at]
+            if state.waits_for < 0:
+                state.reached.append(now)
+            if isinstance(step, Launch):
+                stream = state.streams.setdefault(self.job.transfers[step.collective].stream, _Stream())
+                stream.queue.append(step.collective)
+                state.at += 1
+                self._feed(rank, stream, now)
+            elif isinstance(step, Wait):
+                if self.moving[step.collective].ended < 0:
+                    state.waits_for = step.collective
+                    return
+                state.waits_for = -1
+                state.at += 1
+            else:
+                state.at += 1
+                self._start_computing(rank, state, step, now)
+                return
+        state.reached.append(now)
+
+    def _start_computing(self, rank: int, state: _Rank, step: Work | Gap, now: float) -> None:
+        state.left, state.since = step.ns, now
+        state.slows = isinstance(step, Work) and step.slows
+        if isinstance(step, Work):
+            state.count(now)
+            state.computing = True
+            if self.job.interference.comm != 1.0:
+                for collective in self.on_rank[rank]:
+                    self.moving[collective].computing += 1
+                    if self.moving[collective].computing == 1:
+                        self._repace_transfer(collective, now)
+        self._schedule(rank, state, now)
+
+    def _stop_computing(self, rank: int, state: _Rank, now: float) -> None:
+        state.count(now)
+        was, state.computing = state.computing, False
+        if was and self.job.interference.comm != 1.0:
+            for collective in self.on_rank[rank]:
+                self.moving[collective].computing -= 1
+                if not self.moving[collective].computing:
+                    self._repace_transfer(collective, now)
+
+    def _schedule(self, rank: int, state: _Rank, now: float) -> None:
+        """Set the rate of a rank's compute, and when it will end."""
+        slowed = state.slows and state.transferring
+        state.rate = 1.0 / self.job.interference.compute if slowed else 1.0
+        state.version += 1
+        heappush(self.events, (now + state.left / state.rate, rank, state.version, 0))
+
+    def _repace_compute(self, rank: int, now: float) -> None:
+        state = self.ranks[rank]
+        if state.computing and self.job.interference.compute != 1.0:
+            state.left = max(state.left - (now - state.since) * state.rate, 0.0)
+            state.since = now
+            self._schedule(rank, state, now)
+
+    def _feed(self, rank: int, stream: _Stream, now: float) -> None:
+        """Begin collectives on a rank while its stream has room."""
+        while stream.queue and stream.running < self.job.width:
+            collective = stream.queue.popleft()
+            stream.running += 1
+            state, moving = self.ranks[rank], self.moving[collective]
+            state.count(now)
+            state.in_comm += 1
+            moving.begun[rank] = now
+            if len(moving.begun) == len(self.job.transfers[collective].ranks):
+                self._start(collective, now)
+
+    def _start(self, collective: int, now: float) -> None:
+        transfer, moving = self.job.transfers[collective], self.moving[collective]
+        moving.started = moving.since = now
+        moving.left = transfer.alone_ns
+        moving.computing = sum(self.ranks[rank].computing for rank in transfer.ranks)
+        sharing = self.on_link.setdefault(transfer.link, [])
+        sharing.append(collective)
+        for each in sharing:
+            self._repace_transfer(each, now)
+        for rank in transfer.ranks:
+            self.on_rank[rank].append(collective)
+            self.ranks[rank].transferring += 1
+            if self.ranks[rank].transferring == 1:
+                self._repace_compute(rank, now)
+
+    def _repace_transfer(self, collective: int, now: float) -> None:
+        moving = self.moving[collective]
+        moving.left = max(moving.left - (now - moving.since) * moving.rate, 0.0) if moving.version else moving.left
+        moving.since = now
+        slowed = self.job.interference.comm if moving.computing else 1.0
+        moving.rate = 1.0 / (len(self.on_link[self.job.transfers[collective].link]) * slowed)
+        moving.version += 1
+        heappush(self.events, (now + moving.left / moving.rate, -1 - collective, moving.version, 0))
+
+    def _end(self, collective: int, now: float) -> None:
+        transfer, moving = self.job.transfers[collective], self.moving[collective]
+        moving.ended = now
+        moving.version += 1
+        sharing = self.on_link[transfer.link]
+        sharing.remove(collective)
+        for each in sharing:
+            self._repace_transfer(each, now)
+        for rank in transfer.ranks:
+            state = self.ranks[rank]
+            state.count(now)
+            state.in_comm -= 1
+            self.on_rank[rank].remove(collective)
+            state.transferring -= 1
+            if not state.transferring:
+                self._repace_compute(rank, now)
+        for rank in transfer.ranks:
+            stream = self.ranks[rank].streams[transfer.stream]
+            stream.running -= 1
+            self._feed(rank, stream, now)
+        for rank in transfer.ranks:
+            if self.ranks[rank].waits_for == collective:
+                self._advance(rank, now)

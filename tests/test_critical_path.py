@@ -1,0 +1,273 @@
+"""What decided how long a step took: against graphs of known truth, what the graph says of changes, and real traces."""
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import overlapscope
+from overlapscope.analysis.across import across
+from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.awaited import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
+from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow, name_of
+from overlapscope.analysis.path_walk import Path
+from overlapscope.analysis.steps import step_windows
+from overlapscope.ingest.read import read_inputs
+from overlapscope.report import critical_path as shown
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Steps, make
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.dag_job import COMPUTE_LANE, FIRST_COMM_LANE, Job, Kernel, changed, drawn, end_of, name, run_of, truth
+from tests.test_across import moved
+from tests.test_causes import rank_of
+
+MS = 1_000_000
+TOO_CLOSE_NS = LAUNCH_TAKES_AT_MOST_NS + BACK_TO_BACK_NS
+"""What comes closer than this to having been the one that was waited for may be taken for it."""
+
+
+def told(run: Run) -> CriticalPath:
+    return analyze(run).critical_path
+
+
+def only(found: CriticalPath) -> StepPath:
+    (path,) = found.steps
+    return path
+
+
+def followed(run: Run) -> tuple[Path, ...]:
+    windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
+    together = across(run)
+    return follow(run, windows, together, together.transfers(run)).paths
+
+
+def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:
+    """Give compute, transfers and copies by name; host and launches in sum."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for each in path.segments:
+        named = each.part not in ("host", "launch", "idle")
+        sums[each.part, name_of(run.ranks[each.rank], each.part, each.row) if named else ""] += (
+            each.end_ns - each.start_ns
+        )
+    return dict(sums)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1 << 32))
+def test_the_path_is_that_of_the_graph_that_made_the_times(seed: int) -> None:
+    job = drawn(seed)
+    expected = truth(job)
+    assume(expected.closest > TOO_CLOSE_NS)
+    run = run_of(job)
+    (path,) = followed(run)
+    assert path.rank == expected.rank
+    assert path.end_ns - path.start_ns == expected.end - expected.begin
+    assert by_name(run, path) == expected.parts
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1 << 32))
+def test_only_what_is_on_the_path_shortens_the_step(seed: int) -> None:
+    job = drawn(seed)
+    expected = truth(job)
+    assume(expected.closest > TOO_CLOSE_NS)
+    run = run_of(job)
+    (path,) = followed(run)
+    on_path = {(each.rank, each.row) for each in path.segments if each.part in ("compute", "transfer", "copy")}
+    calls = {job.ranks[rank][row].call for rank, row in on_path} - {None}
+    before = end_of(job)
+    for rank, program in enumerate(job.ranks):
+        for number, kernel in enumerate(program):
+            start = int(run.ranks[rank].spans.start_ns[number]) - job.offsets[rank]
+            if start - 1_700_000_000_000_000_000 < expected.begin:
+                continue  # what was before the window is not asked
+            on = (rank, number) in on_path or (kernel.call is not None and kernel.call in calls)
+            assert end_of(changed(job, rank, number, -1_000)) == before - 1_000 * on
+
+
+def kernel(ns: int, *, host: int = 10_000, lane: int = COMPUTE_LANE, **more: Any) -> Kernel:
+    return Kernel(host_ns=host, lane=lane, kind=more.pop("kind", COMPUTE), ns=ns, **more)
+
+
+def call(ns: int, number: int, *, host: int = 10_000, waits: tuple[int, ...] = ()) -> Kernel:
+    return kernel(ns, host=host, lane=FIRST_COMM_LANE, kind=COMM, waits=waits, call=number)
+
+
+def test_it_runs_through_the_rank_that_came_last() -> None:
+    late = (kernel(5 * MS), call(1 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    early = (kernel(1 * MS), call(1 * MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
+    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}, offsets=(0, 3 * MS)))))
+    assert path.rank == 1  # where the step ends
+    assert path.parts == {"compute": 7 * MS, "transfer": MS}
+    assert [(each.name, each.ns) for each in path.operations[:2]] == [(name(0, 0), 5 * MS), (name(1, 2), 2 * MS)]
+    assert path.ranks == {"0": 5 * MS, "1": 3 * MS}
+
+
+def test_a_rank_whose_host_is_late_has_its_host_on_the_path() -> None:
+    late = (kernel(MS), call(MS, 0, host=9 * MS, waits=(0,)), kernel(MS, waits=(1,)))
+    early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
+    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}))))
+    assert path.parts["host"] > 8 * MS
+    assert path.ranks["0"] > 8 * MS
+    assert path.operations[0].part == "host"
+    assert path.operations[0].name == name(0, 1)  # the host was on its way to this launch
+
+
+def test_a_host_that_waited_for_a_copy_leads_back_to_the_device() -> None:
+    program = (kernel(4 * MS), kernel(MS, lane=1, kind=COPY, waits=(0,)), kernel(3 * MS, host=50_000))
+    path = only(told(run_of(Job(ranks=(program,)))))
+    assert (path.parts["compute"], path.parts["copy"]) == (7 * MS, MS)
+    assert path.parts["host"] == 50_000
+
+
+@pytest.mark.parametrize(("pause", "waited"), [(30_000, True), (2 * MS, False)])
+def test_a_host_that_went_on_as_its_device_ran_dry_had_waited_for_it(pause: int, waited: bool) -> None:
+    """Nothing records a synchronisation: standing still until just then shows it, and a long pause after does not."""
+    until = 4 * MS + pause
+    path = only(told(run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=until)),)))))
+    assert (path.parts["compute"] == 7 * MS) is waited
+    assert (path.parts["host"] < MS) is waited
+
+
+def test_within_one_rank_it_says_so() -> None:
+    program = (kernel(MS), call(2 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
+    found = told(replace(run, ranks={0: run.ranks[0]}))
+    assert (found.scope, found.reason) == ("rank", None)
+    assert only(found).parts == {"compute": 2 * MS, "communication": 2 * MS}
+    assert "not recorded" in shown.lines(found)
+
+
+def test_ranks_that_nothing_ties_together_have_none() -> None:
+    program = (kernel(MS), call(2 * MS, 0, waits=(0,)))
+    run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
+    other = run.ranks[1]
+    unknown = tuple("mystery" if each == "all_reduce" else each for each in other.names)
+    found = told(replace(run, ranks={0: run.ranks[0], 1: replace(other, names=unknown)}))
+    assert found.scope is None
+    assert found.steps == []
+    assert found.reason is not None
+    assert "not paired" in found.reason
+    assert shown.lines(found) == ""
+
+
+@cache
+def real(source: str) -> Analysis:
+    path = ROOT / source if source.startswith("traces/") else shared_file(source)
+    return overlapscope.load(path).analysis()
+
+
+REAL = (
+    "kineto/megatron_tp8",
+    "kineto/a100_ddp_rank0of2_collective_args.json.gz",
+    "kineto/a100_rank3of8_six_steps.json.gz",
+    "kineto/kineto_tb_resnet50_nw0_pt1.8.pt.trace.json.gz",
+    "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
+    "kineto/tracelens_mi210_gpu_only.json.gz",
+    "gloo_torch2.13",
+    "traces/baseline",
+    "traces/regressed",
+)
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_on_real_traces_all_adds_up_to_the_steps_window(source: str) -> None:
+    analysis = real(source)
+    found = analysis.critical_path
+    windows = {
+        (rank.rank, step.step): step.window_ns for rank in analysis.ranks for step in rank.steps if step.complete
+    } or {(rank.rank, None): rank.whole.window_ns for rank in analysis.ranks}
+    assert found.scope == ("ranks" if len(analysis.ranks) > 1 else "rank")
+    assert {path.step for path in found.steps} == {step for _, step in windows}
+    for path in found.steps:
+        assert path.length_ns == windows[path.rank, path.step]
+        assert sum(path.parts.values()) == sum(path.ranks.values()) == path.length_ns
+        assert sum(each.ns for each in path.operations) <= path.length_ns
+        assert all(each.count > 0 and each.ns > 0 for each in path.operations)
+
+
+def test_eight_ranks_of_megatron_are_held_by_the_hosts_of_two() -> None:
+    path = only(real("kineto/megatron_tp8").critical_path)
+    assert path.parts["host"] > 0.9 * path.length_ns
+    assert set(list(path.ranks)[:2]) == {"0", "6"}
+    assert path.ranks["0"] + path.ranks["6"] > 0.95 * path.length_ns
+
+
+def test_another_clock_on_one_rank_changes_no_path() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    before, after = only(told(run)), only(told(moved(run, 6, 200 * MS)))
+    assert before.rank == after.rank
+    for part, ns in before.parts.items():
+        assert after.parts[part] == pytest.approx(ns, abs=MS)
+    for rank, ns in before.ranks.items():
+        assert after.ranks[rank] == pytest.approx(ns, abs=MS)
+
+
+def test_segments_follow_each_other_and_go_where_something_ran() -> None:
+    run = read_inputs([ROOT / "traces" / "baseline"])
+    for path in followed(run):
+        at = path.start_ns
+        for each in path.segments:
+            assert (each.start_ns, each.end_ns > each.start_ns) == (at, True)
+            at = each.end_ns
+            if each.rank == path.rank and each.part == "compute":
+                spans = run.ranks[each.rank].spans
+                assert spans.start_ns[each.row] <= each.start_ns
+                assert each.end_ns <= spans.end_ns[each.row]
+        assert at == path.end_ns
+
+
+def test_the_text_shows_the_median_step() -> None:
+    found = real("traces/baseline").critical_path
+    lengths = sorted(path.length_ns for path in found.steps)
+    path = next(each for each in found.steps if each.step == found.median_step)
+    assert path.length_ns == lengths[(len(lengths) - 1) // 2]
+    text = shown.lines(found)
+    assert f"step {path.step}, the median: {path.length_ns / 1e6:,.3f} ms" in text
+    assert text.count("\n") == 2
+
+
+def test_of_many_steps_some_of_every_length_are_followed() -> None:
+    run = run_of(Job(ranks=(tuple(kernel((1 + at % 7) * MS, host=5_000) for at in range(30)),)))
+    timeline = run.ranks[0]
+    spans = timeline.spans
+    number = np.arange(30)
+    steps = make(Steps, 30, recording=0, step=number, start_ns=spans.launch_ns, end_ns=spans.launch_ns + 5_000)
+    found = told(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
+    assert (len(found.steps), found.left_out) == (MOST_STEPS, 30 - MOST_STEPS)
+    assert {path.length_ns // MS for path in found.steps} == set(range(1, 8))
+
+
+def cpu_run(*ranks: RankTimeline) -> Run:
+    groups = (Group(name="0", size=2, ranks=(0, 1)),)
+    return Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
+
+
+def test_on_cpus_it_runs_through_the_call_that_came_last_and_what_its_thread_did_before() -> None:
+    early = rank_of(
+        0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host operations"), (310 * MS, 400 * MS, "host")]
+    )
+    late = rank_of(
+        1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host operations"), (310 * MS, 420 * MS, "host")]
+    )
+    path = only(told(cpu_run(early, late)))
+    assert path.parts == {"compute": 310 * MS, "transfer": 100 * MS, "launch": 5 * MS, "host": 5 * MS}
+    assert path.ranks == {"1": 420 * MS}
+
+
+def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
+    early = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 450 * MS, "host")])
+    late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
+    path = only(told(cpu_run(early, late)))
+    assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
+
+
+def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
+    busy = [(0, 500 * MS, "host")]
+    found = told(cpu_run(*(rank_of(rank, [(105 * MS, 305 * MS, 100 * MS)], busy) for rank in (0, 1))))
+    assert only(found).parts == {"compute": 500 * MS}
