@@ -27,7 +27,7 @@ PROPERTIES = (
     "ddp_step",
     "search",
 )
-PARTS = ("tests.disturbed",)
+PARTS = ("tests.disturbed", "tests.synthetic.evaluate")
 """Modules that run a part of their own and keep its section."""
 
 

@@ -100,8 +100,8 @@ def late_at() -> list[int]:
     return [step * STEP_NS + 30 * MS for step in range(STEPS)]
 
 
-STEPS_LATE = STEPS - 1
-"""Of the first call there is no call before."""
+STEPS_LATE = STEPS
+"""Before the first call, the stretch begins with the recording."""
 
 
 @pytest.mark.parametrize("name", ["data", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"])

@@ -34,6 +34,8 @@ class Across:
     matching: Matching = field(default_factory=Matching)
     clocks: Clocks = field(default_factory=Clocks)
     splits: tuple[Split, ...] = ()
+    uneven: tuple[Split, ...] = ()
+    """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
     waits: Mapping[int, RankWait] = field(default_factory=dict)
     pairs: PairMatching = field(default_factory=PairMatching)
 
@@ -80,7 +82,12 @@ def across(run: Run) -> Across:
         clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
     return Across(
-        matching=checked, clocks=clocks, splits=splits, waits=by_rank(splits, clocks), pairs=match_pairs(run, clocks)
+        matching=checked,
+        clocks=clocks,
+        splits=splits,
+        uneven=tuple(split(checked.uneven, clocks)),
+        waits=by_rank(splits, clocks),
+        pairs=match_pairs(run, clocks),
     )
 
 

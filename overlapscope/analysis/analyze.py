@@ -18,6 +18,7 @@ from overlapscope.analysis.experts import expert_imbalance
 from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
+from overlapscope.analysis.kernels import work_of
 from overlapscope.analysis.nccl_findings import nccl_findings
 from overlapscope.analysis.pipeline import pipeline_bubbles
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
@@ -25,6 +26,7 @@ from overlapscope.analysis.power import power_falls
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.shared_cores import shared_cores
 from overlapscope.analysis.slow_link import slow_links
+from overlapscope.analysis.stages import uneven_stages
 from overlapscope.analysis.steps import step_windows, whole_windows
 from overlapscope.analysis.stragglers import Held, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
@@ -169,9 +171,9 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
         whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
         compute_ns += whole.compute_ns or 0
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
-    held = stragglers(
-        run, together.splits, together.waits, coverage, {info.rank: info.whole.window_ns for info in ranks}
-    )
+    whole_ns = {info.rank: info.whole.window_ns for info in ranks}
+    work = work_of(run.ranks)
+    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, whole_ns)
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
@@ -183,7 +185,7 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
-    findings += desync(run)
+    findings += [*desync(run), *uneven_stages(run, work, whole_ns)]
     findings += bounded(run, together)
     findings += pipeline_bubbles(run, windows)
     findings += expert_imbalance(run, together, coverage, {info.rank: info.whole.window_ns for info in ranks})

@@ -72,7 +72,7 @@ def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | 
     collecting = {each: _pauses(run.ranks[each], COLLECTOR) for each in members}
     loading = {each: difference(_loading(run.ranks[each]), collecting[each]) for each in members}
     for name, times in (("garbage_collector", collecting), ("data_loading", loading)):
-        more = _more(rank, met, {each: BusyTime(found) for each, found in times.items()})
+        more = more_than_peers(rank, met, {each: BusyTime(found) for each, found in times.items()})
         if more > 0:
             evidence[f"{name}_ns"] = more
         if more > MOST * lead_ns:
@@ -95,12 +95,12 @@ def _by_thread(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[s
     queued = {each: _Running.of(run.ranks[each], QUEUED) for each in members}
     if any(each is None for each in running.values()):
         return None, {}
-    on_core = _more(rank, met, running)
-    off_core = _more(rank, met, dict.fromkeys(members, _Lasting())) - on_core
+    on_core = more_than_peers(rank, met, running)
+    off_core = more_than_peers(rank, met, dict.fromkeys(members, _Lasting())) - on_core
     evidence = {"on_core_more_ns": on_core, "off_core_more_ns": off_core}
     waited, slowed, had = 0, 1.0, max(_of(rank, met, running), 1.0)
     if all(each is not None for each in queued.values()):
-        waited = evidence["waited_for_core_more_ns"] = _more(rank, met, queued)
+        waited = evidence["waited_for_core_more_ns"] = more_than_peers(rank, met, queued)
         slowed += _of(rank, met, queued) / had
     works_more = on_core > MOST * lead_ns or (
         on_core > max(MORE * had, BARELY * lead_ns) and on_core * slowed > MOST * lead_ns
@@ -178,7 +178,7 @@ class _Lasting:
         return ends - starts
 
 
-def _more(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
+def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
     """Give how much more the rank had than the median of its peers, over all its stretches."""
     more = 0.0
     for each in met:

@@ -171,6 +171,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
         device_start_ns=work.start_ns[rows],
         device_end_ns=work.end_ns[rows],
         device_correlation=work.correlation[rows],
+        device_blocks=np.full(rows.size, NONE, np.int64),
         device_collectives={},
         launch_lane=launch_lane,
         launch_name=launches.name[calls],

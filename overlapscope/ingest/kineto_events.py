@@ -61,6 +61,7 @@ class DeviceArgs(CollectiveArgs, gc=False):
     """Arguments of a device event: its link to the launch, and its collective if it is one."""
 
     correlation: Any = None
+    grid: Any = None
 
 
 _events = msgspec.json.Decoder(list[_Event])
@@ -186,7 +187,7 @@ class EventCollector:
     def _add_device_args(self, first: int, events: list[_Event]) -> None:
         args = decode_args([event.args for event in events], DeviceArgs)
         sorts = np.array([SORT_OF[event.cat][1] for event in events], np.int8)
-        self._tables[DEVICE].add(sort=sorts, correlation=_correlations(args))
+        self._tables[DEVICE].add(sort=sorts, correlation=_correlations(args), blocks=_blocks(args))
         for row, each in enumerate(args, first):
             if each.collective_name is not None:
                 self._device_collectives[row] = each
@@ -229,6 +230,7 @@ class EventCollector:
             device_start_ns=device.joined("start"),
             device_end_ns=device.joined("end"),
             device_correlation=device.joined("correlation"),
+            device_blocks=device.joined("blocks"),
             device_collectives=self._device_collectives,
             launch_lane=launch.joined("lane"),
             launch_name=launch.joined("name", np.int32),
@@ -261,6 +263,8 @@ class EventCollector:
         return (min(times), max(times)) if len(times) > 1 else None
 
 
+GRID_SIDES, MOST_BLOCKS = 3, 1 << 50
+"""What a grid holds at most; more is damage."""
 _HOUR_NS = 3600 * 1_000_000_000
 
 
@@ -335,6 +339,20 @@ class _Exact:
         start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
         duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
         return start, duration, start_good & duration_good
+
+
+def _blocks(args: Sequence[DeviceArgs]) -> Ints:
+    """Give the thread blocks of each kernel's grid; NONE for what has none, or an impossible one."""
+    return np.array([_product(each.grid) for each in args], np.int64)
+
+
+def _product(grid: Any) -> int:
+    if not isinstance(grid, list) or len(grid) != GRID_SIDES:
+        return NONE
+    if not all(isinstance(side, int) and 0 < side <= MOST_BLOCKS for side in grid):
+        return NONE
+    blocks: int = grid[0] * grid[1] * grid[2]
+    return blocks if blocks <= MOST_BLOCKS else NONE
 
 
 def _correlations(args: Sequence[DeviceArgs] | Sequence[_Linked]) -> Ints:

@@ -38,6 +38,8 @@ class TraceColumns:
     device_start_ns: Ints
     device_end_ns: Ints
     device_correlation: Ints
+    device_blocks: Ints
+    """Thread blocks of each kernel's grid."""
     device_collectives: Mapping[int, CollectiveArgs]
     """Collective arguments by row of the device columns, where there are any."""
     launch_lane: Ints

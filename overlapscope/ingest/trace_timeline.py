@@ -67,6 +67,7 @@ def device_timeline(
         end_ns=columns.device_end_ns[row] + base_ns,
         launch_ns=launch_ns,
         correlation=columns.device_correlation[row],
+        blocks=columns.device_blocks[row],
         step=step_at(steps, launch_ns),
         collective=call_of_span,
     )

@@ -8,7 +8,7 @@ import pyarrow as pa
 from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
 from overlapscope.timeline.names import NameTable
 
-LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes"})
+LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
 """Columns that early runs do not have."""
 
 

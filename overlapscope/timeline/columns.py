@@ -60,6 +60,8 @@ class Spans(Columns):
     launch_ns: Ints
     """Host time at which the work was enqueued; NONE when the recording has no launch for it."""
     correlation: Ints
+    blocks: Ints
+    """Thread blocks of a kernel's grid: how much work it was given."""
     step: Ints
     """Number of the step that launched it."""
     collective: Ints

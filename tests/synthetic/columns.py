@@ -1,0 +1,142 @@
+"""A simulated job as the columns of a run: what reading its files would give, without the files."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.timeline.columns import (
+    DEVICE,
+    HOST,
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    Telemetry,
+    make,
+)
+from overlapscope.timeline.dimensions import with_dimensions
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.synthetic.job import Job
+from tests.synthetic.joined import Clock, Joined, NamedGroup, named_groups
+from tests.synthetic.machine import Simulated
+from tests.synthetic.record import Record
+
+DTYPES = {"BFloat16": ("bfloat16", 2), "Float": ("float32", 4)}
+
+
+def run_of(simulated: Simulated) -> Run:
+    """Give the recorded ranks of a job, with the telemetry that the files of torch.profiler have not."""
+    groups = named_groups(simulated.job)
+    ranks: dict[int, RankTimeline] = {}
+    for record in simulated.records:
+        if record.ranks.size:
+            joined = Joined(record)
+            for row, rank in enumerate(joined.ranks.tolist()):
+                ranks[rank] = _timeline(simulated.job, record, joined, row, _own(groups, rank))
+    recorded = tuple(
+        Group(name=each.name, description=each.description, size=len(each.ranks), ranks=each.ranks)
+        for each in groups
+        if any(rank in ranks for rank in each.ranks)
+    )
+    world = simulated.job.layout.world
+    return Run(
+        world_size=world,
+        ranks=with_dimensions(dict(sorted(ranks.items())), recorded, world),
+        groups=recorded,
+        fingerprint={"backend": "nccl"},
+    )
+
+
+def _own(groups: list[NamedGroup], rank: int) -> dict[str, NamedGroup]:
+    return {each.dimension: each for each in groups if rank in each.ranks}
+
+
+def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[str, NamedGroup]) -> RankTimeline:
+    clock = Clock(job, int(joined.ranks[row]))
+    names = NameTable(joined.names)
+    there = np.flatnonzero(joined.present[row])
+    start, end, launch = (clock.shows(each[row, there]) for each in (joined.start, joined.end, joined.launch))
+    steps = make(
+        Steps, len(record.steps), recording=0, step=[number for number, _, _ in record.steps],
+        start_ns=clock.shows(np.array([begun[row] for _, begun, _ in record.steps])),
+        end_ns=clock.shows(np.array([ended[row] for _, _, ended in record.steps])),
+    )  # fmt: skip
+    step = _step_at(steps, launch)
+    grid = joined.blocks[row, there].astype(np.int64)
+    streams, lane = np.unique(joined.stream[there], return_inverse=True)
+    call = joined.call[there]
+    calls = np.flatnonzero(call >= 0)
+    spans = make(
+        Spans, there.size, recording=0, lane=lane, kind=joined.kind[there], name=joined.name[there],
+        host_op=joined.op[there], start_ns=start, end_ns=end, launch_ns=launch,
+        correlation=joined.correlation[there],
+        blocks=np.where(grid > 0, grid, NONE),
+        step=step, collective=np.where(call >= 0, call, NONE),
+    )  # fmt: skip
+    threads = np.unique(joined.thread)
+    marks = [*record.marks, *((f"ProfilerStep#{number}", 0, begun, ended) for number, begun, ended in record.steps)]
+    return RankTimeline(
+        rank=int(joined.ranks[row]), basis="trace", has_device=True,
+        recordings=make(
+            Recordings, 1, source=names.code("synthetic"), start_ns=int(min(start.min(), steps.start_ns.min())),
+            end_ns=int(max(end.max(), steps.end_ns.max())), last_launch_ns=int(launch.max()),
+        ),
+        spans=spans,
+        collectives=_collectives(job, joined, row, groups, names, step[calls], start[calls], end[calls], launch[calls]),
+        steps=steps,
+        lanes=make(
+            Lanes, streams.size + threads.size, kind=[DEVICE] * streams.size + [HOST] * threads.size,
+            process=[names.code("0")] * streams.size + [names.code("4711")] * threads.size,
+            label=[names.code(str(each)) for each in (*streams.tolist(), *(4711 + threads).tolist())],
+        ),
+        annotations=make(
+            Annotations, len(marks), recording=0, lane=streams.size, name=[names.code(name) for name, _, _, _ in marks],
+            start_ns=clock.shows(np.array([begun[row] for _, _, begun, _ in marks])),
+            end_ns=clock.shows(np.array([ended[row] for _, _, _, ended in marks])),
+        ),
+        telemetry=_telemetry(record, row, clock, names), names=tuple(names.to_list()),
+    )  # fmt: skip
+
+
+def _collectives(
+    job: Job, joined: Joined, row: int, groups: Mapping[str, NamedGroup], names: NameTable,
+    step: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64],
+    launch: npt.NDArray[np.int64],
+) -> Collectives:  # fmt: skip
+    calls = joined.calls
+    item = [DTYPES[each.dtype][1] for each in calls]
+    counted = [
+        max(int(each.sent[row]) // one, int(each.got[row]) // one if each.op != "all_to_all" else 0)
+        for each, one in zip(calls, item, strict=True)
+    ]
+    return make(
+        Collectives, len(calls), recording=0, step=step,
+        group=[names.code(groups[each.dimension].name) for each in calls],
+        seq=[each.number for each in calls] if job.numbered else NONE, op=[names.code(each.op) for each in calls],
+        dtype=[names.code(DTYPES[each.dtype][0]) for each in calls], elements=counted,
+        bytes=[number * one for number, one in zip(counted, item, strict=True)],
+        group_size=[each.group_size for each in calls], start_ns=start, end_ns=end, launch_ns=launch,
+        peer=[NONE if each.peer is None else each.peer[row] for each in calls],
+        received_bytes=[
+            int(each.got[row]) // one * one if each.op == "all_to_all" else NONE
+            for each, one in zip(calls, item, strict=True)
+        ],
+    )  # fmt: skip
+
+
+def _step_at(steps: Steps, at_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    row = np.searchsorted(steps.start_ns, at_ns, side="right") - 1
+    return np.where((row >= 0) & (at_ns < steps.end_ns[row]), steps.step[row], NONE)
+
+
+def _telemetry(record: Record, row: int, clock: Clock, names: NameTable) -> Telemetry:
+    noted = [(ended[row], length[row]) for ended, length in record.pauses if length[row] > 0]
+    return make(
+        Telemetry, len(noted), time_ns=clock.shows(np.array([ended for ended, _ in noted])), step=NONE,
+        name=names.code("gc_pause_ns") if noted else -1, value=[length for _, length in noted],
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What the recorded ranks of one stage saw, in true time, gathered as the model runs and joined at the end."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.synthetic.job import Ranks
+
+Reals = npt.NDArray[np.float64]
+COMPUTE, COMM, COPY = range(3)
+MAIN, BACKWARD = range(2)
+"""Host threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a collective, on all recorded ranks of a stage: rows of the arrays are those ranks."""
+
+    op: str
+    dtype: str
+    dimension: str
+    group_size: int
+    number: int
+    """Sequence number within its dimension."""
+    sent: Reals
+    """Bytes that each rank hands in, as its arguments tell."""
+    got: Reals
+    """Bytes that it gets."""
+    peer: Ranks | None = None
+    """The other rank of a send or receive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """A few spans in a row on one lane: arrays are [rank, span]."""
+
+    kind: int
+    lane: str
+    thread: int
+    names: tuple[str, ...]
+    ops: tuple[str, ...]
+    launch: Reals
+    start: Reals
+    end: Reals
+    blocks: Reals
+    """Thread blocks of each kernel."""
+    graph: bool = False
+    """Launched by one call."""
+    present: npt.NDArray[np.bool_] | None = None
+    call: Call | None = None
+    transfer: Reals | None = None
+    """What the call takes once all have come: true, of each rank's group."""
+
+
+@dataclass(slots=True)
+class Record:
+    """All of one stage. `rows` are the recorded ranks' places in it."""
+
+    rows: Ranks
+    ranks: Ranks
+    pieces: list[Pieces] = field(default_factory=list)
+    marks: list[tuple[str, int, Reals, Reals]] = field(default_factory=list)
+    """Annotations: name, thread, start, end."""
+    steps: list[tuple[int, Reals, Reals]] = field(default_factory=list)
+    pauses: list[tuple[Reals, Reals]] = field(default_factory=list)
+    """Pauses of the collector that telemetry notes: end and length, 0 on ranks without."""
