@@ -10,7 +10,7 @@ import pytest
 from overlapscope.analysis.across import across
 from overlapscope.analysis.connections import flows, whose
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.slow_link import slow_links
+from overlapscope.analysis.slow_link import of_groups, slow_links
 from overlapscope.timeline.columns import COMM, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -213,3 +213,35 @@ def test_a_link_that_becomes_slow_is_told_by_the_calls_before() -> None:
 def test_calls_that_always_took_as_long_or_were_longer_before_tell_nothing() -> None:
     assert found(pairs_job([(0, 1)], ranks=2, calls=20)) == []
     assert found(pairs_job([(0, 1)], ranks=2, calls=20, since=18)) == []  # a few late calls may be anything
+
+
+def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_a_slow_link() -> None:
+    def run(slow: int) -> Run:
+        rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(6)}
+        for call in range(8):
+            for pair in range(3):
+                lasts = 4 * MS if pair == slow else MS
+                rows[2 * pair].append((10 * MS * call, 10 * MS * call + lasts))
+                rows[2 * pair + 1].append((10 * MS * call - MS, 10 * MS * call + lasts))  # waits for its message
+        return Run(world_size=6, ranks={rank: speaking(rank, rows[rank]) for rank in rows})
+
+    together = across(run(slow=1))
+    assert together.pairs.matched == 24
+    (told,) = of_groups(run(slow=1), together.splits, together.pairs.pairs)
+    assert told.id == "slow_link"
+    assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
+    assert told.evidence["groups"][0]["times_as_long"] == 4.0
+    assert of_groups(run(slow=3), together.splits, across(run(slow=3)).pairs.pairs) == []
+
+
+def speaking(rank: int, rows: Sequence[tuple[int, int]]) -> RankTimeline:
+    """Even ranks send, odd ones receive from the rank before."""
+    names = NameTable()
+    start, end = (np.array(times, np.int64) for times in zip(*rows, strict=True))
+    sends = rank % 2 == 0
+    calls = make(
+        Collectives, len(rows), recording=0, group=names.code("p2p"), op=names.code("send" if sends else "recv"),
+        bytes=1 << 20, group_size=6, launch_ns=start, start_ns=start, end_ns=end, peer=rank + 1 if sends else rank - 1,
+    )  # fmt: skip
+    plain = rank_of(rank, [(0, at, *times) for at, times in enumerate(rows)])
+    return replace(plain, collectives=calls, names=tuple(names.to_list()))

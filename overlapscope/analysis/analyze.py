@@ -181,7 +181,7 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     findings += unplaced(unclassified, fused, compute_ns)
     findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
     findings += power_falls(run.ranks)
-    findings += [*slow_links(run, together.splits), *shared_cores(run.ranks)]
+    findings += [*slow_links(run, together.splits, together.pairs.pairs), *shared_cores(run.ranks)]
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})

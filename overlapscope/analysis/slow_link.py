@@ -7,13 +7,14 @@ is slow is its own, and what is not slow is not.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from overlapscope.analysis.connections import flows, of_connections
 from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.pairs import Pairs
 from overlapscope.analysis.waiting import Split
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
@@ -32,9 +33,9 @@ MAX_LISTED: Final = 16
 Ranks = tuple[int, ...]
 
 
-def slow_links(run: Run, splits: Sequence[Split]) -> list[Finding]:
+def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
     """Give at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
-    return of_connections(flows(run)) or of_groups(run, splits) or of_before(run, splits)
+    return of_connections(flows(run)) or of_groups(run, splits, pairs) or of_before(run, splits)
 
 
 def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
@@ -79,31 +80,49 @@ def _became_slow(split: Split) -> tuple[int, float] | None:
     return best
 
 
-def of_groups(run: Run, splits: Sequence[Split]) -> list[Finding]:
-    """Compare groups of one size that make the same call: what the transfer takes, waiting aside."""
-    kinds: dict[tuple[Any, ...], list[Split]] = defaultdict(list)
+def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
+    """Compare groups of one size that make the same call, and pairs that send as much: what the transfer takes."""
+    kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
     for each in splits:
         block = each.block
-        if block.whole and each.transfer_ns.size >= FEWEST_CALLS:
-            kinds[block.op, block.dtype, block.bytes, len(block.ranks), _spans_hosts(run, block.ranks)].append(each)
-    slow: dict[tuple[int, ...], float] = {}
-    usual: set[tuple[int, ...]] = set()
-    for alike in kinds.values():
-        if len({each.block.ranks for each in alike}) < FEWEST_GROUPS:
+        if block.whole:
+            kind = (block.op, block.dtype, block.bytes, len(block.ranks), _spans_hosts(run, block.ranks))
+            kinds[kind].append((block.ranks, each.transfer_ns))
+    for pair in pairs:
+        ends = (pair.sender, pair.receiver)
+        for volume, times in _messages(run, pair):
+            kinds["message", None, volume, 2, _spans_hosts(run, ends)].append((ends, times))
+    slow: dict[Ranks, float] = {}
+    usual: set[Ranks] = set()
+    for equals in kinds.values():
+        alike = [(ranks, times) for ranks, times in equals if times.size >= FEWEST_CALLS]
+        if len({ranks for ranks, _ in alike}) < FEWEST_GROUPS:
             continue
-        low, high = (np.array([np.quantile(each.transfer_ns, q) for each in alike]) for q in (0.1, 0.9))
+        low, high = (np.array([np.quantile(times, q) for _, times in alike]) for q in (0.1, 0.9))
         quick = float(np.sort(high)[high.size // QUICK])
-        for each, least in zip(alike, low.tolist(), strict=True):
+        for (ranks, _), least in zip(alike, low.tolist(), strict=True):
             if least >= LONGER * quick and least - quick >= AT_LEAST_NS:
-                slow[each.block.ranks] = max(slow.get(each.block.ranks, 0.0), least / quick)
+                slow[ranks] = max(slow.get(ranks, 0.0), least / quick)
             else:
-                usual.add(each.block.ranks)
+                usual.add(ranks)
     slow = {ranks: times for ranks, times in slow.items() if ranks not in usual}
     if not slow:
         return []
     if _own(slow, usual) is None and len(slow) > len(usual):
         return []  # rather are the others quick, as within a host
     return [_of_transfers(slow, usual, "as its equals for the same data", {})]
+
+
+def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
+    """Give the messages of a pair by size: how long each took once both ends were there, the shorter of the two."""
+    sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
+    volumes = sent.bytes[pair.send_rows]
+    times = np.minimum(
+        sent.end_ns[pair.send_rows] - sent.start_ns[pair.send_rows],
+        got.end_ns[pair.recv_rows] - got.start_ns[pair.recv_rows],
+    )
+    for volume in np.unique(volumes[volumes != NONE]).tolist():
+        yield volume, times[volumes == volume]
 
 
 def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
