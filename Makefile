@@ -46,6 +46,8 @@ test-py313:
 schema: $(READY)
 	$(BIN)/python -m overlapscope.report.json > docs/overlapscope.analysis-1.schema.json
 	$(BIN)/python -m overlapscope.report.json comparison > docs/overlapscope.comparison-1.schema.json
+	$(BIN)/python -m overlapscope.report.json gate > docs/overlapscope.gate-1.schema.json
+	$(BIN)/python -m overlapscope.report.json floor > docs/overlapscope.floor-1.schema.json
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OverlapScope needs Python 3.11 or later; say PYTHON=...")'

@@ -19,6 +19,7 @@ VERBS = {
     "analyze": "show where the time of traces or of a run went",
     "ingest": "turn traces into a run directory that opens fast",
     "compare": "show what changed from one run to another, and where it comes from",
+    "gate": "fail where a candidate regressed against a baseline",
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130

@@ -123,7 +123,7 @@ def _resampled_medians(series: Reals, generator: np.random.Generator) -> Reals:
 
 
 def tail_probabilities(draws: Reals) -> tuple[float, float]:
-    """Give the shares of drawn differences not above 0, and not below it: that chance explains growing, or shrinking."""
+    """Give the shares of drawn differences not above 0, and not below: chances of so much growth, or decrease."""
     return (1 + int((draws <= 0).sum())) / (1 + draws.size), (1 + int((draws >= 0).sum())) / (1 + draws.size)
 
 

@@ -1,4 +1,4 @@
-"""Analyses and comparisons as JSON, and the JSON Schemas of them, both from the same types."""
+"""Analyses, comparisons and gate results as JSON, and the JSON Schemas of them, both from the same types."""
 
 from typing import Any
 
@@ -6,9 +6,11 @@ import msgspec
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
+from overlapscope.gate.calibrate import NoiseFloor
+from overlapscope.gate.verdict import Gate
 
 
-def render(document: Analysis | Comparison) -> str:
+def render(document: Analysis | Comparison | Gate | NoiseFloor) -> str:
     """Give the document under its schema, indented, ending in a newline."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
@@ -21,6 +23,16 @@ def analysis_schema() -> dict[str, Any]:
 def comparison_schema() -> dict[str, Any]:
     """Give the JSON Schema of `overlapscope.comparison/1`. Readers must ignore fields they do not know."""
     return _schema("overlapscope.comparison/1", Comparison)
+
+
+def gate_schema() -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.gate/1`. Readers must ignore fields they do not know."""
+    return _schema("overlapscope.gate/1", Gate)
+
+
+def floor_schema() -> dict[str, Any]:
+    """Give the JSON Schema of `overlapscope.floor/1`. Readers must ignore fields they do not know."""
+    return _schema("overlapscope.floor/1", NoiseFloor)
 
 
 def _schema(title: str, document: type[msgspec.Struct]) -> dict[str, Any]:
@@ -41,5 +53,6 @@ def _plain(schema: Any) -> Any:
 if __name__ == "__main__":
     import sys
 
-    asked = comparison_schema() if sys.argv[1:] == ["comparison"] else analysis_schema()
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(asked), indent=2).decode() + "\n")
+    schemas = {"comparison": comparison_schema, "gate": gate_schema, "floor": floor_schema}
+    asked = schemas.get("".join(sys.argv[1:2]), analysis_schema)
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(asked()), indent=2).decode() + "\n")
