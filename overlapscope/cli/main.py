@@ -20,6 +20,7 @@ VERBS = {
     "ingest": "turn traces into a run directory that opens fast",
     "compare": "show what changed from one run to another, and where it comes from",
     "gate": "fail where a candidate regressed against a baseline",
+    "report": "write a run, a comparison or a gate result as markdown, JUnit, OpenMetrics or JSON",
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130

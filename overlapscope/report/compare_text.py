@@ -50,7 +50,7 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
         "\n".join(f"! {each.title}" for each in warnings),
-        _sentence(comparison),
+        sentence(comparison),
         _metrics(comparison, all_rows=all_rows),
         _attributions(comparison, all_rows=all_rows),
         _bandwidths(comparison.collectives) if all_rows else "",
@@ -73,7 +73,7 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
     return lines
 
 
-def _sentence(comparison: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
     """Give the two figures that matter: exposed communication and step time."""
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
