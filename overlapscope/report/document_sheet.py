@@ -1,7 +1,7 @@
 """Any document as a sheet."""
 
 from overlapscope.analysis.analyze import Analysis
-from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.verdict import Gate
 from overlapscope.report import compare_text, text
@@ -51,7 +51,7 @@ def _of_comparison(comparison: Comparison) -> Sheet:
     )
 
 
-def _sides(comparison: Comparison) -> tuple[tuple[str, list[compare_text.ComparedRun]], ...]:
+def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
     return ("base", comparison.base), ("candidate", comparison.candidate)
 
 

@@ -31,7 +31,7 @@ def render(document: Document) -> str:
     root = ElementTree.Element("testsuites", name="overlapscope")
     counts = {"tests": str(len(cases))}
     counts |= {word: str(sum(each.outcome == outcome for each in cases)) for outcome, word in _COUNTED.items()}
-    found = ElementTree.SubElement(root, "testsuite", name=suite, **counts)
+    found = ElementTree.SubElement(root, "testsuite", {"name": suite, **counts})
     for each in cases:
         case = ElementTree.SubElement(found, "testcase", classname=suite, name=_plain(each.name))
         if each.outcome == "passed":
