@@ -42,7 +42,7 @@ EVIL = (
     "<script>alert(1)</script><img src=x onerror=alert(1)>",
     "a|b`c`**d**[e](http://f.example)![g](h)",
     "line\n::error::feed\r\nback\u2028more",
-    "\x1b[2J\x07\x00\u202e\ufffe",
+    "\x1b[2Jbeep\x07\x00\u202e\ufffe",
     "@everyone #1 www.example.com https://example.com _under_ ~~gone~~",
     "]]>&amp;\"'}} 1\n# EOF\n",
 )

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Final
 
 from overlapscope.analysis.analyze import RankInfo
+from overlapscope.analysis.breakdown import Breakdown
 
 TIMES: Final = (
     "window_ns", "exposed_comm_ns", "overlapped_ns", "comm_ns", "compute_ns", "compute_only_ns", "copy_only_ns",
@@ -25,7 +26,7 @@ class RankFigures:
 
 def rank_figures(info: RankInfo) -> RankFigures:
     """Give the figures of a rank."""
-    steps = [each for each in info.steps if each.complete and each.window_ns is not None]
+    steps: list[Breakdown] = [each for each in info.steps if each.complete and each.window_ns is not None]
     values: dict[str, float | None] = {}
     for name in (*TIMES, *RATIOS):
         known = [value for each in steps or [info.whole] if (value := getattr(each, name)) is not None]
