@@ -169,6 +169,11 @@ def test_a_floor_of_another_job_is_told() -> None:
     assert judge([run(100)], [run(100)], Policy(), floor).floor_differs == ["device"]
 
 
+def test_runs_of_several_jobs_are_no_calibration() -> None:
+    with pytest.raises(InputError, match="differ in device"):
+        calibrate([*[run(100)] * LEAST_RUNS, run(100, device="other")])
+
+
 def test_too_few_runs_are_no_calibration() -> None:
     with pytest.raises(InputError, match="record at least 4"):
         calibrate([run(100)] * (LEAST_RUNS - 1))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jsonschema
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.gate.policy import Policy, policy_of
 from overlapscope.report.json import floor_schema, gate_schema
 from tests.conftest import ROOT
 from tests.test_cli import failed
@@ -142,6 +144,26 @@ def test_the_policy_of_pyproject_is_found_and_its_budget_held(
     pyproject.write_text("[tool.other]\n", encoding="utf-8")
     gated(capsys, 0, BASE, BASE)
     assert "no table" in failed(capsys, 2, "gate", BASE, BASE, "--policy", "pyproject.toml")
+
+
+def test_the_readme_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"```text\n\$ overlapscope gate (.*)\n((?:.*\n)*?)\$ echo \$\?\n(\d)\n```", page)
+    assert shown
+    monkeypatch.chdir(ROOT)
+    assert main(["gate", *shown[1].split()]) == int(shown[3])
+    assert capsys.readouterr().out == shown[2]
+
+
+def test_the_page_shows_the_defaults_of_the_policy() -> None:
+    page = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    shown = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert shown
+    assert policy_of(tomllib.loads(shown[1])) == Policy()
+    with_all = re.sub(r"^# (?=\w+ = )", "", shown[1], flags=re.MULTILINE)
+    assert set(policy_of(tomllib.loads(with_all)).budgets) == {"exposed_comm_ns", "overlap_efficiency"}
 
 
 def test_same_input_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:

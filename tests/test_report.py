@@ -269,6 +269,12 @@ def assert_quiet(text: str) -> None:
     assert not re.search(r"##\w*\[", text)
 
 
+def test_a_line_of_text_gives_no_command_wherever_a_name_stands() -> None:
+    assert printable("::error::x\n  ::set-output name=a::b\nof a::b ##[error]c ##vso[d]e # ## x") == (
+        "\\x3a:error::x\n  \\x3a:set-output name=a::b\nof a::b \\x23#[error]c \\x23#vso[d]e # ## x"
+    )
+
+
 @pytest.mark.parametrize("evil", EVIL)
 def test_hostile_names_are_inert_in_text_and_json(evil: str) -> None:
     for document in hostile(evil).values():

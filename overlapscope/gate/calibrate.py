@@ -7,9 +7,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from overlapscope.analysis.compare import alike
+from overlapscope.analysis.identity import differences
 from overlapscope.analysis.metrics import STEP_TIME, Metric, Unit, metrics
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.errors import InputError
+from overlapscope.gate.comparable import BLOCKING
 from overlapscope.gate.policy import JUDGED
 from overlapscope.gate.statistics import noise_factor, student_quantile
 
@@ -45,11 +47,17 @@ class NoiseFloor(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
 
 
 def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
-    """Measure the noise of runs of unchanged code; raises InputError for too few of them."""
+    """Measure the noise of runs of unchanged code; raises InputError for too few of them, or runs of several jobs."""
     usable = [run for run in runs if run.steps.recorded.any()]
     if len(usable) < LEAST_RUNS:
         raise InputError(
             f"{len(usable)} runs with complete steps do not tell how much runs differ: record at least {LEAST_RUNS}"
+        )
+    identities = [run.identity for run in usable]
+    others = [each.key for each in differences(identities, identities) if each.key in BLOCKING]
+    if others:
+        raise InputError(
+            f"the runs are not of one job, so their noise is not known: they differ in {', '.join(others)}"
         )
     chosen = alike(usable, usable)
     found = metrics(chosen.tables[0], chosen.tables[0], of_steps=True)
