@@ -1,10 +1,12 @@
 """`overlapscope report`: golden files of every format, what each format asks for, and names that are hostile."""
 
 import json
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -15,6 +17,7 @@ from overlapscope.analysis.compare import compare
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import escaped, printable
+from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read import read_inputs
@@ -122,6 +125,39 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         message = failed(capsys, 3, "report", tmp_path / "saved.json")
         assert words in message
         assert "saved.json" in message
+
+
+@pytest.mark.usefixtures("at_root")
+def test_edited_json_is_a_report_or_one_clear_error() -> None:
+    """Values of saved JSON, one after another, become others: each renderer answers, or the file is refused."""
+    draw = random.Random(7)
+    others = [None, 0, -1, 1e300, "x", [], {}, 10**30, True, "::error::\n# EOF\n| <b>"]
+    answered = refused = 0
+    for document in documents().values():
+        content = as_json.render(document)
+        for _ in range(120):
+            edited = json.loads(content)
+            inside, key = draw.choice(list(places(edited)))
+            inside[key] = draw.choice(others)
+            try:
+                found = decoded(json.dumps(edited).encode())
+            except InputError:
+                refused += 1
+                continue
+            answered += 1
+            check_junit(RENDERERS["junit"](found))
+            check_openmetrics(RENDERERS["openmetrics"](found))
+            assert_quiet(RENDERERS["md"](found))
+    assert answered > 50
+    assert refused > 50
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Give each key of an object and each place of a list, with what holds it."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inside:
+        yield value, key
+        yield from places(each)
 
 
 def test_a_part_that_names_no_collective_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,14 @@ import msgspec
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.errors import InputError, NewerSchemaError
+from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 
 Document = Analysis | Comparison | Gate
 HEAD_BYTES: Final = 200
 _HEAD: Final = re.compile(rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate)/(\d{1,9})"')
+_ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
+"""Figures of every window; copies are not known where only events were recorded."""
 _TYPES: Final[dict[bytes, type[Document]]] = {b"analysis": Analysis, b"comparison": Comparison, b"gate": Gate}
 
 
@@ -44,10 +47,16 @@ def comparison_of(document: Document) -> Comparison | None:
 
 
 def _check(document: Document) -> None:
-    """Refuse parts of a difference that name collectives which are not there."""
-    comparison = comparison_of(document)
-    if comparison is None or comparison.attribution is None:
+    """Refuse what `analyze`, `compare` and `gate` never write, and what reports could not be made of."""
+    if isinstance(document, Analysis):
+        windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
+        if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):
+            raise InputError("is damaged, or was edited: a window lacks a figure that all have")
         return
-    named = [part.collective for part in comparison.attribution.exposed_by_collective.parts]
-    if any(at is not None and not 0 <= at < len(comparison.collectives) for at in named):
+    comparison = document.comparison if isinstance(document, Gate) else document
+    if not {*GATING} <= {each.name for each in comparison.metrics}:
+        raise InputError("is damaged, or was edited: it lacks a metric that every comparison has")
+    parts = comparison.attribution.exposed_by_collective.parts if comparison.attribution else []
+    named = [part.collective for part in parts if part.collective is not None]
+    if not all(0 <= at < len(comparison.collectives) for at in named):
         raise InputError("is damaged, or was edited: a part names a collective that is not there")
