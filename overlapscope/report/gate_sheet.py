@@ -38,7 +38,7 @@ def headline(gate: Gate) -> str:
     if gate.verdict == "missing":
         lacking = [label(each.name) for each in gating if each.verdict == "not_applicable"]
         lacking += [f"{label(each.name)} (budget)" for each in gate.budgets if each.kept is None]
-        return f"MISSING: not known on both sides: {', '.join(lacking) or 'any metric that gates'}"
+        return f"MISSING: cannot be judged, as a side does not know it: {', '.join(lacking) or 'any metric that gates'}"
     if gate.verdict == "regressed":
         words = [_changed(each) for each in gating if each.verdict == "regressed"]
         words += [budget_words(each) for each in gate.budgets if each.kept is False]
