@@ -164,6 +164,16 @@ def test_the_floor_is_measured_from_runs_of_unchanged_code() -> None:
     assert msgspec.json.decode(msgspec.json.encode(floor), type=NoiseFloor) == floor
 
 
+def test_runs_that_differ_more_than_the_default_raise_the_floor_themselves() -> None:
+    base, candidate = [[run(middle + at) for at in (-20.0, 0.0, 20.0)] for middle in (100, 140)]
+    each = verdict(judge(base, candidate, Policy()))
+    # Student, 4 degrees, 97.5 %; the deviation of each side is 20 ms; medians of three runs.
+    assert each.floor == pytest.approx(2.776445 * 20 * MS * 0.6698 * 2**0.5, rel=1e-3)
+    assert (each.verdict, each.reason, each.calibrated) == ("inconclusive", "within_noise", False)
+    calm = [[run(middle + at / 100) for at in (-1, 0, 1)] for middle in (100, 140)]
+    assert verdict(judge(*calm, Policy())).floor == pytest.approx(1.95996 * 2 * MS * 0.6698 * 2**0.5, rel=1e-3)
+
+
 def test_a_floor_of_another_job_is_told() -> None:
     floor = calibrate([run(100, device="other") for _ in range(LEAST_RUNS)])
     assert judge([run(100)], [run(100)], Policy(), floor).floor_differs == ["device"]

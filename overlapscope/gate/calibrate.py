@@ -1,7 +1,8 @@
 """How much runs of unchanged code differ: the noise that a difference between few runs must rise above."""
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from overlapscope.gate.statistics import noise_factor, student_quantile
 SCHEMA: Literal["overlapscope.floor/1"] = "overlapscope.floor/1"
 LEAST_RUNS: Final = 4
 """Fewer runs do not tell how much runs differ."""
+LEAST_FREEDOM: Final = 2
 DEFAULT_SHARE: Final = 0.02
 """Uncalibrated: the standard deviation of a run's times, as a share of the base's step time. All of a step's parts are
 given that of the whole, as what disturbs a step may show in any of them."""
@@ -92,6 +94,18 @@ def noise_of(
         return DEFAULT_RATIO, None
     step = by_name[STEP_TIME].base.value
     return None if step is None else (DEFAULT_SHARE * step, None)
+
+
+def own_spread(metric: Metric) -> tuple[float, int] | None:
+    """Give the deviation of runs about the mean of their own side, and its degrees of freedom, two at least.
+
+    A machine noisier than the default shows it between the runs that are judged.
+    """
+    sides = [[value for value in side.by_run if value is not None] for side in (metric.base, metric.candidate)]
+    freedom = sum(len(side) - 1 for side in sides)
+    if freedom < LEAST_FREEDOM:
+        return None
+    return math.sqrt(sum((value - fmean(side)) ** 2 for side in sides for value in side) / freedom), freedom
 
 
 def least_told(deviation: float, freedom: int | None, base_runs: int, candidate_runs: int, alpha: float) -> float:

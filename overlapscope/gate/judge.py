@@ -10,7 +10,7 @@ import numpy as np
 
 from overlapscope.analysis.metrics import Better, Metric, Unit
 from overlapscope.analysis.step_table import StepTable
-from overlapscope.gate.calibrate import NoiseFloor, least_told, noise_of
+from overlapscope.gate.calibrate import NoiseFloor, least_told, noise_of, own_spread
 from overlapscope.gate.policy import JUDGED, Policy
 from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_test, shift_interval, tail_probabilities
 
@@ -147,8 +147,10 @@ def _judged(
         minimum = max(policy.min_relative * abs(metric.base.value), float(least))
         if tested.test == "bootstrap":
             known = noise_of(metric, by_name, floor)
-            noise = None if known is None else least_told(*known, runs[0], runs[1], policy.alpha / family)
             calibrated = floor is not None and any(each.name == metric.name for each in floor.metrics)
+            shown = None if calibrated else own_spread(metric)
+            told = [least_told(*each, runs[0], runs[1], policy.alpha / family) for each in (known, shown) if each]
+            noise = max(told, default=None)
         worse = metric.difference if metric.better == "lower" else -metric.difference
         probability = None if chances is None else chances[0 if worse > 0 else 1]
         reason = _reason(abs(worse), minimum, noise, tested, probability, runs, family=family, alpha=policy.alpha)

@@ -164,7 +164,7 @@ def _warnings(gate: Gate) -> Iterable[str]:
         yield f"few runs ({runs}): tested over their steps and a noise floor; from four a side, over the runs"
     if any(each.calibrated is False for each in of_steps):
         share = f"{DEFAULT_SHARE * 100:.0f} % of the step time"
-        yield f"the noise floor is not calibrated: runs are taken to differ by {share}; see gate --calibrate"
+        yield f"the noise floor is not calibrated: runs are taken to differ by at least {share}; see gate --calibrate"
     if gate.floor_differs:
         yield f"the noise floor is that of another job: {', '.join(gate.floor_differs)}"
     for side, side_runs in (("base", gate.comparison.base), ("candidate", gate.comparison.candidate)):
