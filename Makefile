@@ -44,7 +44,7 @@ test-py313:
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
-	for name in analysis comparison whatif; do \
+	for name in analysis comparison whatif gate floor; do \
 	  $(BIN)/python -m overlapscope.report.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 

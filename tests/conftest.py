@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,25 @@ settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True
 settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `--update-golden` write what renderers give now as what they should give."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the files in tests/golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with its golden file, or write it there."""
+
+    def check(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text
+
+    return check
 
 
 def shared_file(relative: str) -> Path:

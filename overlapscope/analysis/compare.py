@@ -1,6 +1,7 @@
 """Two sides, each one run or several of the same code, to `overlapscope.comparison/1`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -80,13 +81,32 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     findings: list[Finding]
 
 
-def compare(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Comparison:
-    """Compare two sides of at least one run each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """What of two sides is compared, so that every figure of a step is over the same ranks."""
+
+    window: Literal["step", "recording"] | None
+    ranks: tuple[int, ...]
+    tables: tuple[list[StepTable], list[StepTable]]
+    """One a run of the base, and of the candidate."""
+
+
+def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Alike:
+    """Choose the window, the ranks and the steps that two sides are compared by."""
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
     window = _window(sides)
     ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
-    tables = [[_table(run, window, ranks) for run in side] for side in sides]
+    ours, theirs = ([_table(run, window, ranks) for run in side] for side in sides)
+    return Alike(window=window, ranks=ranks, tables=(ours, theirs))
+
+
+def compare(base: Sequence[Replicate], candidate: Sequence[Replicate], chosen: Alike | None = None) -> Comparison:
+    """Compare two sides of at least one run each; `chosen` is what `alike` gives for them, where known already."""
+    sides = (base, candidate)
+    differ = differences([run.identity for run in base], [run.identity for run in candidate])
+    chosen = chosen or alike(base, candidate)
+    window, ranks, tables = chosen.window, chosen.ranks, chosen.tables
     attribution, collectives, kernels = None, list[CollectiveChange](), None
     if window is not None:
         attribution, collectives = _attributed(sides, tables)

@@ -9,11 +9,10 @@ examples:
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
-from overlapscope.cli.arguments import add_output, add_reading, emit, read_options, warn
-from overlapscope.cli.printable import one_line
+from overlapscope.cli.arguments import add_output, add_reading, emit
+from overlapscope.cli.sides import measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,27 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read both sides, print the comparison; exit code 3 where a side has no times."""
     from overlapscope.analysis.compare import compare  # noqa: PLC0415 - keeps --help light
-    from overlapscope.analysis.replicate import Replicate, replicate  # noqa: PLC0415
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.errors import InputError  # noqa: PLC0415
-    from overlapscope.ingest.sides import read_side  # noqa: PLC0415
     from overlapscope.report import compare_text, json  # noqa: PLC0415
 
-    def note(words: str) -> None:
-        print(one_line(f"overlapscope compare: warning: {' '.join(words.split())}"), file=sys.stderr)
-
-    options = read_options(args)
-    sides: list[list[Replicate]] = []
-    for path in (args.base, args.candidate):
-        measured = []
-        with Progress("reading") as progress:
-            for name, loaded in read_side(path, options, progress=progress, note=note):
-                warn("compare", loaded.sources)
-                measured.append(replicate(loaded, name))
-        if not any(each.ranks for each in measured):
-            raise InputError(f"{path}: holds no times of any rank, so there is nothing to compare")
-        sides.append(measured)
-    comparison = compare(*sides)
+    base, candidate = (measured("compare", path, args) for path in (args.base, args.candidate))
+    comparison = compare(base, candidate)
     if args.json:
         emit(json.render(comparison), args)
         return 0

@@ -3,18 +3,21 @@
 import json
 from typing import Final
 
+from overlapscope.report.inert import inert, inert_json
+
 MAX_LINE: Final = 2_000
 """The JSON holds warnings whole."""
 
 
 def escaped(text: str) -> str:
     """Replace the same in JSON by its JSON escape."""
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    plain = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return inert_json(plain)
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act upon (control characters, changes of direction) by its code."""
-    return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
+    """Replace what a terminal or a CI log would act upon by its code."""
+    return inert(text)
 
 
 def one_line(text: str) -> str:

@@ -9,6 +9,7 @@ from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.rank_words import rank_list, short
 from overlapscope.report.aligned import aligned
+from overlapscope.report.amounts import signed_ms, signed_percent
 from overlapscope.report.text import NOT_APPLICABLE, WORDS, count, ms, percent, size
 
 MAX_PARTS = 5
@@ -49,7 +50,7 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
         "\n".join(f"! {each.title}" for each in warnings),
-        _sentence(comparison),
+        sentence(comparison),
         _metrics(comparison, all_rows=all_rows),
         _attributions(comparison, all_rows=all_rows),
         _bandwidths(comparison.collectives) if all_rows else "",
@@ -72,7 +73,7 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
     return lines
 
 
-def _sentence(comparison: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
     """Give the two figures that matter: exposed communication and step time."""
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
@@ -92,7 +93,7 @@ def _moved(metric: Metric) -> str:
     if not metric.difference:
         return f"did not change: {ms(metric.candidate.value)} ms"
     word = "grew" if metric.difference > 0 else "shrank"
-    change = f" ({_signed_percent(metric.relative)})" if metric.relative is not None else ""
+    change = f" ({signed_percent(metric.relative)})" if metric.relative is not None else ""
     return (
         f"{word} by {ms(abs(metric.difference))} ms{change}: {ms(metric.base.value)} to {ms(metric.candidate.value)} ms"
     )
@@ -136,20 +137,12 @@ def _difference(metric: Metric) -> str:
     if metric.difference is None:
         return NOT_APPLICABLE
     if metric.unit == "ns":
-        return _signed_ms(metric.difference)
+        return signed_ms(metric.difference)
     return f"{metric.difference:+.3f}" if metric.name == "comm_comp_ratio" else f"{metric.difference * 100:+.1f} points"
 
 
 def _relative(metric: Metric) -> str:
-    return _signed_percent(metric.relative) if metric.unit == "ns" else ""
-
-
-def _signed_ms(ns: float) -> str:
-    return f"{ns / 1e6:+,.3f}" if ns else ms(0)
-
-
-def _signed_percent(ratio: float | None) -> str:
-    return NOT_APPLICABLE if ratio is None else f"{ratio * 100:+,.1f} %"
+    return signed_percent(metric.relative) if metric.unit == "ns" else ""
 
 
 def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
@@ -164,7 +157,7 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
             "exposed, by collective",
             found.exposed_by_collective,
             [
-                part.name if part.collective is None else _collective(collectives[part.collective])
+                part.name if part.collective is None else collective_words(collectives[part.collective])
                 for part in found.exposed_by_collective.parts
             ],
             all_rows=all_rows,
@@ -196,11 +189,12 @@ def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bo
     if rest:
         sums = (sum(p.base_ns for p in rest), sum(p.candidate_ns for p in rest), sum(p.difference_ns for p in rest))
         cells.append((f"{len(rest)} more: --all", *sums))
-    rows = [[f"  {name}", ms(base), ms(candidate), _signed_ms(change)] for name, base, candidate, change in cells]
-    return [[title, ms(whole.base_ns), ms(whole.candidate_ns), _signed_ms(whole.difference_ns)], *rows]
+    rows = [[f"  {name}", ms(base), ms(candidate), signed_ms(change)] for name, base, candidate, change in cells]
+    return [[title, ms(whole.base_ns), ms(whole.candidate_ns), signed_ms(whole.difference_ns)], *rows]
 
 
-def _collective(row: CollectiveChange) -> str:
+def collective_words(row: CollectiveChange) -> str:
+    """Name a kind of collective, and how often a step makes it."""
     size_words = size(row.bytes) if row.bytes is not None else ""
     named = (row.op, size_words, row.dtype, row.phase, row.module, f"group {row.group}" if row.group else "")
     words = " ".join(short(each) for each in named if each)
@@ -224,7 +218,7 @@ def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
             for s in sides
         ]
         cells.append(
-            [_collective(row), *(ms(s.transfer_ns) for s in sides), *speeds, _signed_percent(row.busbw_relative)]
+            [collective_words(row), *(ms(s.transfer_ns) for s in sides), *speeds, signed_percent(row.busbw_relative)]
         )
     head = ["collective", "base ms", "candidate ms", "base GB/s", "candidate GB/s", "%"]
     return "\n".join(aligned([head, *cells]))
@@ -245,7 +239,7 @@ def _kernels(comparison: Comparison, *, all_rows: bool) -> str:
         counts = f"{each.base.count:.4g} to {each.candidate.count:.4g}"
         if each.base.count == each.candidate.count:
             counts = f"{each.base.count:.4g}"
-        times = (ms(each.base.duration_ns), ms(each.candidate.duration_ns), _signed_ms(each.difference_ns))
+        times = (ms(each.base.duration_ns), ms(each.candidate.duration_ns), signed_ms(each.difference_ns))
         rows.append([f"{short(each.name)}{asked}", *times, counts])
     head = ["kernels and copies, ms", "base", "candidate", "difference", "times"]
     return "\n".join(aligned([head, *rows]))

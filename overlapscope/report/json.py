@@ -6,9 +6,17 @@ import msgspec
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
+from overlapscope.gate.calibrate import NoiseFloor
+from overlapscope.gate.verdict import Gate
 from overlapscope.whatif.answer import WhatIf
 
-DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {"analysis": Analysis, "comparison": Comparison, "whatif": WhatIf}
+DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "analysis": Analysis,
+    "comparison": Comparison,
+    "whatif": WhatIf,
+    "gate": Gate,
+    "floor": NoiseFloor,
+}
 """Documents by the name in their `schema`: `overlapscope.NAME/1`."""
 
 

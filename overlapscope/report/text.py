@@ -51,7 +51,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
 
     `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
     """
-    parts = [_headline(analysis), _sentence(analysis), _table(analysis, all_rows=all_rows)]
+    parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
     parts.append(where(analysis.exposed_by))
     parts.append(_skew(analysis, all_rows=all_rows))
@@ -77,7 +77,8 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _headline(analysis: Analysis) -> str:
+def headline(analysis: Analysis) -> str:
+    """Say what was recorded: ranks, steps, device and backend."""
     run, info = analysis.run, analysis.run.fingerprint
     of_world = f" of {run.world_size}" if run.world_size else ""
     if not run.ranks:
@@ -103,7 +104,7 @@ def _windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
     return "recording", {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
 
 
-def _sentence(analysis: Analysis) -> str:
+def sentence(analysis: Analysis) -> str:
     """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
     what, by_rank = _windows(analysis)
     means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}

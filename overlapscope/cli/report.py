@@ -1,0 +1,93 @@
+"""Write a report for CI: of one run, of two runs compared, or of saved JSON of analyze, compare or gate.
+
+examples:
+  overlapscope report runs/candidate --format openmetrics -o metrics.txt
+  overlapscope report runs/baseline runs/candidate
+  overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_output, add_reading, emit, read_options, warn
+from overlapscope.cli.progress import Progress
+from overlapscope.cli.sides import measured
+from overlapscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.report.document import Document
+
+FORMATS = ("md", "json", "junit", "openmetrics")
+MAX_BYTES = 256 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `report`."""
+    parser.add_argument(
+        "inputs", nargs="+", type=Path, metavar="INPUT",
+        help="a run, a base and a candidate, or one file of JSON of analyze, compare or gate",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
+    add_reading(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or load what is to be told, and write it."""
+    from overlapscope.report import json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report.document_sheet import sheet_of  # noqa: PLC0415
+
+    if args.json and args.format not in ("md", "json"):
+        raise UsageError(f"--json and --format {args.format} are two formats; name one")
+    document = _document(args)
+    if args.json or args.format == "json":
+        args.json = True
+        emit(json.render(document), args)
+    elif args.format == "md":
+        emit(markdown.render(sheet_of(document)), args)
+    else:
+        emit((junit if args.format == "junit" else openmetrics).render(document), args)
+    return 0
+
+
+def _document(args: argparse.Namespace) -> "Document":
+    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+
+    if len(args.inputs) > 2:
+        raise UsageError("name one run, a base and a candidate, or one JSON of analyze, compare or gate")
+    if len(args.inputs) == 2:
+        base, candidate = (measured("report", path, args) for path in args.inputs)
+        return compare(base, candidate)
+    saved = _saved(args.inputs[0])
+    if saved is not None:
+        return saved
+    with Progress("reading") as progress:
+        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    analysis = analyze(loaded)
+    warn("report", analysis.sources)
+    return analysis
+
+
+def _saved(path: Path) -> "Document | None":
+    """Give the document of a file that says it is one; None for anything else."""
+    from overlapscope.report.document import HEAD_BYTES, decoded, is_document  # noqa: PLC0415
+
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if not is_document(head):
+                return None
+            content = head + file.read(MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB")
+    try:
+        return decoded(content)
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") from error

@@ -1,0 +1,116 @@
+"""How much runs of unchanged code differ: the noise that a difference between few runs must rise above."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from overlapscope.analysis.compare import alike
+from overlapscope.analysis.identity import differences
+from overlapscope.analysis.metrics import STEP_TIME, Metric, Unit, metrics
+from overlapscope.analysis.replicate import Replicate
+from overlapscope.errors import InputError
+from overlapscope.gate.comparable import BLOCKING
+from overlapscope.gate.policy import JUDGED
+from overlapscope.gate.statistics import noise_factor, student_quantile
+
+SCHEMA: Literal["overlapscope.floor/1"] = "overlapscope.floor/1"
+LEAST_RUNS: Final = 4
+"""Fewer runs do not tell how much runs differ."""
+LEAST_FREEDOM: Final = 2
+DEFAULT_SHARE: Final = 0.02
+"""Uncalibrated: the standard deviation of a run's times, as a share of the base's step time. All of a step's parts are
+given that of the whole, as what disturbs a step may show in any of them."""
+DEFAULT_RATIO: Final = 0.02
+"""Uncalibrated: the standard deviation of a run's ratios."""
+
+
+class NoiseOf(msgspec.Struct, kw_only=True, frozen=True):
+    """One metric over the calibration runs."""
+
+    name: str
+    unit: Unit
+    runs: Annotated[int, msgspec.Meta(ge=2)]
+    median: float
+    deviation: Annotated[float, msgspec.Meta(ge=0)]
+    """Standard deviation from run to run, in the metric's unit."""
+
+
+class NoiseFloor(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.floor/1`: what `gate --calibrate` found."""
+
+    schema_: Literal["overlapscope.floor/1"] = SCHEMA
+    runs: list[str]
+    identity: dict[str, str]
+    """What is the same in all of these runs."""
+    metrics: list[NoiseOf]
+
+
+def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
+    """Measure the noise of runs of unchanged code; raises InputError for too few of them, or runs of several jobs."""
+    usable = [run for run in runs if run.steps.recorded.any()]
+    if len(usable) < LEAST_RUNS:
+        raise InputError(
+            f"{len(usable)} runs with complete steps do not tell how much runs differ: record at least {LEAST_RUNS}"
+        )
+    identities = [run.identity for run in usable]
+    others = [each.key for each in differences(identities, identities) if each.key in BLOCKING]
+    if others:
+        raise InputError(
+            f"the runs are not of one job, so their noise is not known: they differ in {', '.join(others)}"
+        )
+    chosen = alike(usable, usable)
+    found = metrics(chosen.tables[0], chosen.tables[0], of_steps=True)
+    first = usable[0].identity
+    same = {key: value for key, value in first.items() if all(run.identity.get(key) == value for run in usable)}
+    return NoiseFloor(
+        runs=[run.name for run in usable],
+        identity=same,
+        metrics=[each for metric in found if metric.name in JUDGED for each in _noise(metric)],
+    )
+
+
+def _noise(metric: Metric) -> list[NoiseOf]:
+    values = [value for value in metric.base.by_run if value is not None]
+    if len(values) < LEAST_RUNS:
+        return []
+    middle, deviation = float(median(values)), float(stdev(values))
+    return [NoiseOf(name=metric.name, unit=metric.unit, runs=len(values), median=middle, deviation=deviation)]
+
+
+def noise_of(
+    metric: Metric, by_name: Mapping[str, Metric], floor: NoiseFloor | None
+) -> tuple[float, int | None] | None:
+    """Give a metric's deviation from run to run, and in how many degrees of freedom it was measured.
+
+    Not calibrated: the documented default, as if known; None where that has nothing to be a share of.
+    """
+    measured = next((each for each in floor.metrics if each.name == metric.name), None) if floor else None
+    if measured is not None:
+        return measured.deviation, measured.runs - 1
+    if metric.unit == "ratio":
+        return DEFAULT_RATIO, None
+    step = by_name[STEP_TIME].base.value
+    return None if step is None else (DEFAULT_SHARE * step, None)
+
+
+def own_spread(metric: Metric) -> tuple[float, int] | None:
+    """Give the deviation of runs about the mean of their own side, and its degrees of freedom, two at least.
+
+    A machine noisier than the default shows it between the runs that are judged.
+    """
+    sides = [[value for value in side.by_run if value is not None] for side in (metric.base, metric.candidate)]
+    freedom = sum(len(side) - 1 for side in sides)
+    if freedom < LEAST_FREEDOM:
+        return None
+    return math.sqrt(sum((value - fmean(side)) ** 2 for side in sides for value in side) / freedom), freedom
+
+
+def least_told(deviation: float, freedom: int | None, base_runs: int, candidate_runs: int, alpha: float) -> float:
+    """Give the difference of two sides' medians that unchanged code exceeds, upwards, with probability `alpha` at most.
+
+    A prediction bound for normal runs: Student's quantile times the deviation of the difference.
+    """
+    return student_quantile(1 - alpha, freedom) * deviation * noise_factor(base_runs, candidate_runs)

@@ -1,0 +1,51 @@
+"""Whether two sides are runs of one job, recorded alike: otherwise their difference says nothing about the code."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.comparison_findings import MOST
+from overlapscope.analysis.identity import RECORDING
+from overlapscope.analysis.rank_words import rank_list
+from overlapscope.analysis.replicate import Replicate
+
+RANKS: Final = "ranks"
+BLOCKING: Final = (
+    "world_size", "device", "dtype", "parameters", "parallelism", f"{RECORDING}basis", f"{RECORDING}mode", RANKS,
+)  # fmt: skip
+"""Where one of these differs, runs are not comparable, unless it is allowed. All else that differs is reported."""
+JOB: Final = BLOCKING[:5]
+
+
+class Mismatch(msgspec.Struct, kw_only=True, frozen=True):
+    """A key in which the runs are not all alike."""
+
+    key: str
+    base: list[str]
+    candidate: list[str]
+    allowed: bool
+
+
+def mismatches(
+    base: Sequence[Replicate], candidate: Sequence[Replicate], comparison: Comparison, allowed: Collection[str]
+) -> list[Mismatch]:
+    """Give the differences that make runs not comparable, those that the policy allows among them."""
+    found = [
+        Mismatch(key=each.key, base=each.base[:MOST], candidate=each.candidate[:MOST], allowed=each.key in allowed)
+        for each in comparison.differences
+        if each.key in BLOCKING
+    ]
+    sizes = any(each.key == "world_size" for each in found)
+    recorded = [sorted({rank_list(run.ranks) for run in side if run.ranks})[:MOST] for side in (base, candidate)]
+    # Other ranks of one job do other work: their figures are not those of the same ranks before.
+    if not sizes and not comparison.ranks and all(recorded):
+        found.append(Mismatch(key=RANKS, base=recorded[0], candidate=recorded[1], allowed=RANKS in allowed))
+    return found
+
+
+def unknown_keys(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[str]:
+    """Give the keys of the job that one side does not know, and the other does: whether they differ is not known."""
+    known = [[any(key in run.identity for run in side) for key in JOB] for side in (base, candidate)]
+    return [key for key, ours, theirs in zip(JOB, *known, strict=True) if ours != theirs]

@@ -1,0 +1,138 @@
+"""What the gate is asked to hold: which metrics, from which difference on, which budgets, which runs are comparable."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from overlapscope.analysis.metrics import METRICS, STEP_TIME
+from overlapscope.errors import UsageError
+from overlapscope.gate.comparable import BLOCKING
+from overlapscope.gate.nearest import unknown
+
+GATING: Final = (STEP_TIME, "exposed_comm_ns")
+JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}
+"""Metrics of which more is better or worse, by name."""
+INCONCLUSIVE: Final = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The table `[tool.overlapscope.gate]`, with its defaults."""
+
+    metrics: tuple[str, ...] = GATING
+    """Those that can fail the gate; the others inform."""
+    min_relative: float = 0.03
+    """A difference counts from this share of the base on ..."""
+    min_absolute_ns: int = 500_000
+    """... and from this many nanoseconds on ..."""
+    min_absolute_ratio: float = 0.02
+    """... or this much of a ratio. Both must be reached."""
+    alpha: float = 0.05
+    """How often, at most, runs of unchanged code may fail."""
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    """Limits of the candidate's value, by metric, in its unit; a least value where more is better."""
+    allow_mismatch: tuple[str, ...] = ()
+    """Keys in which the runs may differ and still be judged."""
+    fail_on: tuple[str, ...] = ()
+    """`inconclusive`: what could not be told fails too, with its own exit code."""
+    floor: str | None = None
+    """File that `gate --calibrate` wrote; relative to the file that names it."""
+    seed: int = 0
+    """Of what is drawn at random."""
+
+
+def policy_of(table: Mapping[str, Any]) -> Policy:
+    """Give the policy of a TOML table; raises UsageError, naming the key and the nearest known one."""
+    known = Policy.__slots__
+    for key in table:
+        if key not in known:
+            raise UsageError(unknown("key", key, known))
+    values: dict[str, Any] = {key: _READERS[key](key, value) for key, value in table.items()}
+    return Policy(**values)
+
+
+def known_metric(name: str) -> str:
+    """Give the name of a metric that can be judged; raises UsageError for another."""
+    if name in JUDGED:
+        return name
+    if any(name == each.name for each in METRICS):
+        raise UsageError(f"{name} cannot be judged: more of it is neither better nor worse")
+    raise UsageError(unknown("metric", name, JUDGED))
+
+
+def known_key(key: str) -> str:
+    """Give a key that runs may be allowed to differ in; raises UsageError for another."""
+    if key not in BLOCKING:
+        raise UsageError(unknown("key that makes runs not comparable", key, BLOCKING))
+    return key
+
+
+def known_failure(word: str) -> str:
+    """Give what else the gate may fail on; raises UsageError for another word."""
+    if word != INCONCLUSIVE:
+        raise UsageError(f"fail_on: {unknown('verdict to fail on', word, (INCONCLUSIVE,))}")
+    return word
+
+
+def _words(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{key} must be a list of strings")
+    return tuple(dict.fromkeys(value))
+
+
+def _metrics(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_metric(each) for each in _words(key, value))
+
+
+def _keys(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_key(each) for each in _words(key, value))
+
+
+def _failures(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_failure(each) for each in _words(key, value))
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{key} must be a number, and not below 0")
+    return value
+
+
+def _share(key: str, value: Any) -> float:
+    number = _number(key, value)
+    if not 0 < number < 0.5:
+        raise UsageError(f"{key} must lie between 0 and 0.5")
+    return number
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"{key} must be a whole number, and not below 0")
+    return value
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{key} must be the name of a file")
+    return value
+
+
+def _budgets(key: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{key} must be a table of limits by metric")
+    return {known_metric(name): _number(f"{key}.{name}", limit) for name, limit in value.items()}
+
+
+_READERS: Final = {
+    "metrics": _metrics,
+    "min_relative": _number,
+    "min_absolute_ns": _whole,
+    "min_absolute_ratio": _number,
+    "alpha": _share,
+    "budgets": _budgets,
+    "allow_mismatch": _keys,
+    "fail_on": _failures,
+    "floor": _text,
+    "seed": _whole,
+}

@@ -1,0 +1,113 @@
+"""Two sides and a policy to `overlapscope.gate/1`: a verdict a metric, one for the whole, and its exit code."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from overlapscope.analysis.compare import Comparison, alike, compare
+from overlapscope.analysis.metrics import Metric, Unit
+from overlapscope.analysis.replicate import Replicate
+from overlapscope.gate.calibrate import NoiseFloor
+from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
+from overlapscope.gate.judge import MetricVerdict, judge_metrics
+from overlapscope.gate.policy import INCONCLUSIVE, JUDGED, Policy
+
+SCHEMA: Literal["overlapscope.gate/1"] = "overlapscope.gate/1"
+Whole = Literal["passed", "regressed", "inconclusive", "missing", "not_comparable"]
+_EXIT_CODES: dict[Whole, int] = {"passed": 0, "regressed": 1, "missing": 3, "not_comparable": 3}
+INCONCLUSIVE_CODE = 4
+
+
+class BudgetVerdict(msgspec.Struct, kw_only=True, frozen=True):
+    """An absolute limit on the candidate."""
+
+    name: str
+    unit: Unit
+    limit: float
+    at_least: bool
+    """Whether the limit is a least value, as where more is better."""
+    value: int | float | None
+    kept: bool | None
+    """Null where the value is not known."""
+
+
+class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """The content of `overlapscope.gate/1`. Missing is null."""
+
+    schema_: Literal["overlapscope.gate/1"] = SCHEMA
+    verdict: Whole
+    """`missing`: a figure that gates is not known on a side, or none is on either."""
+    exit_code: int
+    metrics: list[MetricVerdict]
+    """Those that gate first; none where the runs are not comparable."""
+    budgets: list[BudgetVerdict]
+    mismatches: list[Mismatch]
+    unknown_keys: list[str]
+    """Of the job, recorded on one side only: whether the sides differ in them is not known."""
+    floor_runs: int | None
+    """Runs that the noise floor was calibrated with; null where the default was used."""
+    floor_differs: list[str]
+    """Keys in which the calibration runs were another job than these."""
+    alpha: float
+    comparison: Comparison
+
+
+def judge(
+    base: Sequence[Replicate], candidate: Sequence[Replicate], policy: Policy, floor: NoiseFloor | None = None
+) -> Gate:
+    """Judge a candidate against a base, each one run or several of the same code."""
+    chosen = alike(base, candidate)
+    comparison = compare(base, candidate, chosen)
+    differ = mismatches(base, candidate, comparison, policy.allow_mismatch)
+    comparable = all(each.allowed for each in differ)
+    metrics, budgets = list[MetricVerdict](), list[BudgetVerdict]()
+    if comparable:
+        metrics = judge_metrics(comparison.metrics, chosen.tables, policy, floor)
+        budgets = [_budget(name, limit, comparison.metrics) for name, limit in policy.budgets.items()]
+    verdict = _whole(metrics, budgets) if comparable else "not_comparable"
+    return Gate(
+        verdict=verdict,
+        exit_code=_exit_code(verdict, metrics, policy),
+        metrics=metrics,
+        budgets=budgets,
+        mismatches=differ,
+        unknown_keys=unknown_keys(base, candidate),
+        floor_runs=None if floor is None else len(floor.runs),
+        floor_differs=[] if floor is None else _other_job(floor, base),
+        alpha=policy.alpha,
+        comparison=comparison,
+    )
+
+
+def _budget(name: str, limit: float, metrics: Sequence[Metric]) -> BudgetVerdict:
+    definition = JUDGED[name]
+    value = next(each.candidate.value for each in metrics if each.name == name)
+    at_least = definition.better == "higher"
+    kept = None if value is None else (value >= limit if at_least else value <= limit)
+    return BudgetVerdict(name=name, unit=definition.unit, limit=limit, at_least=at_least, value=value, kept=kept)
+
+
+def _whole(metrics: Sequence[MetricVerdict], budgets: Sequence[BudgetVerdict]) -> Whole:
+    """Take the verdicts together: what is certain first, then what is missing, then what cannot be told."""
+    gating = [each for each in metrics if each.gates]
+    if any(each.verdict == "regressed" for each in gating) or any(each.kept is False for each in budgets):
+        return "regressed"
+    one_sided = any(each.reason in ("missing_in_base", "missing_in_candidate") for each in gating)
+    nothing = all(each.verdict == "not_applicable" for each in gating) and not budgets
+    if one_sided or nothing or any(each.kept is None for each in budgets):
+        return "missing"
+    return "inconclusive" if any(each.verdict == "inconclusive" for each in gating) else "passed"
+
+
+def _exit_code(verdict: Whole, metrics: Sequence[MetricVerdict], policy: Policy) -> int:
+    untold = verdict == "inconclusive" or any(each.gates and each.verdict == "not_applicable" for each in metrics)
+    if verdict in ("passed", "inconclusive"):
+        return INCONCLUSIVE_CODE if untold and INCONCLUSIVE in policy.fail_on else 0
+    return _EXIT_CODES[verdict]
+
+
+def _other_job(floor: NoiseFloor, base: Sequence[Replicate]) -> list[str]:
+    """Give the keys of the job whose value the calibration runs had otherwise than the base."""
+    known = {key: value for key, value in floor.identity.items() if key in JOB}
+    return [key for key, value in known.items() if any(run.identity.get(key, value) != value for run in base)]

@@ -1,0 +1,32 @@
+"""Amounts and their differences, spelled for people."""
+
+from typing import Literal
+
+from overlapscope.report.text import NOT_APPLICABLE, ms, percent
+
+
+def signed_ms(ns: float) -> str:
+    """Give nanoseconds as milliseconds with their sign."""
+    return f"{ns / 1e6:+,.3f}" if ns else ms(0)
+
+
+def signed_percent(ratio: float | None) -> str:
+    """Give a relative difference as a percentage with its sign; n/a for None."""
+    return NOT_APPLICABLE if ratio is None else f"{ratio * 100:+,.1f} %"
+
+
+def amount(value: float | None, unit: Literal["ns", "ratio"]) -> str:
+    """Give a value of a metric: milliseconds without their unit, or a percentage."""
+    return ms(value) if unit == "ns" else percent(value)
+
+
+def change(difference: float | None, unit: Literal["ns", "ratio"]) -> str:
+    """Give a difference of two values of a metric, with its sign: milliseconds, or points."""
+    if difference is None:
+        return NOT_APPLICABLE
+    return signed_ms(difference) if unit == "ns" else f"{difference * 100:+.1f} points"
+
+
+def with_unit(value: float | None, unit: Literal["ns", "ratio"]) -> str:
+    """Give a value with its unit, as in a sentence."""
+    return f"{ms(value)} ms" if unit == "ns" and value is not None else amount(value, unit)

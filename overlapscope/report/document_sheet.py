@@ -1,0 +1,106 @@
+"""Any document as a sheet."""
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.rank_words import short
+from overlapscope.gate.verdict import Gate
+from overlapscope.report import compare_text, text
+from overlapscope.report.amounts import amount, change, signed_percent
+from overlapscope.report.document import Document
+from overlapscope.report.gate_sheet import label, sheet_of_gate
+from overlapscope.report.grown import grown_table
+from overlapscope.report.rank_figures import rank_figures
+from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.text import count, ms, percent, size
+
+MAX_RANKS = 64
+MAX_COLLECTIVES = 12
+MAX_FINDINGS = 30
+_SHOWN = {
+    "exposed_comm_ns": "exposed",
+    "overlapped_ns": "hidden",
+    "compute_only_ns": "compute only",
+    "copy_only_ns": "copies only",
+    "idle_ns": "idle",
+    "window_ns": "all",
+}
+
+
+def sheet_of(document: Document) -> Sheet:
+    """Give the sheet of an analysis, a comparison or a gate result."""
+    if isinstance(document, Gate):
+        return sheet_of_gate(document)
+    return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
+
+
+def _of_comparison(comparison: Comparison) -> Sheet:
+    rows = [
+        (label(each.name), amount(each.base.value, each.unit), amount(each.candidate.value, each.unit),
+         change(each.difference, each.unit), signed_percent(each.relative) if each.unit == "ns" else "")
+        for each in sorted(comparison.metrics, key=lambda each: _place(each.name))[: compare_text.SHORT]
+    ]  # fmt: skip
+    sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
+    named = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
+    head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
+    return Sheet(
+        title=f"Compared: {named}",
+        lead=tuple(compare_text.sentence(comparison).splitlines()),
+        tables=(Table(head=head, rows=tuple(rows)), grown_table(comparison)),
+        warnings=tuple(each.title for each in comparison.findings if each.severity == "warning")[:MAX_FINDINGS],
+        notes=tuple(each.title for each in comparison.findings if each.severity != "warning")[:MAX_FINDINGS],
+    )
+
+
+def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
+    return ("base", comparison.base), ("candidate", comparison.candidate)
+
+
+def _place(name: str) -> int:
+    order = list(compare_text.NAMES)
+    return order.index(name) if name in order else len(order)
+
+
+def _of_analysis(analysis: Analysis) -> Sheet:
+    return Sheet(
+        title=text.headline(analysis),
+        lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
+        tables=(_ranks(analysis), _collectives(analysis)),
+        warnings=tuple(each.title for each in analysis.findings if each.severity == "warning")[:MAX_FINDINGS],
+        notes=tuple(each.title for each in analysis.findings if each.severity != "warning")[:MAX_FINDINGS],
+    )
+
+
+def _ranks(analysis: Analysis) -> Table:
+    figures = [rank_figures(info) for info in analysis.ranks]
+    rows = [
+        (
+            f"rank {each.rank}",
+            *(ms(each.values[name]) for name in _SHOWN),
+            percent(each.values["overlap_efficiency"]),
+        )
+        for each in figures[:MAX_RANKS]
+    ]
+    of_steps = any(each.steps for each in figures)
+    note = "Medians over complete steps." if of_steps else "Whole recordings."
+    if len(figures) > MAX_RANKS:
+        note += f" {len(figures) - MAX_RANKS} more ranks: overlapscope analyze --all"
+    return Table(head=("ms a step" if of_steps else "ms", *_SHOWN.values(), "overlap"), rows=tuple(rows), note=note)
+
+
+def _collectives(analysis: Analysis) -> Table:
+    chosen = sorted(analysis.collectives, key=lambda each: -(each.exposed_ns or 0))
+    rows = [
+        (
+            short(" ".join(filter(None, (each.op, each.dtype, f"group {each.group}" if each.group else "")))),
+            text.NOT_APPLICABLE if each.bytes is None else size(each.bytes),
+            str(each.count),
+            ms(each.exposed_ns),
+            ms(each.transfer_ns_median),
+            percent(each.wait_fraction),
+        )
+        for each in chosen[:MAX_COLLECTIVES]
+    ]
+    more = len(chosen) - len(rows)
+    note = f"{count(more, 'more collective')}: overlapscope analyze --all" if more > 0 else ""
+    head = ("collective", "size", "calls", "exposed ms", "transfer ms", "waiting")
+    return Table(head=head, rows=tuple(rows), note=note)
