@@ -15,7 +15,7 @@ from overlapscope.report.text import count
 
 MAX_INFORMING = 4
 MAX_NOTES = 4
-ALREADY_TOLD = ("not_the_same_job", "single_runs", "job_not_known")
+ALREADY_TOLD = ("differs_job", "single_runs", "job_not_known")
 """Findings of the comparison that the gate says in its own words."""
 
 
