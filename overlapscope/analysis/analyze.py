@@ -174,6 +174,9 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     whole_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = work_of(run.ranks)
     held = stragglers(run, (*together.splits, *together.uneven), coverage, work, whole_ns)
+    links = slow_links(run, together.splits, together.pairs.pairs)
+    if links:  # its data comes late to some members, who then begin the next call late: that is the link, not the rank
+        held = [each for each in held if each.held_by != "unknown"]
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
@@ -181,7 +184,7 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     findings += unplaced(unclassified, fused, compute_ns)
     findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
     findings += power_falls(run.ranks)
-    findings += [*slow_links(run, together.splits, together.pairs.pairs), *shared_cores(run.ranks)]
+    findings += [*links, *shared_cores(run.ranks)]
     findings += recording_gaps(run.sources, _linkage(run))
     whole_or_step = {(info.rank, None): info.whole for info in ranks}
     findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
