@@ -35,7 +35,7 @@ def running_at(
 
 
 def said(run: Run, reference: Facts | None = None) -> list[Finding]:
-    return [each for each in analyze(run, reference).findings if each.id.startswith("low_bandwidth")]
+    return [each for each in analyze(run, bandwidth=reference).findings if each.id.startswith("low_bandwidth")]
 
 
 def measured(rows: list[tuple[str, int | None, int, float]], **more: object) -> Facts:
