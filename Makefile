@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/overlapscope demo -f
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
 	$(MAKE) --no-print-directory check-wheel
 
 lint: $(READY)
@@ -35,13 +35,13 @@ check-wheel: $(READY)
 
 # The suite on Python 3.13, without torch and with fewer drawn examples, where there is such a Python. What draws or damages
 # thousands of inputs is left to `make test`: it looks for faults of ours, not for what differs between Pythons.
-THOROUGH := fuzz generated_traces broken_input megatron_timers gate_simulation calibrate docs
+THOROUGH := fuzz generated_traces broken_input megatron_timers gate_simulation calibrate docs nccl_log horovod compare
 test-py313:
 	@if $(PYTHON313) --version >/dev/null 2>&1; then \
 	  test -e .venv313/.ready || { $(PYTHON313) -m venv .venv313 && \
 	    .venv313/bin/pip install -q -c constraints.txt -e . \
 	      pytest pytest-xdist hypothesis jsonschema && touch .venv313/.ready; }; \
-	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch" \
+	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not long" \
 	    $(foreach name,$(THOROUGH),--ignore=tests/test_$(name).py); \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
 

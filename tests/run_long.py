@@ -26,6 +26,7 @@ PROPERTIES = (
     "replay",
     "ddp_step",
     "search",
+    "disturbed",
 )
 PARTS = ("tests.disturbed", "tests.synthetic.evaluate")
 """Modules that run a part of their own and keep its section."""

@@ -1,4 +1,4 @@
-"""Real ranks, one of them disturbed: the clearest case, beside an undisturbed one; all of them in `make test-long`."""
+"""Real ranks, one of them disturbed: the clearest case, beside an undisturbed one; all of them: tests.disturbed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(folder)
 
 
+@pytest.mark.long
 def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_one_does(recorded: Recorded) -> None:
     assert judge(SLEEPING, recorded.folder).accused[:1] == ((1, "host"),)
     blame = {
@@ -51,6 +52,7 @@ def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_on
     assert blame[SLEEPING][1] > 2 * max(blame[CALM])
 
 
+@pytest.mark.long
 def test_a_throttled_link_is_found_and_no_other_ranks_is_named(recorded: Recorded) -> None:
     if recorded.no_links:
         pytest.skip(f"no network of namespaces can be made: {recorded.no_links}")
