@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=40)
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
