@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints, size
@@ -21,6 +22,20 @@ class CallKind:
     dimension: str | None = None
     phase: str | None = None
     module: str | None = None
+
+
+class CallFields(msgspec.Struct, kw_only=True, frozen=True):
+    """A kind of call in a document: the fields of `CallKind`."""
+
+    op: str
+    group: str | None
+    group_size: int | None
+    dtype: str | None
+    bytes: int | None
+    """Of one call; null where it is not known, or varies from call to call."""
+    dimension: str | None
+    phase: str | None
+    module: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.following import following
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline, Run
 
 CAUSES: Final = (
@@ -32,7 +33,6 @@ CAUSES: Final = (
     "tail",
     "unknown",
 )
-POINT_TO_POINT: Final = frozenset({"send", "recv", "send_recv"})
 PIPELINE: Final = "pipeline"
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from overlapscope.analysis.attribution import REMAINDER, Attribution, Part, attribution
-from overlapscope.analysis.call_kind import CallKind
+from overlapscope.analysis.call_kind import CallFields, CallKind
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.step_table import StepTable
 
@@ -41,18 +41,9 @@ class CollectiveSide(msgspec.Struct, kw_only=True, frozen=True):
     """With their protocols, where a source tells them."""
 
 
-class CollectiveChange(msgspec.Struct, kw_only=True, frozen=True):
+class CollectiveChange(CallFields, kw_only=True, frozen=True):
     """A kind of collective that either side has. `change` is by bytes a step, or calls where these are not known."""
 
-    op: str
-    group: str | None
-    group_size: int | None
-    dtype: str | None
-    bytes: int | None
-    """Of one call; null where it is not known, or varies from call to call."""
-    dimension: str | None
-    phase: str | None
-    module: str | None
     change: Change
     base: CollectiveSide
     candidate: CollectiveSide

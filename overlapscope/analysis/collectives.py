@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Transfers
+from overlapscope.analysis.call_kind import CallFields, CallKind
 from overlapscope.analysis.causes import Causes
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
@@ -17,20 +17,12 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import bus_factor
 
 
-class CollectiveRow(msgspec.Struct, kw_only=True, frozen=True):
+class CollectiveRow(CallFields, kw_only=True, frozen=True):
     """All calls of one operation, group, type and size.
 
     With estimate `upper_bound`, transfer is the whole duration, waiting included, and the bandwidths are lower bounds.
     """
 
-    op: str
-    group: str | None
-    group_size: int | None
-    dtype: str | None
-    bytes: int | None
-    dimension: str | None
-    phase: str | None
-    module: str | None
     algorithm: str | None
     protocol: str | None
     count: int
@@ -46,15 +38,7 @@ class CollectiveRow(msgspec.Struct, kw_only=True, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Key:
-    op: str
-    group: str | None
-    group_size: int | None
-    dtype: str | None
-    bytes: int | None
-    dimension: str | None
-    phase: str | None
-    module: str | None
+class _Key(CallKind):
     algorithm: str | None
     protocol: str | None
 

@@ -23,9 +23,9 @@ from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, union
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline, Run
 
-MESSAGES: Final = ("send", "recv", "send_recv")
 MIN_SHARE: Final = 0.05
 """The excess is a finding from this share of the step ..."""
 MIN_NS: Final = MILLISECOND_NS
@@ -76,7 +76,7 @@ def _stage(
     calls, spans, names = timeline.collectives, timeline.spans, timeline.names
     if PIPELINE not in names or group not in names:
         return None
-    messages = np.isin(calls.op, [code for code, name in enumerate(names) if name in MESSAGES])
+    messages = np.isin(calls.op, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
     messages &= (calls.group == names.index(group)) & (calls.dimension == names.index(PIPELINE))
     chosen = [each for each in windows if each.complete and each.window and each.window[1] > each.window[0]]
     if not messages.any() or not chosen:

@@ -11,9 +11,9 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.kernels import Work
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Group, Run
 
-SENDS: Final = frozenset({"send", "recv", "send_recv"})
 MORE: Final = 1.08
 """A stage has more work than the others from this factor of their median ..."""
 LARGER: Final = 0.25
@@ -80,4 +80,4 @@ def _is_pipeline(group: Group, run: Run) -> bool:
         if timeline is not None and group.name in timeline.names:
             rows = timeline.collectives.group == timeline.names.index(group.name)
             ops |= {timeline.names[code] for code in np.unique(timeline.collectives.op[rows]).tolist() if code >= 0}
-    return bool(ops) and ops <= SENDS
+    return bool(ops) and ops <= POINT_TO_POINT

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
 
 DUMP = "flight_recorder"
@@ -113,7 +114,7 @@ def collective_calls(run: Run, group: str | None, rank: int, dump: str | None) -
     calls, names = timeline.collectives, timeline.names
     if {names[code] for code in timeline.recordings.source.tolist() if code >= 0} != {dump}:
         return none
-    apart = [names.index(each) for each in ("send", "recv", "send_recv") if each in names]
+    apart = [names.index(each) for each in POINT_TO_POINT if each in names]
     chosen = (calls.group == names.index(group)) & (calls.seq != NONE)
     chosen &= ~np.isin(calls.op, apart) & ~np.isin(calls.executed_op, apart)
     rows = np.flatnonzero(chosen)

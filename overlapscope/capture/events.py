@@ -27,12 +27,12 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import volume_bytes
 
 BucketCopies = Literal["copied", "viewed"]
 """Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
-POINT_TO_POINT = frozenset({"send", "recv"})
 TRAINING = "training"
 """The lane of the phases: the device's compute stream, or the training thread."""
 

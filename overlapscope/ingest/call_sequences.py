@@ -14,10 +14,10 @@ from overlapscope.ingest.classify import operation
 from overlapscope.ingest.correlate import WILD
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
 
-POINT_TO_POINT: Final = ("send", "recv")
 ANY_CALL: Final = ("unknown", "coalesced", "gather", "scatter", "send_recv")
 """Recorded operations that may be any call, or group of calls, of the library's."""
 BARRIER: Final = "barrier"
@@ -95,7 +95,7 @@ def as_groups(calls: Calls, seq: Ints, members: int | None, names: NameTable, *,
     divides it.
     """
     size = calls.size
-    point_to_point = np.isin(calls.op, [names.code(op) for op in POINT_TO_POINT])
+    point_to_point = np.isin(calls.op, [names.code(op) for op in SENDS])
     in_parts = np.isin(calls.op, [names.code(op) for op in _PARTS])
     new = np.ones(size, np.bool_)
     kind = np.where(point_to_point, -1, calls.op)

@@ -6,11 +6,11 @@ from itertools import chain
 
 import numpy as np
 
-from overlapscope.ingest.call_sequences import POINT_TO_POINT
 from overlapscope.ingest.locate import Located, in_order, locate
 from overlapscope.ingest.merge_notes import Note
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import Group, RankTimeline
 
 Pair = tuple[RankTimeline, RankTimeline]
@@ -240,7 +240,7 @@ class _Look:
 
 
 def _is_sent(timeline: RankTimeline, rows: Ints) -> Flags:
-    codes = [code for code, name in enumerate(timeline.names) if name in POINT_TO_POINT]
+    codes = [code for code, name in enumerate(timeline.names) if name in SENDS]
     flags: Flags = np.isin(timeline.collectives.op[rows], codes)
     return flags
 

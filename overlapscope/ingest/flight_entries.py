@@ -9,12 +9,12 @@ from typing import Any, Final
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import count, dtype_name
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED, UNKNOWN
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 64
 NS_PER_MS: Final = 1_000_000
-POINT_TO_POINT: Final = frozenset({"send", "recv", "send_recv"})
 _STATES: Final = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 _BATCH: Final = re.compile(r"coalesced|_?[A-Z][A-Z_]*_coalesced")
 """The entry that closes a batch of calls (`ALLGATHER_coalesced` since 2.7); a batch's own calls stand before it."""

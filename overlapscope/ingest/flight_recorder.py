@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.flight_entries import NS_PER_MS, POINT_TO_POINT, Call, called_at, read_entries, text
+from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
 from overlapscope.ingest.json_file import decode_json
 from overlapscope.ingest.plain_pickle import decode_plain
@@ -32,6 +32,7 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline, Source
 
 FORMAT: Final = "flight_recorder"

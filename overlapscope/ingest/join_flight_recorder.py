@@ -5,12 +5,13 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.ingest.call_sequences import POINT_TO_POINT, calls_of, contradict, spelled
+from overlapscope.ingest.call_sequences import calls_of, contradict, spelled
 from overlapscope.ingest.join_calls import VOLUME, join_calls
 from overlapscope.ingest.locate import in_order, locate
 from overlapscope.ingest.merge_notes import Note
 from overlapscope.timeline.columns import NONE, UNKNOWN, Flags, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import RankTimeline
 
 COLUMNS: Final = ("state", "group_size", *VOLUME)
@@ -85,7 +86,7 @@ def _by_number(
 
 def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
     """Give each call's number; torch counts sends and receives apart."""
-    sent = [code for code, name in enumerate(timeline.names) if name in POINT_TO_POINT]
+    sent = [code for code, name in enumerate(timeline.names) if name in SENDS]
     seq = timeline.collectives.seq[rows]
     return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
 

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.ingest import nccl_calls, nccl_choices
-from overlapscope.ingest.nccl_calls import POINT_TO_POINT, Calls, Kind, Tail, times
+from overlapscope.ingest.nccl_calls import Calls, Kind, Tail, times
 from overlapscope.ingest.nccl_choices import Choices, Events, match
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicators, Process
 from overlapscope.ingest.nccl_prefix import Writer, rank_of_wrapper
 from overlapscope.ingest.nccl_scan import Block, Rows
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import SENDS
 
 MAX_HELD: Final = 256
 """Calls of one process that wait for their choices."""
@@ -262,7 +263,7 @@ class Book:
         for kind in self.kinds[self._table.size - 1 :]:
             communicator = kind.communicator
             worker = (communicator.process, communicator.device)
-            leader = communicator.size > 1 and communicator.member in (0, NO_NUMBER) and kind.op not in POINT_TO_POINT
+            leader = communicator.size > 1 and communicator.member in (0, NO_NUMBER) and kind.op not in SENDS
             rows.append(
                 (
                     communicator.order,

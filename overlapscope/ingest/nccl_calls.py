@@ -39,7 +39,6 @@ DTYPES: Final = (
 """By ncclDataType_t."""
 PER_RANK: Final = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 """Operations whose count is a part of what DESIGN counts: one rank's."""
-POINT_TO_POINT: Final = frozenset({"send", "recv"})
 _UNCOUNTED: Final = frozenset({"all_to_allv"})
 _HEAD: Final = re.compile(rb" NCCL INFO ([A-Za-z][A-Za-z0-9]{0,40}): opCount $")
 _TAIL: Final = re.compile(
