@@ -1,7 +1,8 @@
 """Clock offsets between ranks, from the ends of matched collectives, which members share within tens of microseconds.
 
-Offsets are what a rank's clock shows more than that of the lowest rank it is connected with. They are joint over the
-graph of groups: each is the median distance of the rank's ends to the centre of their calls, repeated until it rests.
+Offsets are what a rank's clock shows more than the middle one of those it is connected with: the one nearest to all
+others (of two, the lower rank's), so that one rank's wrong clock shows as its own. They are joint over the graph of
+groups: each is the median distance of the rank's ends to the centre of their calls, repeated until it rests.
 """
 
 from collections import deque
@@ -78,7 +79,7 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
         offsets = _one_a_host(_undrifted(blocks, clocks, drift), sharing)
         clocks = Clocks(offset_ns=offsets, drift=drift, reference_ns=reference)
     far = np.concatenate([np.abs(each) for each in _distances(blocks, clocks).values()])
-    shown = _from_lowest(blocks, clocks.offset_ns)
+    shown = _from_the_middle(blocks, clocks.offset_ns)
     return Clocks(offset_ns=shown, drift=clocks.drift, reference_ns=reference, residual_ns=float(np.median(far)))
 
 
@@ -165,8 +166,8 @@ def _undrifted(blocks: Sequence[Matched], clocks: Clocks, drift: Mapping[int, fl
     return {rank: offset + float(np.median(far[rank])) for rank, offset in clocks.offset_ns.items()}
 
 
-def _from_lowest(blocks: Sequence[Matched], offsets: Mapping[int, float]) -> dict[int, float]:
-    """Count the offsets from the lowest rank of each connected set of ranks."""
+def _from_the_middle(blocks: Sequence[Matched], offsets: Mapping[int, float]) -> dict[int, float]:
+    """Count the offsets of each connected set of ranks from its middle clock: the one nearest to all others."""
     lowest = {rank: rank for rank in offsets}
     changed = True
     while changed:
@@ -176,4 +177,11 @@ def _from_lowest(blocks: Sequence[Matched], offsets: Mapping[int, float]) -> dic
             for rank in block.ranks:
                 changed = changed or lowest[rank] != least
                 lowest[rank] = least
-    return {rank: offset - offsets[lowest[rank]] for rank, offset in sorted(offsets.items())}
+    shown = {}
+    for first in sorted(set(lowest.values())):
+        members = [rank for rank in sorted(offsets) if lowest[rank] == first]
+        values = np.array([offsets[rank] for rank in members])
+        order = np.argsort(values, kind="stable")
+        middle = values[min(order[(values.size - 1) // 2], order[values.size // 2])]
+        shown.update({rank: float(value - middle) for rank, value in zip(members, values, strict=True)})
+    return dict(sorted(shown.items()))
