@@ -71,6 +71,7 @@ def test_a_control_groups_limit_is_throttling() -> None:
         pytest.param(1100, None, "throttled", id="a lower clock, reasons unread"),
         pytest.param(1100, 0x1, "slower_compute", id="a lower clock for no reason of need"),
         pytest.param(1750, 0x40, "slower_compute", id="as fast as its peers"),
+        pytest.param(1690, 0x40, "slower_compute", id="slower by far more than its clock is"),
     ],
 )
 def test_a_device_whose_clock_is_held_down_is_throttled(clock: float, reasons: int | None, held_by: str) -> None:

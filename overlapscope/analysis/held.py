@@ -149,7 +149,7 @@ def _refined(
     """Look for what made a host late, or computing slow; and whether recording itself may have done it."""
     if told == "slower_compute":
         peers = sorted({each for group in met for each in group.ranks} - {rank})
-        clocks = clocks_down(rank, peers, run)
+        clocks = clocks_down(rank, peers, run, evidence["slowness"])
         return ("throttled", evidence | clocks) if clocks else (told, evidence)
     if told != "host":
         return told, evidence

@@ -42,8 +42,10 @@ REASONS: Final = re.compile(r"^gpu\d+\.throttle_reasons$")
 HELD_DOWN: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Bits of `nvmlClocksThrottleReasons` that take clocks down against the user's wish: power cap, slowdowns by hardware,
 heat (software and hardware), power brake."""
-CLOCK_FALLS: Final = 0.95
-"""A device's clock is lower than its peers' up to this share of their median."""
+CLOCK_FALLS: Final = 0.97
+"""A device's clock is lower than its peers' up to this share of their median ..."""
+EXPLAINS: Final = 0.5
+"""... and throttled is what that explains so much of: of how much slower it computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,20 +127,23 @@ def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
     return _rises(rank, run, met, RETRIES)
 
 
-def clocks_down(rank: int, peers: Sequence[int], run: Run) -> dict[str, Any] | None:
+def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
     """Give the clock of a device that runs below its peers', where nothing says that it was meant to; else None.
 
-    Where throttle reasons were read, one that holds clocks down must have been there in half of the readings.
+    `slowness` is how many times as long its kernels take: the clock must explain it. Where throttle reasons were read, one that holds clocks down must have been there in half of the readings.
     """
     mine = _median_reading(run.ranks[rank], CLOCK)
     theirs = [clock for each in peers if (clock := _median_reading(run.ranks[each], CLOCK)) is not None]
-    if mine is None or not theirs or mine > CLOCK_FALLS * float(np.median(theirs)):
+    if mine is None or not theirs:
+        return None
+    usual = float(np.median(theirs))
+    if mine > CLOCK_FALLS * usual or usual / max(mine, 1.0) - 1 < EXPLAINS * (slowness - 1):
         return None
     reasons = _readings(run.ranks[rank], REASONS)
     held = (reasons.astype(np.int64) & HELD_DOWN) != 0
     if reasons.size and held.mean() < MOST:
         return None
-    found = {"sm_clock_mhz": mine, "peers_sm_clock_mhz": float(np.median(theirs))}
+    found = {"sm_clock_mhz": mine, "peers_sm_clock_mhz": usual}
     return found | ({"throttle_reasons": int(np.bitwise_or.reduce(reasons.astype(np.int64)))} if reasons.size else {})
 
 

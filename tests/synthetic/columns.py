@@ -26,6 +26,7 @@ from tests.synthetic.joined import Clock, Joined, NamedGroup, named_groups
 from tests.synthetic.machine import Simulated
 from tests.synthetic.record import Record
 
+CLOCK_MHZ, CLOCK_JITTER = 1410.0, 0.005
 DTYPES = {"BFloat16": ("bfloat16", 2), "Float": ("float32", 4)}
 
 
@@ -99,7 +100,7 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
             start_ns=clock.shows(np.array([begun[row] for _, _, begun, _ in marks])),
             end_ns=clock.shows(np.array([ended[row] for _, _, _, ended in marks])),
         ),
-        telemetry=_telemetry(record, row, clock, names), names=tuple(names.to_list()),
+        telemetry=_telemetry(job, record, row, clock, names), names=tuple(names.to_list()),
     )  # fmt: skip
 
 
@@ -134,9 +135,23 @@ def _step_at(steps: Steps, at_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
     return np.where((row >= 0) & (at_ns < steps.end_ns[row]), steps.step[row], NONE)
 
 
-def _telemetry(record: Record, row: int, clock: Clock, names: NameTable) -> Telemetry:
-    noted = [(ended[row], length[row]) for ended, length in record.pauses if length[row] > 0]
+def _telemetry(job: Job, record: Record, row: int, clock: Clock, names: NameTable) -> Telemetry:
+    times = job.fault.stall_noted != "allocator_retries"
+    noted = [
+        (ended[row], job.fault.stall_noted, length[row] if times else 1.0)
+        for ended, length in record.pauses
+        if length[row] > 0
+    ]
+    if job.fault.clock_noted:
+        rank = int(record.ranks[row])
+        rng = np.random.default_rng([job.seed, rank, 12])
+        slower = job.fault.compute_factor if rank in job.fault.culprits else 1.0
+        usual = CLOCK_MHZ * np.exp(rng.normal(0, job.rank_jitter)) / slower
+        noted += [
+            (ends[row], "gpu0.sm_clock_mhz", usual * np.exp(rng.normal(0, CLOCK_JITTER))) for _, _, ends in record.steps
+        ]
+    noted.sort()
     return make(
-        Telemetry, len(noted), time_ns=clock.shows(np.array([ended for ended, _ in noted])), step=NONE,
-        name=names.code("gc_pause_ns") if noted else -1, value=[length for _, length in noted],
+        Telemetry, len(noted), time_ns=clock.shows(np.array([at for at, _, _ in noted])), step=NONE,
+        name=[names.code(name) for _, name, _ in noted], value=[value for _, _, value in noted],
     )  # fmt: skip

@@ -20,6 +20,8 @@ FAULTS: Final = (
     "slow_link",
     "expert_imbalance",
     "stage_imbalance",
+    "throttled",
+    "allocator",
 )
 CAUSES: Final = {
     "slow_host": "host",
@@ -32,8 +34,12 @@ CAUSES: Final = {
     "slow_link": "slow_link",
     "expert_imbalance": "more_work",
     "stage_imbalance": "more_work",
+    "throttled": "throttled",
+    "allocator": "allocator",
 }
 """What the analysis calls them."""
+NOTED: Final = {"host_stall": "", "garbage_collector": "gc_pause_ns", "allocator": "allocator_retries"}
+"""Pauses of a host, and the reading that may tell of them."""
 PROBE_STEPS = 7
 TRIES = 6
 WITHIN = 0.15
@@ -94,15 +100,18 @@ def _builder(
     at = float(rng.choice([-1.0, rng.uniform(0.05, 0.95)]))
     if kind == "slow_host":
         return lambda by: Fault(kind=kind, culprits=alone, host_factor=(step * (1 + by)) / host)
-    if kind in ("host_stall", "garbage_collector"):
+    if kind in NOTED:
         every = int(rng.integers(1, 4))
-        collects = kind == "garbage_collector"
+        # That the collector ran is not always noted; that the allocator asked again is all that tells of it.
+        told = NOTED[kind] if noted or kind == "allocator" else ""
         return lambda by: Fault(
             kind=kind, culprits=alone, stall_ns=by * step * every, stall_every=every, stall_at=at,
-            stall_noted=collects and noted,
+            stall_noted=told,
         )  # fmt: skip
-    if kind == "slow_compute":
-        return lambda by: Fault(kind=kind, culprits=alone, compute_factor=1 + by * step / compute)
+    if kind in ("slow_compute", "throttled"):
+        return lambda by: Fault(
+            kind=kind, culprits=alone, compute_factor=1 + by * step / compute, clock_noted=kind == "throttled"
+        )  # fmt: skip
     if kind == "longer_batch":
         tensor = next(row for row in job.layout.groups("tp").tolist() if culprit in row)
         return lambda by: Fault(kind=kind, culprits=tuple(tensor), work_factor=1 + by * step / compute)

@@ -64,8 +64,8 @@ class Fault:
     """Each launch of a culprit costs its host this many times as much."""
     stall_ns: float = 0.0
     """A pause of the culprit's host within the step."""
-    stall_noted: bool = False
-    """Telemetry notes the pause, as one of the garbage collector."""
+    stall_noted: str = ""
+    """The reading in which telemetry notes the pause: its length, or that the allocator asked once more."""
     stall_at: float = 0.5
     """How far into the step's launches; moves from step to step when negative."""
     stall_every: int = 1
@@ -75,6 +75,8 @@ class Fault:
     load_marked: bool = True
     """A loader of torch's marks its own time."""
     compute_factor: float = 1.0
+    clock_noted: bool = False
+    """Telemetry reads every device's clock, and a culprit's is lower by that factor."""
     work_factor: float = 1.0
     """Tokens in a culprit's batch."""
     extra_kernels: float = 0.0
