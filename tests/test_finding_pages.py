@@ -19,6 +19,8 @@ from tests.conftest import ROOT
 
 FOLDER = ROOT / FINDING_PAGES
 PAGES = {file.stem: file for file in sorted(FOLDER.glob("*.md"))}
+OF_SKEW = {"straggler"}
+"""What `skew` holds and the text names is no finding, and has a page all the same."""
 PARTS = ("# `", "**How it is found.**", "**What to do next.**")
 
 
@@ -70,7 +72,7 @@ def test_every_finding_has_a_page(place: str, pattern: re.Pattern[str]) -> None:
 
 @pytest.mark.parametrize("kind", PAGES)
 def test_no_page_is_without_a_finding_and_each_has_its_parts(kind: str) -> None:
-    assert any(pattern.fullmatch(kind) for _, pattern in FOUND)
+    assert kind in OF_SKEW or any(pattern.fullmatch(kind) for _, pattern in FOUND)
     text = PAGES[kind].read_text(encoding="utf-8")
     assert text.startswith(f"# `{kind}`: ")
     at = [text.find(part) for part in PARTS]

@@ -164,3 +164,23 @@ def test_the_verb_takes_it_and_its_help_names_every_preset(capsys):
     shown = "".join(capsys.readouterr().out.split())
     assert verb.__doc__ is not None
     assert all(name in shown for name in preset_names())
+
+
+def test_a_given_table_is_answered_whatever_comes_of_it():
+    def answer(name):
+        (found,) = [
+            each
+            for each in analyze(running_at(100), bandwidth=reference_bandwidths(name)).findings
+            if each.id == "bandwidth_compared"
+        ]
+        return found
+
+    fits = answer("8xh100-nvswitch")
+    assert fits.title.startswith(
+        "1 kind of collective held against a table: the farthest below is all_reduce of 67.1 MB"
+    )
+    assert fits.evidence["kinds"][0]["busbw_gbs"] == pytest.approx(100, rel=0.01)
+    other = answer("16xa100-80-efa")
+    assert "it is of 16 ranks, the groups recorded here have 8" in other.title
+    assert other.evidence["kinds"] == []
+    assert not [each for each in analyze(running_at(100)).findings if each.id == "bandwidth_compared"]

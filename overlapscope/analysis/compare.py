@@ -23,6 +23,7 @@ from overlapscope.analysis.kernel_sums import KernelSums
 from overlapscope.analysis.metrics import Metric, communicates, metrics
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import WHOLE, StepTable
+from overlapscope.analysis.straggler_changes import straggler_changes
 
 SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 
@@ -95,8 +96,8 @@ def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Alike:
     """Choose the window, the ranks and the steps that two sides are compared by."""
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
-    window = _window(sides)
     ranks = _common_ranks(sides, one_size=not any(each.key == "world_size" for each in differ))
+    window = _window(sides, ranks)
     ours, theirs = ([_table(run, window, ranks) for run in side] for side in sides)
     return Alike(window=window, ranks=ranks, tables=(ours, theirs))
 
@@ -119,6 +120,7 @@ def compare(base: Sequence[Replicate], candidate: Sequence[Replicate], chosen: A
         )
     findings += rank_findings((*base, *candidate), ranks)
     findings += change_findings(families, kernels)
+    findings += straggler_changes(base, candidate)
     findings += few_runs(len(base), len(candidate))
     return Comparison(
         base=[_described(run, table) for run, table in zip(base, tables[0], strict=True)],
@@ -136,9 +138,9 @@ def compare(base: Sequence[Replicate], candidate: Sequence[Replicate], chosen: A
     )
 
 
-def _window(sides: Sequence[Sequence[Replicate]]) -> Literal["step", "recording"] | None:
-    """Say what to compare: steps where both sides have complete ones."""
-    if all(any(run.steps.recorded.any() for run in side) for side in sides):
+def _window(sides: Sequence[Sequence[Replicate]], ranks: Sequence[int]) -> Literal["step", "recording"] | None:
+    """Say what to compare: steps where both sides have complete ones on the ranks to compare."""
+    if all(any(_table(run, "step", ranks).recorded.any() for run in side) for side in sides):
         return "step"
     return "recording" if all(any(run.ranks for run in side) for side in sides) else None
 

@@ -64,7 +64,7 @@ def held_by(
         return _refined(told, rank, run, met, lead_ns, evidence | more)
     if computed > MOST * lead_ns:
         told, more = _by_compute(rank, met, work)
-        if told == "unknown" and more["compute_ns"] < MORE * more["peers_compute_ns"]:
+        if told == "unknown" and more["compute_ns"] < MORE * more.get("peers_compute_ns", np.inf):
             at_once = more["launched_late_ns"] = _launched_late(late)
             told = "host" if at_once > MOST * lead_ns else told
         return _refined(told, rank, run, met, lead_ns, evidence | more)
@@ -102,6 +102,8 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
     """Tell more work from slower work, by the kernels."""
     mine = work[rank]
     peers = [work[each] for each in sorted({each for group in met for each in group.ranks} - {rank}) if each in work]
+    if not peers:
+        return "unknown", {"compute_ns": mine.compute_ns}
     usual_compute = float(np.median([each.compute_ns for each in peers]))
     usual_work = float(np.median([each.usual_ns for each in peers]))
     evidence = {

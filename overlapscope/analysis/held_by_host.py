@@ -130,7 +130,8 @@ def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
 def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
     """Give the clock of a device that runs below its peers', where nothing says that it was meant to; else None.
 
-    `slowness` is how many times as long its kernels take: the clock must explain it. Where throttle reasons were read, one that holds clocks down must have been there in half of the readings.
+    `slowness` is how many times as long its kernels take: the clock must explain it. Where throttle reasons were read,
+    one that holds clocks down must have been there in half of the readings.
     """
     mine = _median_reading(run.ranks[rank], CLOCK)
     theirs = [clock for each in peers if (clock := _median_reading(run.ranks[each], CLOCK)) is not None]

@@ -94,7 +94,7 @@ def _by_name(table: _Kernels) -> dict[str, tuple[float, int, int]]:
     """Give blocks, calls and time of all kernels of a name whose grids are known."""
     found: dict[str, tuple[float, int, int]] = {}
     for name, blocks, count, total in _rows(table):
-        if blocks != NONE:
+        if blocks > 0:
             before = found.get(name, (0.0, 0, 0))
             found[name] = (before[0] + blocks * count, before[1] + count, before[2] + total)
     return found
@@ -123,7 +123,8 @@ def _compared(
         return Work(compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute)
     ratios, weights = taken[known] / expected[known], expected[known]
     order = np.argsort(ratios)
-    slowness = float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)])
+    # Kernels of 0 ns, as counted by a coarse clock, tell nothing of the speed.
+    slowness = float(ratios[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]) or 1.0
     return Work(
         compute_ns=round(compute),
         slowness=slowness,

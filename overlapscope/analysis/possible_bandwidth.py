@@ -34,6 +34,9 @@ _LANE_OF: Final = re.compile(r"\b(?:[VA]100|H[128]00|H20|GH200)\b")
 """Devices whose NVLinks (2.0 to 4.0) carry 25 GB/s each way."""
 
 
+LINKS: Final = "NVLinks a device"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Bus bandwidth by size of one operation on so many ranks (None: not told), as one source measured it."""
@@ -59,38 +62,103 @@ class Curve:
 
 
 def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts | None = None) -> list[Finding]:
-    """Find collectives that run at less than half of what is possible; `reference` goes before the run's own facts."""
+    """Find collectives that run at less than half of what is possible; `reference` goes before the run's own facts.
+
+    Where a reference is given, one more finding says what was held against it.
+    """
     curves = [*curves_of(reference or Facts()), *curves_of(run.facts)]
     links = _link_speed(run)
     if not curves and links is None:
         return []
-    found = []
-    for (op, group, ranks, volume), kinds in _compared(run, rows).items():
-        calls = sum(row.count for row in kinds)
-        measured = median([row.busbw_gbs for row in kinds for _ in range(min(row.count, 1000)) if row.busbw_gbs])
-        against = _reference(curves, op, ranks, volume)
-        if against is None and links is not None and ranks == run.world_size and volume >= LINK_BYTES:
-            against = links
-        if against is None or calls < MIN_CALLS or measured >= FAR_BELOW * against[0]:
-            continue
-        possible, source = against
-        spent = median([row.transfer_ns_median for row in kinds if row.transfer_ns_median])
-        named = f"group {group}" if group else "an unnamed group"
-        found.append(
-            Finding(
-                id=f"low_bandwidth:{op}:{group or '?'}:{volume}",
-                severity="warning",
-                title=f"{op} of {volume / 1e6:.1f} MB on {ranks} ranks ({named}) runs at {measured:.3g} GB/s bus "
-                f"bandwidth, {calls} times {spent / 1e6:.3f} ms; {possible:.3g} GB/s are possible ({source})",
-                evidence={
-                    "op": op, "group": group, "ranks": ranks, "bytes": volume, "calls": calls,
-                    "busbw_gbs": measured, "possible_busbw_gbs": possible, "source": source,
-                    "lost_ns_a_call": round(spent * (1 - measured / possible)),
-                },
-                known_from="measured transfers against " + ("a benchmark" if against is not links else "the links"),
-            )
-        )  # fmt: skip
-    return found
+    against = [
+        held
+        for (op, group, ranks, volume), kinds in _compared(run, rows).items()
+        if (possible := _possible(run, curves, links, op, ranks, volume)) is not None
+        and (held := _Against(op=op, group=group, ranks=ranks, volume=volume, kinds=kinds, possible=possible)).calls
+        >= MIN_CALLS
+    ]
+    found = [_low(each) for each in against if each.measured_gbs < FAR_BELOW * each.possible[0]]
+    return [*found, _held_against(rows, curves, against)] if reference is not None else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Against:
+    """Calls of one operation, group and size, and what is possible: GB/s of bus bandwidth, and who says so."""
+
+    op: str
+    group: str | None
+    ranks: int
+    volume: int
+    kinds: Sequence[CollectiveRow]
+    possible: tuple[float, str]
+
+    @property
+    def calls(self) -> int:
+        return sum(row.count for row in self.kinds)
+
+    @property
+    def measured_gbs(self) -> float:
+        return median([row.busbw_gbs for row in self.kinds for _ in range(min(row.count, 1000)) if row.busbw_gbs])
+
+
+def _possible(
+    run: Run, curves: Sequence[Curve], links: tuple[float, str] | None, op: str, ranks: int, volume: int
+) -> tuple[float, str] | None:
+    measured = _reference(curves, op, ranks, volume)
+    if measured is None and ranks == run.world_size and volume >= LINK_BYTES:
+        return links
+    return measured
+
+
+def _low(each: _Against) -> Finding:
+    possible, source = each.possible
+    measured = each.measured_gbs
+    spent = median([row.transfer_ns_median for row in each.kinds if row.transfer_ns_median])
+    named = f"group {each.group}" if each.group else "an unnamed group"
+    return Finding(
+        id=f"low_bandwidth:{each.op}:{each.group or '?'}:{each.volume}",
+        severity="warning",
+        title=f"{each.op} of {each.volume / 1e6:.1f} MB on {each.ranks} ranks ({named}) runs at {measured:.3g} GB/s "
+        f"bus bandwidth, {each.calls} times {spent / 1e6:.3f} ms; {possible:.3g} GB/s are possible ({source})",
+        evidence={
+            "op": each.op, "group": each.group, "ranks": each.ranks, "bytes": each.volume, "calls": each.calls,
+            "busbw_gbs": measured, "possible_busbw_gbs": possible, "source": source,
+            "lost_ns_a_call": round(spent * (1 - measured / possible)),
+        },
+        known_from="measured transfers against " + ("the links" if LINKS in source else "a benchmark"),
+    )  # fmt: skip
+
+
+def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], against: Sequence[_Against]) -> Finding:
+    """Say which calls the given table was held against, the worst with its figures; or why none."""
+    if against:
+        worst = min(against, key=lambda each: each.measured_gbs / each.possible[0])
+        kinds = "1 kind" if len(against) == 1 else f"{len(against)} kinds"
+        title = (
+            f"{kinds} of collective held against a table: the farthest below is {worst.op} of "
+            f"{worst.volume / 1e6:.1f} MB on {worst.ranks} ranks with {worst.measured_gbs:.3g} of "
+            f"{worst.possible[0]:.3g} GB/s ({worst.possible[1]})"
+        )
+    else:
+        of_table = ", ".join(sorted({"any number" if each.ranks is None else str(each.ranks) for each in curves}))
+        of_run = ", ".join(map(str, sorted({each.group_size for each in rows if each.group_size}))) or "?"
+        title = (
+            f"no collective could be held against the table: it is of {of_table} ranks, the groups recorded here have "
+            f"{of_run}; compared are {MIN_CALLS} or more matched calls of {MIN_BYTES / 1e6:.0f} MB and more"
+        )
+    return Finding(
+        id="bandwidth_compared",
+        severity="info",
+        title=title,
+        evidence={
+            "kinds": [
+                {"op": each.op, "group": each.group, "ranks": each.ranks, "bytes": each.volume,
+                 "busbw_gbs": each.measured_gbs, "possible_busbw_gbs": each.possible[0], "source": each.possible[1]}
+                for each in against
+            ]
+        },
+        known_from="measured transfers against a benchmark",
+    )  # fmt: skip
 
 
 def curves_of(facts: Facts) -> Iterator[Curve]:
@@ -158,4 +226,4 @@ def _link_speed(run: Run) -> tuple[float, str] | None:
     if len(gpus) != run.world_size:
         return None
     least = min(max(lanes[name]) for name in gpus)
-    return least * _LANE_GBS, f"{least} NVLinks a device, 25 GB/s each"
+    return least * _LANE_GBS, f"{least} {LINKS}, 25 GB/s each"

@@ -48,7 +48,7 @@ def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, in
             id=f"uneven_stages:stage{heaviest}",
             severity="warning",
             title=f"pipeline stage {heaviest} (rank {shown}) has {usual[heaviest] / others:.2f} times the work of the "
-            f"other stages, {more / 1e6:.3f} ms more: all wait for it; move layers to the others",
+            f"other stages, {more / 1e6:.3f} ms more in all: the others wait for it; move layers to the others",
             evidence={
                 "stage": heaviest,
                 "ranks": ranks,

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.write_file import write_file  # noqa: PLC0415
     from overlapscope.errors import InputError, UsageError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.report.amounts import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto import Choice, PerfettoTrace  # noqa: PLC0415
-    from overlapscope.report.text import count, size  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     if args.output.exists() and not args.force:

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.report.text import count  # noqa: PLC0415
+    from overlapscope.report.amounts import count  # noqa: PLC0415
     from overlapscope.timeline.columns import size  # noqa: PLC0415
     from overlapscope.timeline.store import save_run  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415

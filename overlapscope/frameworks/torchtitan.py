@@ -16,7 +16,8 @@ import overlapscope
 from overlapscope.capture.environment import rank_and_world
 from overlapscope.capture.guard import Guard
 from overlapscope.frameworks.hosts import imported
-from overlapscope.report.text import mean, ms, percent
+from overlapscope.report.amounts import ms, percent
+from overlapscope.report.text import mean
 
 
 def trace_post_processor() -> Any:

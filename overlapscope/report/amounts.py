@@ -2,7 +2,34 @@
 
 from typing import Literal
 
-from overlapscope.report.text import NOT_APPLICABLE, ms, percent
+NOT_APPLICABLE = "n/a"
+
+
+def ms(ns: float | None) -> str:
+    """Give nanoseconds as milliseconds with three decimals; n/a for None."""
+    return NOT_APPLICABLE if ns is None else f"{ns / 1e6:,.3f}"
+
+
+def percent(ratio: float | None) -> str:
+    """Give a ratio as a percentage; n/a for None."""
+    return NOT_APPLICABLE if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def count(number: int, noun: str) -> str:
+    """Give a number with its noun, in the plural where it takes one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size(size_bytes: int | None) -> str:
+    """Give bytes in binary units; ? for None."""
+    if size_bytes is None:
+        return "?"
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"
 
 
 def signed_ms(ns: float) -> str:

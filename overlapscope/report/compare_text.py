@@ -9,8 +9,9 @@ from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.rank_words import rank_list, short
 from overlapscope.report.aligned import aligned
-from overlapscope.report.amounts import signed_ms, signed_percent
-from overlapscope.report.text import NOT_APPLICABLE, WORDS, count, ms, percent, size
+from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, signed_ms, signed_percent, size
+from overlapscope.report.inert import one_row
+from overlapscope.report.text import WORDS
 
 MAX_PARTS = 5
 MAX_FINDINGS = 6
@@ -44,12 +45,12 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     warnings = [each for each in comparison.findings if each.severity == "warning"]
     others = [each for each in comparison.findings if each.severity != "warning"]
     shown = others if all_rows else others[:MAX_FINDINGS]
-    lines = [f"- {each.title}" for each in shown]
+    lines = [f"- {one_row(each.title)}" for each in shown]
     if len(shown) < len(others):
         lines.append(f"{count(len(others) - len(shown), 'more finding')}: --all")
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
-        "\n".join(f"! {each.title}" for each in warnings),
+        "\n".join(f"! {one_row(each.title)}" for each in warnings),
         sentence(comparison),
         _metrics(comparison, all_rows=all_rows),
         _attributions(comparison, all_rows=all_rows),

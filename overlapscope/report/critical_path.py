@@ -20,10 +20,10 @@ LONGEST_NAME = 48
 
 
 def lines(found: CriticalPath) -> str:
-    """Give the text; empty where no path is told."""
+    """Give the text; where no path is told, why."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
-        return ""
+        return f"No critical path is told: {found.reason}." if found.reason else ""
 
     def share(ns: int) -> str:
         return f"{ns / path.length_ns * 100:.1f} %"

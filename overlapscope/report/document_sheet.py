@@ -5,13 +5,12 @@ from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.verdict import Gate
 from overlapscope.report import compare_text, text
-from overlapscope.report.amounts import amount, change, signed_percent
+from overlapscope.report.amounts import NOT_APPLICABLE, amount, change, count, ms, percent, signed_percent, size
 from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
 from overlapscope.report.rank_figures import rank_figures
 from overlapscope.report.sheet import Sheet, Table
-from overlapscope.report.text import count, ms, percent, size
 
 MAX_RANKS = 64
 MAX_COLLECTIVES = 12
@@ -92,7 +91,7 @@ def _collectives(analysis: Analysis) -> Table:
     rows = [
         (
             short(" ".join(filter(None, (each.op, each.dtype, f"group {each.group}" if each.group else "")))),
-            text.NOT_APPLICABLE if each.bytes is None else size(each.bytes),
+            NOT_APPLICABLE if each.bytes is None else size(each.bytes),
             str(each.count),
             ms(each.exposed_ns),
             ms(each.transfer_ns_median),

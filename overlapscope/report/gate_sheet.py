@@ -7,11 +7,10 @@ from overlapscope.gate.calibrate import DEFAULT_SHARE
 from overlapscope.gate.judge import MetricVerdict, Reason
 from overlapscope.gate.statistics import LEAST_STEPS
 from overlapscope.gate.verdict import BudgetVerdict, Gate
-from overlapscope.report.amounts import amount, change, signed_percent, with_unit
+from overlapscope.report.amounts import amount, change, count, signed_percent, with_unit
 from overlapscope.report.compare_text import NAMES
 from overlapscope.report.grown import grown_table
 from overlapscope.report.sheet import Sheet, Table
-from overlapscope.report.text import count
 
 MAX_INFORMING = 4
 MAX_NOTES = 4

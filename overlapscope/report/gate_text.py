@@ -3,10 +3,9 @@
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.calibrate import NoiseFloor, least_told
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.amounts import amount
+from overlapscope.report.amounts import amount, count
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.sheet import Sheet, Table, text_of
-from overlapscope.report.text import count
 
 SIDES = (1, 3)
 """Runs a side for which a calibration says what can be told."""

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from overlapscope.analysis.attribution import EXPOSED, Attribution
 from overlapscope.analysis.compare import Comparison
-from overlapscope.report.amounts import signed_ms
+from overlapscope.report.amounts import ms, signed_ms
 from overlapscope.report.compare_text import collective_words
 from overlapscope.report.sheet import Table
-from overlapscope.report.text import WORDS, ms
+from overlapscope.report.text import WORDS
 
 MOST = 3
 WORTH = 0.05

@@ -17,6 +17,11 @@ def inert(text: str) -> str:
     return _COMMANDS.sub(lambda match: rf"{match[1]}\x3a" if match[1] is not None else r"\x23", shown)
 
 
+def one_row(text: str) -> str:
+    r"""Replace line feeds by their code, `\x0a`: a name in a table or a finding begins no line of its own."""
+    return text.replace("\n", r"\x0a")
+
+
 def inert_json(text: str) -> str:
     """Break the beginnings of CI commands in JSON, where they can only stand inside strings."""
     return re.sub(r"#(?=#\w*\[)", r"\\u0023", text)

@@ -79,7 +79,7 @@ class PerfettoTrace:
                 "schema": SCHEMA,
                 "version": self.version,
                 "base_time_ns": self.base_ns,
-                "clock": "the lowest rank's, counted from base_time_ns; the times of other ranks are moved to it",
+                "clock": "the middle one of the ranks', counted from base_time_ns; the others' times are moved to it",
                 "clock_offset_ns": {str(rank): round(offset) for rank, offset in clocks.offset_ns.items()},
             }
         }

@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
-    """Give times of a rank as the clock of the lowest rank shows them, to the nanosecond."""
+    """Give times of a rank as the middle clock of the ranks shows them, to the nanosecond."""
     apart = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
     moved: Ints = times_ns - np.rint(apart).astype(np.int64)
     return moved

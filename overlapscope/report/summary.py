@@ -6,7 +6,7 @@ from statistics import fmean
 import msgspec
 
 from overlapscope.analysis.waited import Waited
-from overlapscope.report.text import count, ms, percent
+from overlapscope.report.amounts import count, ms, percent
 
 DISTURBS = 0.01
 """Share of the step past which capture's own cost is called a disturbance, if its whole interval lies there."""

@@ -8,8 +8,10 @@ from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.report import critical_path
+from overlapscope.report import across_ranks, critical_path
 from overlapscope.report.aligned import aligned
+from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
+from overlapscope.report.inert import one_row
 from overlapscope.report.told import told_tables
 from overlapscope.report.where import place, where
 
@@ -17,15 +19,13 @@ MAX_RANKS = 24
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
-MAX_SKEW = 8
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
-NOT_APPLICABLE = "n/a"
 FINDING_PAGES = "docs/findings"
 """A page for each kind of finding: what it means, how it is found, what to do next."""
 WORDS = {
     "peer_compute": "waiting: the last rank computed",
     "peer_comm": "waiting: the last rank communicated elsewhere",
-    "peer_host": "waiting: the last rank's device was idle",
+    "peer_host": "waiting: the last rank was idle",
     "pipeline": "waiting for another pipeline stage",
     "slow_transfer": "transfer slower than its baseline",
     "late_launch": "launched late by the host",
@@ -33,16 +33,6 @@ WORDS = {
     "dependency": "what follows in the step depends on it",
     "tail": "nothing but the optimizer follows",
     "unknown": "not known",
-}
-HELD_BY = {
-    "host": "its device was idle, its host had not launched more",
-    "data_loading": "it was between two steps, as in loading data",
-    "garbage_collector": "its interpreter collected garbage",
-    "allocator": "its device's memory was full: the allocator gave memory back and asked again",
-    "throttled": "its clocks were held down, or its processes' share of the cores",
-    "more_work": "it ran more kernels than its peers",
-    "slower_compute": "its kernels took longer than its peers'",
-    "unknown": "by what is not known",
 }
 
 
@@ -54,27 +44,12 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
     parts.append(where(analysis.exposed_by))
-    parts.append(_skew(analysis, all_rows=all_rows))
+    parts.append(across_ranks.lines(analysis, all_rows=all_rows))
     parts.append(critical_path.lines(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def ms(ns: float | None) -> str:
-    """Give nanoseconds as milliseconds with three decimals; n/a for None."""
-    return NOT_APPLICABLE if ns is None else f"{ns / 1e6:,.3f}"
-
-
-def percent(ratio: float | None) -> str:
-    """Give a ratio as a percentage; n/a for None."""
-    return NOT_APPLICABLE if ratio is None else f"{ratio * 100:.1f} %"
-
-
-def count(number: int, noun: str) -> str:
-    """Give a number with its noun, in the plural where it takes one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def headline(analysis: Analysis) -> str:
@@ -171,7 +146,8 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
                 notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
         elif rank.steps:
             rows.append(_mean_row(rank))
-        rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
+        if all_rows or len(rank.steps) != 1 or len(timed) == 1:
+            rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
@@ -214,32 +190,6 @@ def _causes(analysis: Analysis) -> str:
     return "\n".join(aligned([["why exposed", f"ms a {what}", "share"], *rows]))
 
 
-def _skew(analysis: Analysis, *, all_rows: bool) -> str:
-    """Show who waited and who was waited for, the most blamed first; nothing where no call could be matched."""
-    skew = analysis.skew
-    if not skew.ranks:
-        return ""
-    shown = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
-    shown = shown if all_rows else shown[:MAX_SKEW]
-    head = ["waiting", "waited ms", "of its collectives", "held others up ms", "times last"]
-    cells = [
-        [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
-        for each in shown
-    ]
-    lines = [*aligned([head, *cells])]
-    if len(shown) < len(skew.ranks):
-        lines.append(f"{len(skew.ranks) - len(shown)} more ranks that held others up less: --all")
-    lines += [
-        f"Rank {each.rank} held the others up for {ms(each.blame_ns)} ms: {HELD_BY[each.held_by]}"
-        f"{', which recording itself may explain' if each.evidence.get('recording_may_explain') else ''}."
-        for each in skew.stragglers[: len(skew.stragglers) if all_rows else MAX_SKEW]
-    ]
-    messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
-    matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
-    lines.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
-    return "\n".join(lines)
-
-
 def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     if not rows:
         return ""
@@ -266,18 +216,6 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
-def size(size_bytes: int | None) -> str:
-    """Give bytes in binary units; ? for None."""
-    if size_bytes is None:
-        return "?"
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
-
-
 def page(finding: str) -> str:
     """Give the name of the page on a finding's kind, the part of its id before the first colon."""
     return f"{finding.split(':', 1)[0]}.md"
@@ -285,7 +223,7 @@ def page(finding: str) -> str:
 
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
-    lines = [f"{'!' if each.severity == 'warning' else '-'} {each.title}" for each in shown]
+    lines = [f"{'!' if each.severity == 'warning' else '-'} {one_row(each.title)}" for each in shown]
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from overlapscope.report.aligned import aligned
-from overlapscope.report.text import ms, percent
+from overlapscope.report.amounts import ms, percent
 from overlapscope.whatif.answer import Assumed, Scenario, WhatIf
 
 VERDICTS = {

@@ -340,7 +340,21 @@ def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
         **tables,
     )
     _check_references(bare)
+    _check_times(bare)
     return replace(bare, names=tuple(names.to_list()))
+
+
+def _check_times(timeline: RankTimeline) -> None:
+    """Raise ValueError where something ends before it starts: every figure would be wrong, some by much."""
+    for name, table in (
+        ("spans", timeline.spans),
+        ("collectives", timeline.collectives),
+        ("steps", timeline.steps),
+        ("annotations", timeline.annotations),
+    ):
+        reversed_rows = (table.end_ns < table.start_ns) & (table.end_ns != NONE) & (table.start_ns != NONE)
+        if reversed_rows.any():
+            raise ValueError(f"{name}: {int(reversed_rows.sum())} of {reversed_rows.size} rows end before they start")
 
 
 def _check_references(timeline: RankTimeline) -> None:

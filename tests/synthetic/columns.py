@@ -151,7 +151,9 @@ def _telemetry(job: Job, record: Record, row: int, clock: Clock, names: NameTabl
             (ends[row], "gpu0.sm_clock_mhz", usual * np.exp(rng.normal(0, CLOCK_JITTER))) for _, _, ends in record.steps
         ]
     noted.sort()
+    at = np.array([when for when, _, _ in noted])
+    numbers, begun = np.array([each for each, _, _ in record.steps]), [begins[row] for _, begins, _ in record.steps]
     return make(
-        Telemetry, len(noted), time_ns=clock.shows(np.array([at for at, _, _ in noted])), step=NONE,
+        Telemetry, len(noted), time_ns=clock.shows(at), step=numbers[np.searchsorted(begun, at, side="right") - 1],
         name=[names.code(name) for _, name, _ in noted], value=[value for _, _, value in noted],
     )  # fmt: skip

@@ -12,7 +12,7 @@ from tests.synthetic.draw import Drawn, faulty, healthy
 from tests.synthetic.job import Fault, Job, Layout
 
 FILE: Final = Path(__file__).parent / "sample.json"
-FAULTY: Final = (12, 13, 14, 35, 40, 50, 54, 56, 18)
+FAULTY: Final = (84, 73, 26, 15, 64, 65, 30, 68, 69, 46, 11)
 HEALTHY: Final = (15, 30, 54)
 """Seeds of jobs that are quickly simulated, one of each kind of fault that such a job can show, and healthy ones."""
 

@@ -1,0 +1,105 @@
+"""Who waited and who was waited for, as text: a table, a sentence for each straggler, what is unpaired, clocks."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from overlapscope.analysis.analyze import Analysis, Skew, Straggler
+from overlapscope.report.aligned import aligned
+from overlapscope.report.amounts import count, ms, percent
+
+MAX_ROWS: Final = 8
+MAX_REASONS: Final = 3
+LONGEST_REASON: Final = 200
+CLOCK_SHOWS_NS: Final = 1_000_000
+"""A clock that is off by more than this is worth a line: logs of the ranks cannot be read side by side then."""
+APART: Final = 1.05
+"""A straggler's blame and that of the table are told apart from this factor."""
+HELD_BY: Final = {
+    "host": "it was idle, its host had not given it more to do",
+    "data_loading": "it was between two steps, as in loading data",
+    "garbage_collector": "its interpreter collected garbage",
+    "allocator": "its device's memory was full: the allocator gave memory back and asked again",
+    "throttled": "its clocks were held down, or its processes' share of the cores",
+    "more_work": "it ran more kernels than its peers",
+    "slower_compute": "its kernels took longer than its peers'",
+    "unknown": "by what is not known",
+}
+
+
+def lines(analysis: Analysis, *, all_rows: bool) -> str:
+    """Give the text, the most blamed first; of runs without matched calls only why there are none."""
+    skew = analysis.skew
+    parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
+    if skew.ranks or skew.pairs or skew.unmatched:
+        messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
+        matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
+        parts.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
+    shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
+    parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
+    if len(shown) < len(skew.reasons):
+        parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
+    return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
+
+
+def _flat(text: str, *, all_rows: bool) -> str:
+    flat = " ".join(text.split())
+    return flat if all_rows or len(flat) <= LONGEST_REASON else flat[: LONGEST_REASON - 3] + "..."
+
+
+def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
+    skew = analysis.skew
+    if not skew.ranks:
+        return []
+    ranked = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
+    shown = ranked if all_rows else ranked[:MAX_ROWS]
+    head = ["waiting, in all", "waited ms", "of its collectives", "held others up ms", "times last"]
+    cells = [
+        [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
+        for each in shown
+    ]
+    rows = [*aligned([head, *cells])]
+    if len(shown) < len(ranked):
+        rows.append(f"{len(ranked) - len(shown)} more ranks that held others up less: --all")
+    return rows
+
+
+def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
+    skew = analysis.skew
+    shown = skew.stragglers[: len(skew.stragglers) if all_rows else MAX_ROWS]
+    listed = {each.rank: each.blame_ns for each in skew.ranks}
+    bound = "at most " if analysis.run.missing_ranks else ""
+    told = [f"Rank {each.rank} held the others up for {bound}{_amount(each, listed)}: {_why(each)}." for each in shown]
+    return [*told, "What to do: docs/findings/straggler.md"] if told else []
+
+
+def _amount(straggler: Straggler, listed: Mapping[int, int]) -> str:
+    """Give the time, with the part of it that the table does not hold."""
+    more = straggler.blame_ns - listed.get(straggler.rank, 0)
+    time = f"{ms(straggler.blame_ns)} ms"
+    if straggler.blame_ns <= APART * listed.get(straggler.rank, 0):
+        return time
+    return f"{time}, {ms(more)} ms of it through ranks that waited for it, or in uneven exchanges"
+
+
+def _why(straggler: Straggler) -> str:
+    evidence: Mapping[str, Any] = straggler.evidence
+    words = HELD_BY[straggler.held_by]
+    idle, before = evidence.get("idle_more_ns"), evidence.get("before_first_launch_ns")
+    if straggler.held_by == "host" and idle and before and before > 0:
+        words += f" ({ms(min(before, idle))} of {ms(idle)} ms before a step's first launch)"
+    if evidence.get("recording_may_explain"):
+        words += ", which recording itself may explain"
+    return words
+
+
+def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
+    """Name the clocks that are off by so much that people stumble over it, and how well the others agree."""
+    far = sorted(((rank, off) for rank, off in skew.clock_offset_ns.items()), key=lambda each: -abs(each[1]))
+    far = [(rank, off) for rank, off in far if all_rows or abs(off) >= CLOCK_SHOWS_NS]
+    if not far:
+        return []
+    shown = far if all_rows else far[:MAX_ROWS]
+    told = ", ".join(f"rank {rank} {'+' if off >= 0 else '-'}{ms(abs(off))}" for rank, off in shown)
+    more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
+    residual = f", to within {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
+    return [f"Clocks against the middle one, ms (taken out above{residual}): {told}{more}."]
