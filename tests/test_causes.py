@@ -14,6 +14,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.causes import CAUSES, causes_of
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.matching import match
+from overlapscope.analysis.pairs import match_pairs
 from overlapscope.analysis.waiting import split
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import (
@@ -82,15 +83,23 @@ def rank_of(
     )  # fmt: skip
 
 
-def explained(*ranks: RankTimeline, clocks: Clocks | None = None) -> tuple[Run, dict[int, dict[str, int]]]:
+def explained(
+    *ranks: RankTimeline, clocks: Clocks | None = None, members: tuple[int, ...] = (0, 1)
+) -> tuple[Run, dict[int, dict[str, int]]]:
     run = Run(
-        world_size=max(2, len(ranks)),
+        world_size=len(members),
         ranks={each.rank: each for each in ranks},
-        groups=(Group(name="0", size=2, ranks=(0, 1)),),
+        groups=(Group(name="0", size=len(members), ranks=members),),
     )
     matching = match(run)
     known = clocks or Clocks(offset_ns={0: 0.0, 1: 0.0})
-    together = Across(matching=matching, clocks=known, splits=tuple(split(matching.blocks, known)))
+    together = Across(
+        matching=matching,
+        clocks=known,
+        splits=tuple(split(matching.blocks, known)),
+        uneven=tuple(split(matching.uneven, known)),
+        pairs=match_pairs(run, known),
+    )
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     found = causes_of(run, together, coverage)
     return run, {rank: each.within((0, 10**9)) for rank, each in found.items()}
@@ -284,3 +293,62 @@ def test_a_single_rank_knows_only_lateness_and_queues() -> None:
 def test_sends_of_a_pipeline_are_the_pipelines() -> None:
     _, found = explained(rank_of(0, [CALL], [], op="send", dimension="pipeline"))
     assert found[0] == {"pipeline": 30}
+
+
+BUSY = [(0, 30, "gemm")]
+
+
+def uneven(timeline: RankTimeline) -> RankTimeline:
+    return replace(timeline, collectives=replace(timeline.collectives, received_bytes=np.array([400 + timeline.rank])))
+
+
+def test_a_receive_waits_for_its_sender_and_what_comes_after_is_not_known() -> None:
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"))
+    assert found == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+
+
+def test_a_send_waits_for_its_receiver_but_not_when_it_had_ended_before() -> None:
+    late = rank_of(1, [LATE], BUSY, op="recv")
+    assert explained(rank_of(0, [CALL], [], op="send"), late)[1][0] == {"peer_compute": 20, "unknown": 10}
+    assert explained(rank_of(0, [(10, 25, 10)], [], op="send"), late)[1][0] == {"unknown": 15}
+
+
+def test_an_uneven_exchange_waits_for_the_last_member_of_all_that_were_recorded() -> None:
+    early, late = (
+        uneven(each) for each in (rank_of(0, [CALL], [], op="all_to_all"), rank_of(1, [LATE], BUSY, op="all_to_all"))
+    )
+    expected = {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+    assert explained(early, late)[1] == expected
+    assert explained(early, late, members=(0, 1, 2))[1] == expected
+
+
+def test_the_clocks_residual_is_taken_off_what_only_they_tell() -> None:
+    clocks = Clocks(offset_ns={0: 0.0, 1: 0.0}, residual_ns=4.0)
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"), clocks=clocks)
+    assert found[0] == {"peer_compute": 16, "unknown": 14}
+
+
+def test_without_clocks_a_pair_tells_no_waiting() -> None:
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"), clocks=Clocks())
+    assert found[0] == {"unknown": 30}
+
+
+def test_of_a_partly_recorded_group_the_wait_for_the_last_recorded_member_is_certain() -> None:
+    after = [(60, 70, "gemm"), (80, 90, "optimizer")]
+    early, late = rank_of(0, [CALL], after), rank_of(1, [LATE], [*BUSY, *after])
+    assert explained(early, late)[1] == {0: {"peer_compute": 20, "dependency": 10}, 1: {"dependency": 10}}
+    assert explained(early, late, members=(0, 1, 2))[1] == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+
+
+def test_one_missing_rank_of_eight_hides_only_the_waits_for_it() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    without = replace(run, ranks={rank: run.ranks[rank] for rank in range(7)})  # rank 7 is never to blame
+    whole, part = analyze(run), analyze(without)
+    for before, after in zip(whole.ranks[:7], part.ranks, strict=True):
+        for cause in ("peer_host", "peer_compute", "peer_comm"):
+            mine = before.whole.causes.get(cause, 0)
+            assert after.whole.causes.get(cause, 0) == pytest.approx(mine, rel=0.02, abs=200_000)
+    assert {each.blame_estimate for each in whole.skew.ranks} == {"matched"}
+    assert {each.blame_estimate for each in part.skew.ranks} == {"upper_bound"}
+    for few, all_of_them in zip(part.skew.ranks, whole.skew.ranks[:7], strict=True):
+        assert few.blame_ns >= all_of_them.blame_ns - 10_000  # less than what the clocks may differ by

@@ -42,8 +42,7 @@ def only(found: CriticalPath) -> StepPath:
 
 def followed(run: Run) -> tuple[Path, ...]:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
-    together = across(run)
-    return follow(run, windows, together, together.transfers(run)).paths
+    return follow(run, windows, across(run)).paths
 
 
 def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:

@@ -85,6 +85,8 @@ class SkewRank(msgspec.Struct, kw_only=True, frozen=True):
     wait_ns: int
     wait_fraction: float | None
     blame_ns: int
+    blame_estimate: Literal["matched", "upper_bound"] = "matched"
+    """`upper_bound`: members of its groups were not recorded. It may have been less to blame, and waited longer."""
     times_last: int
     idle_ns: int | None
 
@@ -225,12 +227,13 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
         findings=findings,
         recommendations=[],
         told=told(run.facts),
-        critical_path=critical_path(run, windows, together, transfers),
+        critical_path=critical_path(run, windows, together),
     )
 
 
 def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[Held]) -> Skew:
     residual = together.clocks.residual_ns
+    partly = {rank for each in together.splits if not each.block.whole for rank in each.block.ranks}
     return Skew(
         matched=together.matched,
         unmatched=together.matching.unmatched + together.pairs.unmatched,
@@ -245,6 +248,7 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
                 wait_ns=each.wait_ns,
                 wait_fraction=each.wait_ns / each.collective_ns if each.collective_ns else None,
                 blame_ns=each.blame_ns,
+                blame_estimate="upper_bound" if rank in partly else "matched",
                 times_last=each.times_last,
                 idle_ns=idle_ns[rank],
             )

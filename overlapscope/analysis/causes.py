@@ -2,17 +2,19 @@
 
 Each moment belongs to the collective in flight that ends last (ties: that began first). Within it, from its start:
 waiting for the last member, by what that one was doing; what the transfer took beyond its baseline; what a late launch
-cost; what the queue before it cost; and the rest, by what the step computes after it.
+cost; what the queue before it cost; and the rest, by what the step computes after it. Of a call whose transfer is not
+known, the time before the last member came is waiting all the same, and the rest is not known.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.following import following
@@ -95,9 +97,9 @@ def owned(timeline: RankTimeline) -> Owned:
 
 def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Give every rank's causes."""
-    transfers = together.transfers(run)
+    transfers, arrived = together.transfers(run), arrivals(run, together)
     return {
-        rank: _of_rank(rank, timeline, transfers[rank], coverage, together.clocks)
+        rank: _of_rank(rank, timeline, transfers[rank], arrived[rank], coverage, together.clocks)
         for rank, timeline in run.ranks.items()
     }
 
@@ -106,24 +108,28 @@ def _of_rank(
     rank: int,
     timeline: RankTimeline,
     transfers: Transfers,
+    arrived_last: Arrivals,
     coverage: Mapping[int, Coverage],
     clocks: Clocks,
 ) -> Causes:
     mine = owned(timeline)
     cover = coverage[rank]
     exposed, hidden = difference(cover.comm, cover.compute), intersection(cover.comm, cover.compute)
-    matched, transfer, last = _split(mine, transfers)
-    arrived = np.where(matched, mine.end_ns - transfer, mine.start_ns)
+    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
+    matched = transfer != NONE
+    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & ~matched
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
     waiting = _cut(mine, mine.start_ns, arrived)
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
-    for other in np.unique(last[matched]).tolist():
+    for other in np.unique(last[last != NONE]).tolist():
         _by_what_the_last_did(
-            parts, intersection(_only(waiting, matched & (last == other)), exposed), rank, other, coverage, clocks
+            parts, intersection(_only(waiting, last == other), exposed), rank, other, coverage, clocks
         )
     slow, late, queued, rest = _transfer_parts(timeline, mine, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
         parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
-    for cause, chosen in _rest_causes(timeline, mine, matched).items():
+    for cause, chosen in _rest_causes(timeline, mine, matched, of_pipeline).items():
         parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
@@ -133,12 +139,9 @@ def _of_rank(
     )
 
 
-def _split(mine: Owned, transfers: Transfers) -> tuple[npt.NDArray[np.bool_], Ints, Ints]:
-    """Give for each owner whether it is matched, its transfer and the rank that came last."""
-    place = np.where(mine.row == NONE, -1, mine.row)
-    transfer = np.append(transfers.transfer_ns, NONE)[place]
-    last = np.append(transfers.last, NONE)[place]
-    return transfer != NONE, transfer, last
+def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
+    """Give a column of `Collectives` for each owner, and `otherwise` for a lone span."""
+    return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
 
 
 def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -188,10 +191,9 @@ def _transfer_parts(
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Give where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
-    place = np.where(mine.row == NONE, -1, mine.row)
-    baseline = np.append(transfers.baseline_ns, NONE)[place]
+    baseline = _of_rows(transfers.baseline_ns, mine, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
-    launch = np.append(timeline.collectives.launch_ns, NONE)[place]
+    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
     ready = _ready(timeline, launch)
     known = (launch != NONE) & (ready != NONE)
     late = np.where(known, np.maximum(launch - ready, 0), 0)
@@ -224,19 +226,17 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
 
 
 def _rest_causes(
-    timeline: RankTimeline, mine: Owned, matched: npt.NDArray[np.bool_]
+    timeline: RankTimeline, mine: Owned, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    place = np.where(mine.row == NONE, -1, mine.row)
-    step = np.append(timeline.collectives.step, NONE)[place]
-    of_pipeline = np.append(_pipeline_rows(timeline), False)[place]
+    step = _of_rows(timeline.collectives.step, mine, NONE)
     after = following(timeline)
     told = matched & (step != NONE) & after.known(step)
     depends = after.depends(step, mine.end_ns)
     return {
-        PIPELINE: of_pipeline & ~matched,
+        PIPELINE: of_pipeline,
         "dependency": told & depends,
         "tail": told & ~depends,
-        "unknown": ~told & ~(of_pipeline & ~matched),
+        "unknown": ~told & ~of_pipeline,
     }
 
 

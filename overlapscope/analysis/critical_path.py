@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.across import Across
+from overlapscope.analysis.arrivals import arrivals
 from overlapscope.analysis.path_walk import MOST_SEGMENTS, PARTS, NoPathError, Path, Walker
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, size
@@ -71,9 +72,9 @@ class Chosen:
 Windows = Mapping[int, Sequence[StepWindow]]
 
 
-def critical_path(run: Run, windows: Windows, together: Across, transfers: Mapping[int, Transfers]) -> CriticalPath:
+def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
     """Give the critical paths of a run's steps, the parts and the operations on them."""
-    found = follow(run, windows, together, transfers)
+    found = follow(run, windows, together)
     return CriticalPath(
         scope=found.scope,
         reason=found.reason,
@@ -87,14 +88,13 @@ def follow(
     run: Run,
     windows: Windows,
     together: Across,
-    transfers: Mapping[int, Transfers],
     only: frozenset[int] | None = None,
 ) -> Chosen:
     """Follow the paths of the complete steps (of all, where none is complete), `only` those if given."""
     ranks, reason = _connected(run, together)
     if reason is not None:
         return Chosen(reason=reason)
-    walker = Walker(run, transfers, together.clocks)
+    walker = Walker(run, arrivals(run, together), together.clocks)
     ends = _ends(run, walker, {rank: windows[rank] for rank in ranks}, only)
     if not ends:
         return Chosen(reason="no step with a window was recorded, and the recording is in several parts or empty")
@@ -132,7 +132,9 @@ def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
     if len(run.ranks) == 1:
         return timed, None
     tied = {rank: {rank} for rank in timed}
-    for members in {each.block.ranks for each in together.splits if each.block.whole and each.block.calls}:
+    blocks = [each.block for each in (*together.splits, *together.uneven) if each.block.whole and each.block.calls]
+    pairs = {(each.sender, each.receiver) for each in together.pairs.pairs if each.send_rows.size}
+    for members in {each.ranks for each in blocks} | pairs:
         joined = set().union(*{id(tied[rank]): tied[rank] for rank in members if rank in tied}.values())
         tied |= dict.fromkeys(joined, joined)
     most = max(tied.values(), key=lambda each: (len(each), -min(each)))

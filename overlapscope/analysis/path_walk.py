@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.across import Transfers
+from overlapscope.analysis.arrivals import Arrivals
 from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, LONG_AGO, Awaited, awaited
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
@@ -60,8 +60,8 @@ class _Place:
 class Walker:
     """Follows the paths of a run."""
 
-    def __init__(self, run: Run, transfers: Mapping[int, Transfers], clocks: Clocks) -> None:
-        self.run, self._transfers, self._clocks = run, transfers, clocks
+    def __init__(self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks) -> None:
+        self.run, self._arrivals, self._clocks = run, arrivals, clocks
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
 
     def path(self, rank: int, step: int | None, window: tuple[int, int], most: int = MOST_SEGMENTS) -> Path:
@@ -70,13 +70,13 @@ class Walker:
 
     def last_member(self, rank: int, row: int) -> tuple[int, int] | None:
         """Give (rank, row in its `Collectives`) of the last to arrive at a call; None where that is not known."""
-        transfers = self._transfers[rank]
-        call = int(transfers.call[row])
+        arrivals = self._arrivals[rank]
+        call = int(arrivals.call[row])
         if call == NONE:
             return None
-        last = int(transfers.last[row])
+        last = int(arrivals.last[row])
         if last not in self._by_call:
-            calls = self._transfers[last].call
+            calls = self._arrivals[last].call
             order = np.argsort(calls, kind="stable")
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]

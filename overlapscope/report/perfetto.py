@@ -107,7 +107,7 @@ def _figures(run: Run, choice: Choice) -> _Figures:
         together=together,
         transfers=transfers,
         causes=causes_of(run, together, coverage),
-        paths=follow(run, windows, together, transfers, choice.steps),
+        paths=follow(run, windows, together, choice.steps),
     )
 
 
