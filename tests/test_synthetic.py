@@ -14,6 +14,7 @@ from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import Run
 from tests.synthetic import Job, Layout, plant, run_of, simulate, write_kineto
 from tests.synthetic.draw import Drawn
@@ -109,6 +110,27 @@ def test_the_files_say_what_the_columns_say(simulated: Simulated, tmp_path: Path
             by_time = [np.lexsort((each.end_ns, each.start_ns)) for each in (mine, theirs)]
             for column in columns:
                 np.testing.assert_array_equal(getattr(mine, column)[by_time[0]], getattr(theirs, column)[by_time[1]])
+
+
+def test_the_files_tell_what_hosts_waited_for_as_the_columns_do(simulated: Simulated, tmp_path: Path) -> None:
+    write_kineto(simulated, tmp_path)
+    read, built = read_inputs([tmp_path]), run_of(simulated)
+    for rank, timeline in built.ranks.items():
+        mine, theirs = (
+            sorted(
+                (each.names[name], start, end)
+                for name, start, end in zip(
+                    each.annotations.name.tolist(),
+                    each.annotations.start_ns.tolist(),
+                    each.annotations.end_ns.tolist(),
+                    strict=True,
+                )
+                if WAITS_FOR_DEVICE.fullmatch(each.names[name])
+            )
+            for each in (timeline, read.ranks[rank])
+        )
+        assert mine == theirs
+        assert mine
 
 
 def test_the_same_job_gives_the_same_trace() -> None:

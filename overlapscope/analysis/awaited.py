@@ -2,17 +2,18 @@
 
 A device span begins when its lane is free, when its launch has arrived, and when what it was told to wait for on other
 lanes has ended: the latest of these decided. A span on another lane can only have been waited for if it was launched
-before, and is asked only where the lane lay idle. The host goes on by itself, but for what it waits for: copies to it.
+before, and is asked only where the lane lay idle. The host goes on by itself, but for what it waits for: copies to it,
+and what its recorded calls of synchronisation wait for.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Ints, Small, Spans
+from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
 from overlapscope.timeline.run import RankTimeline
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
@@ -23,18 +24,12 @@ LAUNCH_TAKES_AT_MOST_NS: Final = 20_000
 QUICK_LAUNCHES: Final = 0.01
 LOOK_BACK: Final = 32
 """Ends on other lanes that are looked at, latest first, for one that could have been waited for."""
-TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
-STOOD_STILL_NS: Final = 200_000
-"""A host that launched nothing for this long ..."""
-WENT_ON_WITHIN: Final = 0.05
-"""... and again within this share of it after its device had run dry, had waited for the device."""
-LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """The spans that matter in a window, by their start. `on` and `waited_for` are positions in these arrays."""
+    """The spans that matter in a window, by their start. `on`, and what the host waited for, are positions in these."""
 
     row: Ints
     """Row in the rank's `Spans`."""
@@ -52,10 +47,8 @@ class Awaited:
     """Spans with a launch, by launch."""
     launched_ns: Ints
     """Their launches."""
-    resumed_ns: Ints
-    """Launches with which the host went on after it had waited for its device ..."""
-    waited_for: Ints
-    """... and the span that it had waited for."""
+    waits: HostWaits
+    """What the host waited for."""
     by_end: Ints
     """All spans, by their end."""
     ended_ns: Ints
@@ -112,14 +105,12 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
     )
     launched = np.flatnonzero(launch != NONE)
     launched = launched[np.argsort(launch[launched], kind="stable")]
-    resumed, waited_for = (
-        _host_waits(timeline, spans, row, launch, end, launched) if timeline.has_device else (row[:0], row[:0])
-    )
+    waits = host_waits(timeline, row, end, launched, by_end) if timeline.has_device else NO_WAITS
     call, span = _spans_of_calls(spans.collective[row])
     return Awaited(
         row=row, start_ns=start, end_ns=end, kind=kind, by=by.astype(np.int8),
         on=np.where(by == BY_OTHER_LANE, other, before), launch_ns=launch, arrived_ns=arrived,
-        launched=launched, launched_ns=launch[launched], resumed_ns=resumed, waited_for=waited_for,
+        launched=launched, launched_ns=launch[launched], waits=waits,
         by_end=by_end, ended_ns=end[by_end], computing_longest=_longest(end, kind), call=call, call_span=span,
     )  # fmt: skip
 
@@ -176,29 +167,3 @@ def _spans_of_calls(collective: Ints) -> tuple[Ints, Ints]:
     told = np.flatnonzero(collective != NONE)
     calls, first = np.unique(collective[told], return_index=True)
     return calls, told[first]
-
-
-def _host_waits(
-    timeline: RankTimeline, spans: Spans, row: Ints, launch: Ints, end: Ints, launched: Ints
-) -> tuple[Ints, Ints]:
-    """Give when the host went on after it had waited for its device, and for which span.
-
-    It waits for a copy to it that had ended when it launched again. That it waited otherwise shows only when it stood
-    still for long and went on as soon as the device had run dry.
-    """
-    if launched.size < 2:
-        return row[:0], row[:0]
-    at, then = launch[launched][:-1], launch[launched][1:]
-    ends = end[launched]
-    done = np.maximum.accumulate(ends)
-    last = np.maximum.accumulate(np.where(ends == done, np.arange(ends.size), 0))
-    copies = [code for code, name in enumerate(timeline.names) if TO_HOST.search(name)]
-    of_row = row[launched][:-1]
-    to_host = (spans.kind[of_row] == COPY) & np.isin(spans.name[of_row], copies)
-    after_copy = to_host & (ends[:-1] <= then) & (ends[:-1] > at)
-    dry = done[:-1]
-    stood_still = (then - at >= STOOD_STILL_NS) & (dry > at) & (dry <= then)
-    after_all = stood_still & (then - dry <= WENT_ON_WITHIN * (then - at))
-    waited = np.flatnonzero(after_copy | after_all)
-    span = np.where(after_copy[waited], waited, last[waited])
-    return then[waited], launched[span]

@@ -214,7 +214,7 @@ def name_of(timeline: RankTimeline, part: str, row: int) -> str:
     op = int(timeline.collectives.op[call]) if call != NONE else -1
     if part in ("transfer", "communication") and op >= 0 and names[op] != "unknown":
         return names[op]
-    code = int(spans.host_op[row]) if part == "host" else int(spans.name[row])
+    code = int(spans.host_op[row]) if part in ("host", "host_or_wait") else int(spans.name[row])
     if code < 0:
         code = int(spans.name[row])
     return names[code] if code >= 0 else "unnamed"

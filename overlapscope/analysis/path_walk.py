@@ -7,13 +7,15 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.arrivals import Arrivals
-from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, LONG_AGO, Awaited, awaited
+from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, Awaited, awaited
 from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.host_waits import LONG_AGO
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.run import Run
 
-PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "idle")
-"""`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting."""
+PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
+"""`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
+`host_or_wait`: the host launched nothing, and whether it waited for its device was not recorded."""
 _RUNNING: Final = ("compute", "communication", "copy")
 MARGIN_NS: Final = 10_000_000
 """Aligned clocks agree better than this."""
@@ -176,12 +178,15 @@ class _Walk:
                 return None
             self._add("host", rank, NONE, self._told(rank, int(found.end_ns[position])))
             return _Place(rank, position, inside=True)
-        wait = int(np.searchsorted(found.resumed_ns, moment, side="right")) - 1
-        waited = int(found.waited_for[wait]) if wait >= 0 else None
+        waited = found.waits.before(moment)
         until = LONG_AGO if waited is None else int(found.end_ns[waited])
         for at in range(int(np.searchsorted(found.launched_ns, moment, side="right")) - 1, -1, -1):
             prior = max(until, int(found.launched_ns[at - 1]) if at else LONG_AGO)
-            self._add("host", rank, int(found.row[found.launched[at]]), self._told(rank, prior))
+            row = int(found.row[found.launched[at]])
+            if at and (dry := int(found.waits.dry_ns[at - 1])) != NONE:
+                self._add("host", rank, row, self._told(rank, max(dry, prior)))
+                self._add("host_or_wait", rank, row, self._told(rank, prior))
+            self._add("host", rank, row, self._told(rank, prior))
             if prior == until or self._now <= self._begin:
                 break
         if waited is None:

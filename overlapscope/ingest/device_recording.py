@@ -44,12 +44,13 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """Calls that enqueued device work."""
+    """Calls that enqueued device work, or waited for it."""
 
     process: Ints
     thread: Ints
     name: Codes
     start_ns: Ints
+    end_ns: Ints
     correlation: Ints
 
 
@@ -176,6 +177,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
         launch_lane=launch_lane,
         launch_name=launches.name[calls],
         launch_start_ns=launches.start_ns[calls],
+        launch_end_ns=launches.end_ns[calls],
         launch_correlation=launches.correlation[calls],
         host=Ranges(
             lane=host_lane,

@@ -235,6 +235,7 @@ class EventCollector:
             launch_lane=launch.joined("lane"),
             launch_name=launch.joined("name", np.int32),
             launch_start_ns=launch.joined("start"),
+            launch_end_ns=launch.joined("end"),
             launch_correlation=launch.joined("correlation"),
             host=self._ranges(HOST),
             host_args=self._host_args,

@@ -15,6 +15,7 @@ from overlapscope.ingest.sqlite_file import SqliteFile
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -22,7 +23,7 @@ SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 _PLACE: Final = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
-_CALL: Final = ("start", "globalTid", "correlationId", "nameId")
+_CALL: Final = ("start", "end", "globalTid", "correlationId", "nameId")
 _KERNEL_NAMES: Final = ("demangledName", "shortName", "mangledName")
 _COPY_KINDS: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
@@ -95,33 +96,36 @@ class NsightTables:
         )
 
     def _launches(self, work: DeviceWork) -> Launches:
-        """Give the calls that enqueued what was recorded, and kernel launches whose kernel was not."""
-        launching: set[int] = set()
+        """Give the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
+        told: set[int] = set()
 
         def code(text: str) -> int:
             number = self.names.code(text)
-            if LAUNCHES_KERNEL.search(text):
-                launching.add(number)
+            if LAUNCHES_KERNEL.search(text) or WAITS_FOR_DEVICE.fullmatch(text):
+                told.add(number)
             return number
 
         strings = Strings(file=self.file, code=code)
         known = np.unique(work.correlation)
         nothing = np.empty(0, np.int64)
-        parts = [(nothing, nothing, nothing.astype(np.int32), nothing)]
+        parts = [(nothing, nothing, nothing.astype(np.int32), nothing, nothing)]
         for table in CALLS:
             for columns in self._columns(table, _CALL):
                 correlation = _linking(columns["correlationId"])
                 name = strings.codes(columns["nameId"])
                 good = is_sound(columns["start"])
                 self.dropped += int((~good).sum())
-                keep = good & (_among(correlation, known) | np.isin(name, list(launching)))
-                parts.append((columns["start"][keep], columns["globalTid"][keep], name[keep], correlation[keep]))
-        start, thread, name, correlation = (np.concatenate(column) for column in zip(*parts, strict=True))
+                keep = good & (_among(correlation, known) | np.isin(name, list(told)))
+                start, end = columns["start"][keep], columns["end"][keep]
+                end = np.where(is_sound(end), np.maximum(start, end), start)
+                parts.append((start, columns["globalTid"][keep], name[keep], correlation[keep], end))
+        start, thread, name, correlation, end = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Launches(
             process=process_of(thread),
             thread=thread_of(thread),
             name=self._named(name, "unnamed call"),
             start_ns=start,
+            end_ns=end,
             correlation=correlation,
         )
 

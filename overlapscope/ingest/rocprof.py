@@ -28,6 +28,7 @@ from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 FORMAT = "rocprofv3"
@@ -159,7 +160,7 @@ class _Rows:
         return np.unique(correlation)
 
     def _add_calls(self, number: int, process: ProcessRecords, correlations: Ints) -> None:
-        """Take the calls that enqueued what was recorded, and kernel launches whose kernel was not."""
+        """Take the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
         calls = [*process.records(Call, "hip_api"), *process.records(Call, "hsa_api")]
         self.events += len(calls)
         enqueued = set(correlations.tolist()) - {0, NONE}
@@ -167,7 +168,9 @@ class _Rows:
         chosen = [
             (call, name)
             for call, name in named
-            if call.correlation_id.internal in enqueued or LAUNCHES_KERNEL.search(name)
+            if call.correlation_id.internal in enqueued
+            or LAUNCHES_KERNEL.search(name)
+            or WAITS_FOR_DEVICE.fullmatch(name)
         ]
         self._add(
             "calls",
@@ -175,6 +178,7 @@ class _Rows:
             thread=_ints(call.thread_id for call, _ in chosen),
             name=self.names.encode([name for _, name in chosen]),
             start_ns=_ints(call.start_timestamp for call, _ in chosen),
+            end_ns=_ints(max(call.start_timestamp, call.end_timestamp) for call, _ in chosen),
             correlation=_ints(call.correlation_id.internal or NONE for call, _ in chosen),
         )
 

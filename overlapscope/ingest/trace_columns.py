@@ -45,6 +45,7 @@ class TraceColumns:
     launch_lane: Ints
     launch_name: Codes
     launch_start_ns: Ints
+    launch_end_ns: Ints
     launch_correlation: Ints
     host: Ranges
     host_args: Mapping[int, CollectiveArgs]

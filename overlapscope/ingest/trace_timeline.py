@@ -24,6 +24,7 @@ from overlapscope.timeline.columns import (
     Steps,
     make,
 )
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
 
 
@@ -104,7 +105,7 @@ def trace_timeline(
 ) -> RankTimeline:
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
-    marked = np.flatnonzero(columns.host.is_annotation)
+    host, marked, waits = columns.host, np.flatnonzero(columns.host.is_annotation), _host_waits(columns)
     window = columns.window or _seen(columns)
     code = columns.names.code
     process, label = zip(*columns.lanes, strict=True)
@@ -137,15 +138,28 @@ def trace_timeline(
         ),
         annotations=make(
             Annotations,
-            marked.size,
+            marked.size + waits.size,
             recording=0,
-            lane=columns.host.lane[marked],
-            name=columns.host.name[marked],
-            start_ns=columns.host.start_ns[marked] + base_ns,
-            end_ns=columns.host.end_ns[marked] + base_ns,
+            lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
+            name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
+            start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
+            end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
         ),
         names=tuple(columns.names.to_list()),
     )
+
+
+def _host_waits(columns: TraceColumns) -> Ints:
+    """Give the rows of the calls that waited for the device, on threads that also give it work.
+
+    Other threads, a watchdog's for one, hold nobody up by waiting.
+    """
+    waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in columns.names.to_list()], np.bool_)
+    if not waits.any():
+        return np.empty(0, np.int64)
+    enqueued = np.isin(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
+    working = np.unique(columns.launch_lane[enqueued])
+    return np.flatnonzero(waits[columns.launch_name] & np.isin(columns.launch_lane, working))
 
 
 def _seen(columns: TraceColumns) -> tuple[int, int]:

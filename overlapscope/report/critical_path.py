@@ -11,6 +11,7 @@ WORDS: Final = {
     "copy": "copies",
     "launch": "launches on their way",
     "host": "host",
+    "host_or_wait": "host, or waiting for its device",
     "idle": "idle",
 }
 MOST_RANKS = 4

@@ -81,6 +81,7 @@ def _timeline(job: Job, record: Record, joined: Joined, row: int, groups: Mappin
     )  # fmt: skip
     threads = np.unique(joined.thread)
     marks = [*record.marks, *((f"ProfilerStep#{number}", 0, begun, ended) for number, begun, ended in record.steps)]
+    marks += [(name, 0, begun, ended) for name, begun, ended in record.waits]
     return RankTimeline(
         rank=int(joined.ranks[row]), basis="trace", has_device=True,
         recordings=make(

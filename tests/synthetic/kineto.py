@@ -10,7 +10,7 @@ import numpy as np
 from tests.synthetic.job import Job
 from tests.synthetic.joined import EPOCH_NS, Clock, Joined, NamedGroup, named_groups
 from tests.synthetic.machine import Simulated
-from tests.synthetic.record import COMM, COMPUTE, Call, Record
+from tests.synthetic.record import COMM, COMPUTE, MAIN, Call, Record
 
 PROCESS = 4711
 LIBRARY = {"all_to_all": "nccl:all_to_all", "send": "nccl:send", "recv": "nccl:recv"}
@@ -62,6 +62,8 @@ def _events(job: Job, record: Record, joined: Joined, row: int, groups: Mapping[
         yield _span("user_annotation", f"ProfilerStep#{number}", 0, *_of(clock, begun[row], ended[row]))
     for name, thread, begun, ended in record.marks:
         yield _span("user_annotation", name, thread, *_of(clock, begun[row], ended[row]))
+    for name, begun, ended in record.waits:
+        yield _span("cuda_runtime", name, MAIN, *_of(clock, begun[row], ended[row]))
     there = np.flatnonzero(joined.present[row])
     start, end, launch = (
         (clock.shows(each[row, there]) - EPOCH_NS).tolist() for each in (joined.start, joined.end, joined.launch)

@@ -62,6 +62,8 @@ class Record:
     pieces: list[Pieces] = field(default_factory=list)
     marks: list[tuple[str, int, Reals, Reals]] = field(default_factory=list)
     """Annotations: name, thread, start, end."""
+    waits: list[tuple[str, Reals, Reals]] = field(default_factory=list)
+    """Calls of the host that return when the device has done something: name, start, end."""
     steps: list[tuple[int, Reals, Reals]] = field(default_factory=list)
     pauses: list[tuple[Reals, Reals]] = field(default_factory=list)
     """Pauses of the collector that telemetry notes: end and length, 0 on ranks without."""

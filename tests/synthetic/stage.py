@@ -17,6 +17,8 @@ Reals = npt.NDArray[np.float64]
 ACROSS_STAGES = ("mp", "world")
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 OPTIMIZER = "Optimizer.step#FusedAdamW.step"
+RETURNS_NS = 2_000.0
+"""A call that has nothing to wait for returns after this."""
 COPY_NS = 60_000.0
 """The batch's way to the device."""
 
@@ -118,10 +120,10 @@ class Stage:
             if self.job.fault.load_marked:
                 self._annotate(LOADER, begun, self.host)
             if self._step >= 2 and not self.job.sync_steps:  # the queue of launches is not endless
-                self.host = np.maximum(self.host, self._device_steps[self._step - 2])
+                self._wait("cudaEventSynchronize", self._device_steps[self._step - 2])
             self._copy()
         elif what == "sync":
-            self.host = np.maximum(self.host, self.busy["compute"])
+            self._wait("cudaStreamSynchronize", self.busy["compute"])
         elif what == "optimizer":
             self._marks["optimizer"] = self.host.copy()
         elif what == "optimized":
@@ -133,6 +135,13 @@ class Stage:
             if self.keep:
                 rows = self.record.rows
                 self.record.steps.append((self.job.first_step + self._step, self._marks["step"][rows], self.host[rows]))
+
+    def _wait(self, call: str, done: Reals) -> None:
+        begun = self.host
+        self.host = np.maximum(begun + RETURNS_NS, done)
+        if self.keep:
+            rows = self.record.rows
+            self.record.waits.append((call, begun[rows], self.host[rows]))
 
     def _annotate(self, name: str, start: Reals, end: Reals) -> None:
         if self.keep:

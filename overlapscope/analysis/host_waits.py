@@ -1,0 +1,120 @@
+"""What a host waited for on its device before it went on: by its recorded calls, else as far as times tell."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.run import RankTimeline
+
+TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
+CLOCKS_AGREE_NS: Final = 5_000
+"""A span may seem to end so much after the call that waited for it: device and host have clocks of their own."""
+CALL_TAKES_NS: Final = 20_000
+"""A call of synchronisation takes up to this where there is nothing to wait for."""
+LOOK_BACK: Final = 32
+"""Ends before that of a call that are looked at, latest first, for one that it could have waited for."""
+STOOD_STILL_NS: Final = 200_000
+"""A host that launched nothing for this long ..."""
+WENT_ON_WITHIN: Final = 0.05
+"""... and again within this share of it after its device had run dry, had waited for the device."""
+LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWaits:
+    """When a host went on after it had waited for its device, in order of time, and for which span."""
+
+    resumed_ns: Ints
+    span: Ints
+    dry_ns: Ints
+    """For each launch, where the host then stood still and nothing tells whether it waited: when its device had run
+    dry, before which it may have waited; else NONE."""
+
+    def before(self, moment_ns: int) -> int | None:
+        """Give the span that the host last waited for before it came to a moment; None where it waited for none."""
+        at = int(np.searchsorted(self.resumed_ns, moment_ns, side="right")) - 1
+        return int(self.span[at]) if at >= 0 else None
+
+
+_NOTHING: Final = np.empty(0, np.int64)
+NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
+
+
+def host_waits(timeline: RankTimeline, row: Ints, end: Ints, launched: Ints, by_end: Ints) -> HostWaits:
+    """Give the waits of a host whose device runs the spans `row` (which end at `end`; `by_end` sorts them).
+
+    `launched` are those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
+    In others, that a host waited shows only when it stood still and went on as soon as its device had run dry. A copy
+    to the host that had ended when it launched again is taken to have been waited for.
+    """
+    calls = [code for code, name in enumerate(timeline.names) if WAITS_FOR_DEVICE.fullmatch(name)]
+    notes = timeline.annotations
+    recorded = np.flatnonzero(np.isin(notes.name, calls)) if calls else _NOTHING
+    launch = timeline.spans.launch_ns[row]
+    copies, after_copies = _copies(timeline, row, launch, end, launched)
+    if recorded.size:
+        begun, ended = notes.start_ns[recorded], notes.end_ns[recorded]
+        span, resumed = _by_calls(begun, ended, launch, end, launched, by_end)
+        dry = np.full(launched.size, NONE, np.int64)
+    else:
+        span, resumed, dry = _by_standing_still(launch, end, launched, after_copies)
+    span, resumed = np.concatenate([copies, span]), np.concatenate([after_copies, resumed])
+    order = np.argsort(resumed, kind="stable")
+    span, resumed = span[order], resumed[order]
+    # Whoever waited for an earlier span once more had waited for the later one already.
+    latest = np.maximum.accumulate(end[span]) if span.size else span
+    of_latest = np.maximum.accumulate(np.where(end[span] == latest, np.arange(span.size), 0))
+    return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
+
+
+def _copies(timeline: RankTimeline, row: Ints, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
+    """Give copies to the host that had ended when it launched again, and that launch."""
+    spans = timeline.spans
+    names = [code for code, name in enumerate(timeline.names) if TO_HOST.search(name)]
+    of = launched[:-1]
+    at, then = launch[of], launch[launched][1:]
+    to_host = (spans.kind[row[of]] == COPY) & np.isin(spans.name[row[of]], names)
+    waited = to_host & (end[of] <= then) & (end[of] > at)
+    return of[waited], then[waited]
+
+
+def _by_calls(begun: Ints, ended: Ints, launch: Ints, end: Ints, launched: Ints, by_end: Ints) -> tuple[Ints, Ints]:
+    """Give for each call that waited the span launched before it that ended last in it, and when the call returned.
+
+    Where another thread launched meanwhile, the host as a whole did not wait.
+    """
+    launches = launch[launched]
+    alone = np.searchsorted(launches, ended, side="left") <= np.searchsorted(launches, begun, side="right")
+    asking = np.flatnonzero(alone & (ended - begun > CALL_TAKES_NS))
+    found = np.full(begun.size, NONE, np.int64)
+    ends = end[by_end]
+    at = np.searchsorted(ends, ended[asking] + CLOCKS_AGREE_NS, side="right")
+    for _ in range(LOOK_BACK):
+        at -= 1
+        meanwhile = (at >= 0) & (ends[at] > begun[asking])
+        asking, at = asking[meanwhile], at[meanwhile]
+        if not asking.size:
+            break
+        fits = launch[by_end[at]] <= begun[asking]
+        found[asking[fits]] = by_end[at[fits]]
+        asking, at = asking[~fits], at[~fits]
+    waited = found != NONE
+    return found[waited], ended[waited]
+
+
+def _by_standing_still(launch: Ints, end: Ints, launched: Ints, after_copies: Ints) -> tuple[Ints, Ints, Ints]:
+    """Give spans that hosts waited for, the launches with which they went on, and after each launch, when the device
+    had run dry, where that does not tell whether the host waited for it."""
+    at, then = launch[launched][:-1], launch[launched][1:]
+    ends = end[launched]
+    done = np.maximum.accumulate(ends)
+    last = np.maximum.accumulate(np.where(ends == done, np.arange(ends.size), 0))
+    dry = done[:-1]
+    stood_still = (then - at >= STOOD_STILL_NS) & (dry > at) & (dry <= then) & ~np.isin(then, after_copies)
+    waited = stood_still & (then - dry <= WENT_ON_WITHIN * (then - at))
+    unsure = stood_still & ~waited
+    return launched[last[:-1][waited]], then[waited], np.append(np.where(unsure, dry, NONE), NONE)[: launched.size]
