@@ -28,7 +28,7 @@ def bounded(run: Run, together: Across) -> list[Finding]:
             id="few_ranks_recorded",
             severity="info",
             title=f"only {first}{others} were recorded: durations of their calls hold waiting for ranks that were not, "
-            "transfers are bounds from above, and a late rank among those is not seen",
+            "transfers and blame are bounds from above, and a late rank among those is not seen",
             evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
             known_from="trace",
         )
