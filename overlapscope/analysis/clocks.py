@@ -88,13 +88,13 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
             break
         drift = {rank: drift[rank] + more[rank] for rank in drift}
         offsets = _resting(sets, offsets, drift, sharing)
-    connected = _connected(sets)
+    tied = connected(each.ranks for each in sets)
     if any(drift.values()):
-        drift = _from_the_middle(connected, drift)
+        drift = _from_the_middle(tied, drift)
         offsets = _resting(sets, offsets, drift, sharing)
     far = np.concatenate([np.abs(each) for each in _distances(sets, offsets, drift).values()])
     return Clocks(
-        offset_ns=_from_the_middle(connected, offsets),
+        offset_ns=_from_the_middle(tied, offsets),
         drift=drift if any(drift.values()) else {},
         reference_ns=reference,
         residual_ns=float(np.median(far)),
@@ -229,19 +229,19 @@ def _slope(times: Reals, distances: Reals) -> float:
     return slope if abs(slope) * float(times[-1] - times[0]) > noises * max(scatter, 1.0) else 0.0
 
 
-def _connected(sets: Sequence[_Set]) -> list[list[int]]:
-    """Give the ranks that sets tie together, directly or over others."""
+def connected(sets: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Give the ranks that sets of them tie together, directly or over others."""
     tied: dict[int, set[int]] = {}
-    for each in sets:
-        joined: set[int] = set(each.ranks).union(*(tied[rank] for rank in each.ranks if rank in tied))
+    for ranks in sets:
+        joined: set[int] = set(ranks).union(*(tied[rank] for rank in ranks if rank in tied))
         tied |= dict.fromkeys(joined, joined)
     return [sorted(members) for members in {id(each): each for each in tied.values()}.values()]
 
 
-def _from_the_middle(connected: Iterable[Sequence[int]], values: Mapping[int, float]) -> dict[int, float]:
+def _from_the_middle(tied: Iterable[Sequence[int]], values: Mapping[int, float]) -> dict[int, float]:
     """Count the values of connected ranks from the middle one, the nearest to all others (of two, the lower rank's)."""
     shown = {}
-    for ranks in connected:
+    for ranks in tied:
         theirs = np.array([values[rank] for rank in ranks])
         order = np.argsort(theirs, kind="stable")
         middle = theirs[min(order[(theirs.size - 1) // 2], order[theirs.size // 2])]
