@@ -8,12 +8,13 @@ the centre of their calls, by medians, repeated until it rests.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
 
 ROUNDS = 50
@@ -38,6 +39,12 @@ class Clocks:
     reference_ns: int = 0
     residual_ns: float | None = None
     """Median distance of an end to the centre of its call, on aligned clocks."""
+    tied: Mapping[int, int] = field(default_factory=dict)
+    """The lowest rank of those whose clocks are tied to a rank's, by calls or by a host."""
+
+    def comparable(self, ranks: Sequence[int]) -> bool:
+        """Say whether the ranks' times can be compared: whether something ties their clocks."""
+        return len({self.tied.get(rank, rank) for rank in ranks}) == 1
 
     def aligned(self, rank: int, time_ns: Ints) -> Reals:
         """Give times of a rank on the common clock, as distances from `reference_ns`."""
@@ -74,13 +81,14 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
 
     `hosts` names the host of ranks where it is known: ranks of one host share its clock.
     """
+    hosts = hosts or {}
+    members = tied((block.ranks for block in blocks), hosts)
     if not blocks:
-        return Clocks()
+        return Clocks(tied=members)
     reference = int(min(block.end_ns.min() for block in blocks))
     sets = _sets(blocks, reference)
-    offsets, drift = _first_guess(sets)
-    sharing = _sharing(offsets, hosts or {})
-    offsets, drift = _one_a_host(offsets, sharing), _one_a_host(drift, sharing)
+    sharing = _sharing(sorted({rank for each in sets for rank in each.ranks}), hosts)
+    offsets, drift = _first_guess(sets, sharing)
     offsets = _resting(sets, offsets, drift, sharing)
     for _ in range(DRIFT_ROUNDS):
         more = _one_a_host(_drifts(sets, offsets, drift), sharing)
@@ -88,17 +96,34 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
             break
         drift = {rank: drift[rank] + more[rank] for rank in drift}
         offsets = _resting(sets, offsets, drift, sharing)
-    tied = connected(each.ranks for each in sets)
     if any(drift.values()):
-        drift = _from_the_middle(tied, drift)
+        drift = from_the_middle(drift, members)
         offsets = _resting(sets, offsets, drift, sharing)
     far = np.concatenate([np.abs(each) for each in _distances(sets, offsets, drift).values()])
     return Clocks(
-        offset_ns=_from_the_middle(tied, offsets),
-        drift=drift if any(drift.values()) else {},
+        offset_ns=_with_silent(from_the_middle(offsets, members), hosts),
+        drift=_with_silent(drift, hosts) if any(drift.values()) else {},
         reference_ns=reference,
         residual_ns=float(np.median(far)),
+        tied=members,
     )
+
+
+def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
+    """Count the values of tied ranks from the middle one, the nearest to all others (of two, the lower rank's).
+
+    `lowest` holds the lowest rank of each rank's set.
+    """
+    sets: dict[int, list[int]] = {}
+    for rank in sorted(values):
+        sets.setdefault(lowest[rank], []).append(rank)
+    shown = {}
+    for ranks in sets.values():
+        theirs = np.array([values[rank] for rank in ranks])
+        order = np.argsort(theirs, kind="stable")
+        middle = theirs[min(order[(theirs.size - 1) // 2], order[theirs.size // 2])]
+        shown.update({rank: float(value - middle) for rank, value in zip(ranks, theirs, strict=True)})
+    return dict(sorted(shown.items()))
 
 
 def _sets(blocks: Sequence[Matched], reference: int) -> list[_Set]:
@@ -126,10 +151,18 @@ def _one_a_host(values: Mapping[int, float], sharing: Mapping[int, Sequence[int]
     return {rank: float(np.median([values[each] for each in sharing[rank]])) for rank in values}
 
 
-def _first_guess(sets: Sequence[_Set]) -> tuple[dict[int, float], dict[int, float]]:
+def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
+    """Give ranks of which no call was matched what their host has."""
+    of_host = {hosts[rank]: value for rank, value in values.items() if rank in hosts}
+    return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
+
+
+def _first_guess(
+    sets: Sequence[_Set], sharing: Mapping[int, Sequence[int]]
+) -> tuple[dict[int, float], dict[int, float]]:
     """Walk the graph of groups from each component's lowest rank, by those of the most calls; from rank to rank.
 
-    Gives offsets and drifts. A walk tells apart which of a pair's two clocks drifts, where medians of both would meet
+    Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two clocks drifts, where medians of both would meet
     in the middle.
     """
     beside: dict[int, list[int]] = {}
@@ -138,13 +171,18 @@ def _first_guess(sets: Sequence[_Set]) -> tuple[dict[int, float], dict[int, floa
             beside.setdefault(rank, []).append(at)
     offsets: dict[int, float] = {}
     drift: dict[int, float] = {}
+    queue: list[tuple[int, int]] = []
+
+    def reach(rank: int, offset: float, slope: float) -> None:
+        for each in sharing[rank]:
+            offsets[each], drift[each] = offset, slope
+            for at in beside[each]:
+                heappush(queue, (at, each))
+
+    used: set[int] = set()
     for start in sorted(beside):
-        if start in offsets:
-            continue
-        offsets[start] = drift[start] = 0.0
-        queue = [(at, start) for at in beside[start]]
-        heapify(queue)
-        used: set[int] = set()
+        if start not in offsets:
+            reach(start, 0.0, 0.0)
         while queue:
             at, rank = heappop(queue)
             if at in used:
@@ -154,10 +192,8 @@ def _first_guess(sets: Sequence[_Set]) -> tuple[dict[int, float], dict[int, floa
             for other, ends in zip(sets[at].ranks, sets[at].ends, strict=True):
                 if other not in offsets:
                     slope = _slope(own, ends - own)
-                    drift[other] = drift[rank] + slope
-                    offsets[other] = offsets[rank] + float(np.median(ends - own - slope * own))
-                    for more in beside[other]:
-                        heappush(queue, (more, other))
+                    apart = float(np.median(ends - own - slope * own))
+                    reach(other, offsets[rank] + apart, drift[rank] + slope)
     return offsets, drift
 
 
@@ -227,23 +263,3 @@ def _slope(times: Reals, distances: Reals) -> float:
     scatter = float(np.median(np.abs(rest - np.median(rest))))
     noises = DRIFT_NOISES * max(1.0, DRIFT_CALLS / calls)
     return slope if abs(slope) * float(times[-1] - times[0]) > noises * max(scatter, 1.0) else 0.0
-
-
-def connected(sets: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Give the ranks that sets of them tie together, directly or over others."""
-    tied: dict[int, set[int]] = {}
-    for ranks in sets:
-        joined: set[int] = set(ranks).union(*(tied[rank] for rank in ranks if rank in tied))
-        tied |= dict.fromkeys(joined, joined)
-    return [sorted(members) for members in {id(each): each for each in tied.values()}.values()]
-
-
-def _from_the_middle(tied: Iterable[Sequence[int]], values: Mapping[int, float]) -> dict[int, float]:
-    """Count the values of connected ranks from the middle one, the nearest to all others (of two, the lower rank's)."""
-    shown = {}
-    for ranks in tied:
-        theirs = np.array([values[rank] for rank in ranks])
-        order = np.argsort(theirs, kind="stable")
-        middle = theirs[min(order[(theirs.size - 1) // 2], order[theirs.size // 2])]
-        shown.update({rank: float(value - middle) for rank, value in zip(ranks, theirs, strict=True)})
-    return dict(sorted(shown.items()))

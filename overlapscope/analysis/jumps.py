@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.call_kinds import listed
-from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets, connected
+from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets
 from overlapscope.analysis.matching import Matched, Matching
+from overlapscope.analysis.ties import connected
 from overlapscope.timeline.columns import Ints
 
 LEAST_NS: Final = 200_000
