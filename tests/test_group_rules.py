@@ -1,0 +1,44 @@
+"""Groups compared with each other: pipelines of two stages, links within a host and across, and who is in a group."""
+
+import numpy as np
+import pytest
+
+from overlapscope.analysis.across import across
+from overlapscope.analysis.slow_link import slow_links
+from overlapscope.timeline.columns import NONE
+from tests.meetings import Met, job
+from tests.test_pipeline import pipeline, said
+
+
+def test_of_two_stages_half_of_what_is_sent_is_taken_for_activations() -> None:
+    # Eight microbatches; a forward takes 10 ms on stage 0 and 11 on stage 1, a backward twice that. Stage 0 is busy for
+    # 8 * 30 = 240 ms of 10 + 8 * 33 + 20 + 1 = 295, in the bubble for 55. 1F1B with eight activations needs 240 / 8 =
+    # 30, which would leave an excess of 25 (8 %); but what was sent may be four activations and four gradients, of two
+    # chunks a stage, which need 240 / 4 = 60.
+    assert said(pipeline([10, 11], 8)) == []
+    (finding,) = said(pipeline([5, 20], 16))
+    assert finding.evidence["activations"] == 8
+    assert "at least 8 activations" in finding.title
+    (finding,) = said(pipeline([5, 5, 20], 16))
+    assert finding.evidence["activations"] == 16
+
+
+def between(quick: set[tuple[int, int]], ranks: int = 4) -> list[str]:
+    """Give the slow links of a job whose every pair of ranks reduces the same: in 1 ms if quick, else in 4."""
+    pairs = [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
+    calls: dict[int, list[Met]] = {rank: [] for rank in range(ranks)}
+    for k in range(10):
+        for at, pair in enumerate(pairs):
+            start = 100 * k + 10 * at
+            for rank in pair:
+                calls[rank].append(Met(start=start, end=start + (1 if pair in quick else 4), group=str(at)))
+    run = job(calls, {str(at): pair for at, pair in enumerate(pairs)}, lasts=1000)
+    return [each.id for each in slow_links(run, across(run).splits)]
+
+
+def test_where_most_groups_are_slow_the_others_are_rather_quick() -> None:
+    hosts = {(0, 1), (2, 3)}
+    assert between(hosts) == []  # four pairs across two hosts take longer than the two within: no link is slow
+    everything = {(a, b) for a in range(4) for b in range(a + 1, 4)}
+    assert between(everything - {(0, 2), (1, 3)}) == ["slow_link"]  # two of six
+    assert between(everything - {(0, 2), (0, 1), (0, 3)}) == ["slow_link:rank0"]  # half, but all that rank 0 has
