@@ -50,12 +50,11 @@ def expert_imbalance(
 ) -> list[Finding]:
     """Give a finding for each expert group in which the wait for the rank with the most tokens costs time.
 
-    Needs the sizes that each rank got (`received_bytes`), and clocks that are tied. `window_ns` holds the length of
-    each rank's recording.
+    Needs the sizes that each rank got (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
     by_group: dict[tuple[str | None, tuple[int, ...]], list[Matched]] = defaultdict(list)
     for block in together.matching.uneven:
-        if _is_expert(run, block) and together.clocks.comparable(block.ranks):
+        if _is_expert(run, block):
             by_group[block.group, block.ranks].append(block)
     found = []
     for blocks in by_group.values():
