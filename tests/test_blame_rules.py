@@ -154,7 +154,14 @@ def test_beside_a_slow_link_nobody_is_accused_of_what_is_not_understood() -> Non
         rank: [Met(start=100 * k + (50 if rank == 2 else 40), end=100 * k + 55) for k in steps] for rank in range(RANKS)
     }
     computes = {rank: [(100.0 * k, 100.0 * k + (44 if rank == 2 else 40)) for k in steps] for rank in range(RANKS)}
-    run = job(calls, EVERYBODY, lasts=2000, step=100, computes=computes, lone={2: [(100 * k + 44, 100 * k + 47) for k in steps]})
+    run = job(
+        calls,
+        EVERYBODY,
+        lasts=2000,
+        step=100,
+        computes=computes,
+        lone={2: [(100 * k + 44, 100 * k + 47) for k in steps]},
+    )
     assert [each[:2] for each in named(run)] == [(2, "unknown")]
     sockets = [
         {"local": f"10.0.0.1:{port}", "peer": f"10.0.0.2:{port}", "sent_bytes": 100 * MS, "received_bytes": 0,

@@ -66,7 +66,8 @@ def test_some_late_ends_are_no_drift(drift: float) -> None:
     clocks = clock_offsets([ends_block(true, ends, true)])
     assert clocks.drift.get(1, 0.0) == pytest.approx(drift, abs=1e-9)
     assert clocks.offset_ns[1] == pytest.approx(0, abs=US)
-    assert not clocks.drift.get(0) and not clocks.drift.get(2)
+    assert not clocks.drift.get(0)
+    assert not clocks.drift.get(2)
 
 
 # --- pairing by order -----------------------------------------------------------------------------------------------
@@ -202,6 +203,6 @@ def test_sends_are_paired_whatever_the_clocks_of_stages_that_nothing_ties(ahead:
     run = job(calls, groups, lasts=1000, clock={2: ahead, 3: ahead})
     assert across(run).pairs.matched == 20
     # Were the stages on one host, or tied by a call, the receives would end too early.
-    tied_by_host = {rank: "here" for rank in range(4)}
+    tied_by_host = dict.fromkeys(range(4), "here")
     same = replace(run, ranks=job(calls, groups, lasts=1000, clock={2: ahead, 3: ahead}, hosts=tied_by_host).ranks)
     assert across(same).pairs.matched == (20 if ahead == 0 else 0)

@@ -162,8 +162,8 @@ def _first_guess(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Walk the graph of groups from each component's lowest rank, by those of the most calls; from rank to rank.
 
-    Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two clocks drifts, where medians of both would meet
-    in the middle.
+    Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two
+    clocks drifts, where medians of both would meet in the middle.
     """
     beside: dict[int, list[int]] = {}
     for at, each in enumerate(sets):

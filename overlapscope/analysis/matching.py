@@ -165,6 +165,8 @@ def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, r
     if len(ranks) < 2:
         other = f"it was recorded on rank {listed(ranks)} only"
         return Matching(unmatched=total, reasons=_of_group(group, why or [other], "; its calls are not paired"))
+    numbers = [run.ranks[rank].collectives.seq[rows_of[rank]] for rank in ranks]
+    numbered = all((each != NONE).all() and np.unique(each).size == each.size for each in numbers)
     if members is None:
         sizes = {
             int(each) for rank in ranks for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
@@ -175,9 +177,14 @@ def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, r
                 "recorded: its calls are not paired"
             )
             return Matching(unmatched=total, reasons=_of_group(group, [many]))
+        if sizes == {NONE} and numbered and max(len(ranks), run.world_size or 0) > 2:
+            # Numbers would pair the calls of groups of one name that stand beside each other, and clocks would hide it.
+            several = (
+                "neither its members nor how many they are was recorded: it may be several groups of one name, and its "
+                "calls are not paired by number"
+            )
+            return Matching(unmatched=total, reasons=_of_group(group, [several]))
     calls = group_calls(run, ranks, rows_of)
-    numbers = [run.ranks[rank].collectives.seq[rows_of[rank]] for rank in ranks]
-    numbered = all((each != NONE).all() and np.unique(each).size == each.size for each in numbers)
     said = _of_group(group, why, ": its calls are paired without it")
     if numbered:
         number = np.concatenate(numbers)
