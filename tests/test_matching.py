@@ -13,6 +13,7 @@ import pytest
 import overlapscope
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
+from overlapscope.loaded import LoadedRun
 from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -262,30 +263,128 @@ def test_a_cpu_run_says_with_whom_and_what_came_back_and_its_callers_thread_stil
 # --- real traces ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "kineto/megatron_tp8",
-        "gloo_torch2.13",
-        "nsys/nsysai_mfu_2gpu_before.sqlite",
-        "ascend/msinsight_text_level0",
-        ROOT / "traces/baseline",
-    ],
-)
-def test_real_calls_are_paired_as_plain_loops_pair_them(source):
-    loaded = overlapscope.load(shared_file(source) if isinstance(source, str) else source)
-    expected: dict[Any, list[tuple[int, int]]] = defaultdict(list)
-    for rank in loaded.ranks:
-        frame = loaded.table("collectives", rank).reset_index().sort_values("start_ns", kind="stable")
+REAL = [
+    "kineto/megatron_tp8",
+    "gloo_torch2.13",
+    "nsys/nsysai_mfu_2gpu_before.sqlite",
+    "ascend/msinsight_text_level0",
+    ROOT / "traces/baseline",
+]
+
+
+def loaded(source: Any) -> LoadedRun:
+    return overlapscope.load(shared_file(source) if isinstance(source, str) else source)
+
+
+def paired_by_hand(run: LoadedRun) -> set[tuple[tuple[int, int], ...]]:
+    """Give the calls that are one as tuples of (rank, row), by their place within group, operation and size."""
+    found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    for rank in run.ranks:
+        frame = run.table("collectives", rank).reset_index().sort_values("start_ns", kind="stable")
         symmetric = frame[frame.op.isin(["all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"])]
         seen: Counter[Any] = Counter()
         for row in symmetric.itertuples():
             kind = (row.group if row.group == row.group else None, row.op, str(row.bytes))
-            expected[(*kind, seen[kind])].append((rank, row.index))
+            found[(*kind, seen[kind])].append((rank, row.index))
             seen[kind] += 1
-    mine = {
+    return {tuple(sorted(members)) for members in found.values()}
+
+
+def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
+    return {
         tuple(zip(block.ranks, column, strict=True))
-        for block in across(loaded.run).matching.blocks
+        for block in across(run).matching.blocks
         for column in np.transpose(block.rows).tolist()
     }
-    assert mine == {tuple(sorted(members)) for members in expected.values()}
+
+
+def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Run:
+    """Give the run with these calls of a rank lost, and all numbers, where told."""
+    ranks = {}
+    for each, timeline in run.ranks.items():
+        table = timeline.collectives
+        lost = np.isin(np.arange(table.op.size), sorted(rows) if each == rank else [])
+        seq = table.seq if numbered else np.full(table.op.size, NONE)
+        calls = replace(table, start_ns=np.where(lost, NONE, table.start_ns), seq=seq)
+        ranks[each] = replace(timeline, collectives=calls)
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_real_calls_are_paired_as_plain_loops_pair_them(source):
+    run = loaded(source)
+    assert paired(run.run) == paired_by_hand(run)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize("source", REAL)
+def test_a_recording_that_was_cut_costs_its_lost_calls_alone(source, numbered):
+    """Lost at the end or at the beginning, a third: the others are paired as without them; no call gets a wrong one."""
+    run = loaded(source)
+    whole = paired_by_hand(run)
+    victim = run.ranks[-1]
+    table = run.run.ranks[victim].collectives
+    mine = sorted((row for call in whole for rank, row in call if rank == victim), key=lambda row: table.end_ns[row])
+    by_number = numbered and all((each.collectives.seq != NONE).all() for each in run.run.ranks.values())
+    for lost in (set(mine[len(mine) * 2 // 3 :]), set(mine[: len(mine) // 3])):
+        cut = without(run.run, victim, lost, numbered=numbered)
+        found = paired(cut)
+        left = {tuple(each for each in call if each[0] != victim or each[1] not in lost) for call in whole}
+        alone = {tuple(each for each in call if each[0] != victim) for call in whole}
+        expected, abstained = ({call for call in calls if len(call) > 1} for calls in (left, alone))
+        assert found == expected or (not by_number and found == abstained)
+        said = " ".join(across(cut).matching.reasons)
+        assert f"rank {victim}" in said or f"on rank {run.ranks[0]} only" in said
+
+
+def test_cut_recordings_without_numbers_are_paired_where_the_ends_tell_their_place():
+    run = loaded("kineto/megatron_tp8").run
+    rows = np.argsort(run.ranks[5].collectives.start_ns)
+    for lost in (set(rows[23:].tolist()), set(rows[:40].tolist())):
+        found = across(without(run, 5, lost, numbered=False))
+        assert found.matched == 84
+        assert found.matching.unmatched == 0
+        assert {block.ranks for block in found.matching.blocks} == {tuple(range(8)), (0, 1, 2, 3, 4, 6, 7)}
+
+
+def test_where_every_step_is_like_the_next_a_cut_recording_without_numbers_is_left_out():
+    regular = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, size=3) for k in range(40)]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    for left in (regular[:30], regular[10:], regular[:3]):
+        found = across(job({0: regular, 1: regular, 2: left}, (three,)))
+        assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
+        assert found.matching.unmatched == len(left)
+        assert "those of rank 2 are cannot be told" in found.matching.reasons[0]
+
+
+def test_a_sampled_recording_is_no_cut_one():
+    """Every second call of a rank is in order, but not next to each other."""
+    random = np.random.default_rng(7)
+    starts = np.cumsum(random.integers(50 * MS, 150 * MS, 40)).tolist()
+    calls = [Call(op="all_reduce", start=start, length=5 * MS, size=3) for start in starts]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    found = across(job({0: calls, 1: calls, 2: calls[::2]}, (three,)))
+    assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
+    assert found.matching.unmatched == 20
+    cut = across(job({0: calls, 1: calls, 2: calls[7:]}, (three,)))
+    assert cut.matching.unmatched == 0
+    assert {(block.ranks, block.calls) for block in cut.matching.blocks} == {((0, 1, 2), 33), ((0, 1), 7)}
+
+
+def test_a_member_that_recorded_nothing_of_a_group_costs_no_more_than_one_that_is_missing():
+    calls = [Call(op="all_reduce", start=k * 10 * MS, size=3, seq=k) for k in range(5)]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    found = across(job({0: calls, 1: calls, 2: [Call(op="send", group="other")]}, (three,)))
+    assert (found.matched, found.matching.unmatched) == (5, 0)
+    assert [block.whole for block in found.matching.blocks] == [False]
+    assert "nothing of it was recorded on rank 2" in found.matching.reasons[0]
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_every_unmatched_call_has_a_reason(numbered):
+    calls = [Call(op="all_reduce", start=k * 10 * MS, size=2, seq=k if numbered else NONE) for k in range(5)]
+    later = [replace(call, seq=call.seq + 9 if numbered else NONE) for call in calls]
+    for other in ([], [*later, *later[:1]], later[:2], [replace(call, group="h") for call in later]):
+        found = across(job({0: calls, 1: [Call(op="send", group="other"), *other]}, (PAIR,)))
+        assert found.matching.unmatched > 0
+        assert found.matching.reasons

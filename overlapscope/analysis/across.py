@@ -1,15 +1,17 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks, clock_offsets
+from overlapscope.analysis.joined_clocks import joined
+from overlapscope.analysis.jumps import without_jumps
 from overlapscope.analysis.matching import Matching, agreeing, match
 from overlapscope.analysis.pairs import PairMatching, match_pairs
-from overlapscope.analysis.waiting import RankWait, Split, by_rank, split
+from overlapscope.analysis.waiting import RankWait, Split, by_rank, ended_early, split
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run
 
@@ -74,18 +76,22 @@ def across(run: Run) -> Across:
     clocks = clock_offsets(matching.blocks, hosts)
     checked = agreeing(
         matching,
-        # Ends of uneven calls lie too far apart to set clocks by, but not to tell whether they are the same calls.
-        (clocks if matching.blocks else clock_offsets(matching.uneven, hosts)).spread_ns,
+        joined(clocks, matching.uneven, hosts).spread_ns,
         lambda block: _on_one_host(block.ranks, hosts),
     )
     if len(checked.blocks) < len(matching.blocks):
         clocks = clock_offsets(checked.blocks, hosts)
+    steady = without_jumps(checked, clocks, hosts)
+    if steady is not checked:
+        checked, clocks = steady, clock_offsets(steady.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
+    known = joined(clocks, checked.uneven, hosts)
+    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks)))
     return Across(
         matching=checked,
-        clocks=clocks,
+        clocks=known,
         splits=splits,
-        uneven=tuple(split(checked.uneven, clocks)),
+        uneven=tuple(split(checked.uneven, known)),
         waits=by_rank(splits, clocks),
         pairs=match_pairs(run, clocks),
     )

@@ -28,7 +28,7 @@ from overlapscope.analysis.shared_cores import shared_cores
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.stages import uneven_stages
 from overlapscope.analysis.steps import step_windows, whole_windows
-from overlapscope.analysis.stragglers import Held, stragglers
+from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
@@ -175,10 +175,9 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
         ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
     whole_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = work_of(run.ranks)
-    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, whole_ns)
     links = slow_links(run, together.splits, together.pairs.pairs)
-    if links:  # its data comes late to some members, who then begin the next call late: that is the link, not the rank
-        held = [each for each in held if each.held_by != "unknown"]
+    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, whole_ns)
+    held = beside_slow_links(held, links)
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
     findings = [
         finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)

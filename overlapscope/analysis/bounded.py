@@ -8,15 +8,20 @@ from overlapscope.timeline.run import Run
 def bounded(run: Run, together: Across) -> list[Finding]:
     """Say of which groups some members were recorded and others not: what their calls took is then only a bound.
 
-    A single rank's recording says so everywhere already.
+    A single rank's recording says so everywhere already; that some of a group's calls were cut off on a member stands
+    in the reasons of the matching.
     """
     if len(run.ranks) < 2:
         return []
     sizes = {group.name: len(group.ranks) for group in run.groups if group.ranks is not None}
+    blocks = (*together.matching.blocks, *together.matching.uneven)
+    recorded: dict[str | None, set[int]] = {}
+    for block in blocks:
+        recorded.setdefault(block.group, set()).update(block.ranks)
     partial = {
         (block.group, block.ranks): sizes.get(block.group or "") or run.world_size
-        for block in (*together.matching.blocks, *together.matching.uneven)
-        if not block.whole and (sizes.get(block.group or "") or run.world_size or 0) > len(block.ranks)
+        for block in blocks
+        if not block.whole and (sizes.get(block.group or "") or run.world_size or 0) > len(recorded[block.group])
     }
     if not partial:
         return []

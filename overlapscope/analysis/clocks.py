@@ -2,25 +2,30 @@
 
 Offsets are what a rank's clock shows more than the middle one of those it is connected with: the one nearest to all
 others (of two, the lower rank's), so that one rank's wrong clock shows as its own. They are joint over the graph of
-groups: each is the median distance of the rank's ends to the centre of their calls, repeated until it rests.
+groups, and so are drifts: guessed along the groups with the most calls, then each is what the rank's ends lie behind
+the centre of their calls, by medians, repeated until it rests.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
 
 ROUNDS = 50
 RESTS_WITHIN_NS = 1.0
-DRIFT_CALLS = 30
-"""Drift is told only from this many calls of a rank ..."""
+DRIFT_FEWEST = 9
+"""Drift is told only from this many calls ..."""
 DRIFT_NOISES = 4.0
-"""... and when it moves the clock by this many times the scatter of the ends over the recording."""
+"""... and when it moves the clock by this many times the scatter of the ends over the recording ..."""
+DRIFT_CALLS = 30
+"""... and by more, the fewer calls than this there are."""
+DRIFT_ROUNDS = 5
 Reals = npt.NDArray[np.float64]
 
 
@@ -30,10 +35,16 @@ class Clocks:
 
     offset_ns: Mapping[int, float] = field(default_factory=dict)
     drift: Mapping[int, float] = field(default_factory=dict)
-    """Nanoseconds gained a nanosecond."""
+    """Nanoseconds gained a nanosecond, against the middle one; empty where no clock drifts."""
     reference_ns: int = 0
     residual_ns: float | None = None
     """Median distance of an end to the centre of its call, on aligned clocks."""
+    tied: Mapping[int, int] = field(default_factory=dict)
+    """The lowest rank of those whose clocks are tied to a rank's, by calls or by a host."""
+
+    def comparable(self, ranks: Sequence[int]) -> bool:
+        """Say whether the ranks' times can be compared: whether something ties their clocks."""
+        return len({self.tied.get(rank, rank) for rank in ranks}) == 1
 
     def aligned(self, rank: int, time_ns: Ints) -> Reals:
         """Give times of a rank on the common clock, as distances from `reference_ns`."""
@@ -56,132 +67,199 @@ class Clocks:
         return apart
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """All calls of the same ranks."""
+
+    ranks: tuple[int, ...]
+    ends: Reals
+    """Distance from the reference, on the rank's own clock: a row for each rank, in order of time."""
+
+
 def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Give the clocks of all ranks that share a matched call with another.
 
     `hosts` names the host of ranks where it is known: ranks of one host share its clock.
     """
+    hosts = hosts or {}
+    members = tied((block.ranks for block in blocks), hosts)
     if not blocks:
-        return Clocks()
+        return Clocks(tied=members)
     reference = int(min(block.end_ns.min() for block in blocks))
-    offsets = _first_guess(blocks)
-    sharing = _sharing(offsets, hosts or {})
-    clocks = Clocks(offset_ns=_one_a_host(offsets, sharing), reference_ns=reference)
-    for _ in range(ROUNDS):
-        behind = _distances(blocks, clocks)
-        moves = {rank: float(np.median(np.concatenate([behind[each] for each in sharing[rank]]))) for rank in behind}
-        offsets = {rank: offset + moves[rank] for rank, offset in clocks.offset_ns.items()}
-        clocks = Clocks(offset_ns=offsets, reference_ns=reference)
-        if max(map(abs, moves.values())) < RESTS_WITHIN_NS:
+    sets = _sets(blocks, reference)
+    sharing = _sharing(sorted({rank for each in sets for rank in each.ranks}), hosts)
+    offsets, drift = _first_guess(sets, sharing)
+    offsets = _resting(sets, offsets, drift, sharing)
+    for _ in range(DRIFT_ROUNDS):
+        more = _one_a_host(_drifts(sets, offsets, drift), sharing)
+        if not any(more.values()):
             break
-    drift = _one_a_host(_drifts(blocks, clocks), sharing)
+        drift = {rank: drift[rank] + more[rank] for rank in drift}
+        offsets = _resting(sets, offsets, drift, sharing)
     if any(drift.values()):
-        offsets = _one_a_host(_undrifted(blocks, clocks, drift), sharing)
-        clocks = Clocks(offset_ns=offsets, drift=drift, reference_ns=reference)
-    far = np.concatenate([np.abs(each) for each in _distances(blocks, clocks).values()])
-    shown = _from_the_middle(blocks, clocks.offset_ns)
-    return Clocks(offset_ns=shown, drift=clocks.drift, reference_ns=reference, residual_ns=float(np.median(far)))
+        drift = from_the_middle(drift, members)
+        offsets = _resting(sets, offsets, drift, sharing)
+    far = np.concatenate([np.abs(each) for each in _distances(sets, offsets, drift).values()])
+    return Clocks(
+        offset_ns=_with_silent(from_the_middle(offsets, members), hosts),
+        drift=_with_silent(drift, hosts) if any(drift.values()) else {},
+        reference_ns=reference,
+        residual_ns=float(np.median(far)),
+        tied=members,
+    )
+
+
+def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> dict[int, float]:
+    """Count the values of tied ranks from the middle one, the nearest to all others (of two, the lower rank's).
+
+    `lowest` holds the lowest rank of each rank's set.
+    """
+    sets: dict[int, list[int]] = {}
+    for rank in sorted(values):
+        sets.setdefault(lowest[rank], []).append(rank)
+    shown = {}
+    for ranks in sets.values():
+        theirs = np.array([values[rank] for rank in ranks])
+        order = np.argsort(theirs, kind="stable")
+        middle = theirs[min(order[(theirs.size - 1) // 2], order[theirs.size // 2])]
+        shown.update({rank: float(value - middle) for rank, value in zip(ranks, theirs, strict=True)})
+    return dict(sorted(shown.items()))
+
+
+def _sets(blocks: Sequence[Matched], reference: int) -> list[_Set]:
+    """Put the calls of the same ranks together, those with the most calls first."""
+    ends: dict[tuple[int, ...], list[Reals]] = {}
+    for block in blocks:
+        ends.setdefault(block.ranks, []).append((block.end_ns - reference).astype(np.float64))
+    found = []
+    for ranks, tables in ends.items():
+        table = np.concatenate(tables, axis=1)
+        found.append(_Set(ranks=ranks, ends=table[:, np.argsort(table[0], kind="stable")]))
+    return sorted(found, key=lambda each: -each.ends.shape[1])
 
 
 def _sharing(ranks: Iterable[int], hosts: Mapping[int, str]) -> dict[int, list[int]]:
     """Give, for each rank, those that share its clock, itself among them."""
-    known = list(ranks)
-    return {
-        rank: [each for each in known if each == rank or (rank in hosts and hosts.get(each) == hosts[rank])]
-        for rank in known
-    }
+    of_host: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank in hosts:
+            of_host.setdefault(hosts[rank], []).append(rank)
+    return {rank: of_host[hosts[rank]] if rank in hosts else [rank] for rank in ranks}
 
 
 def _one_a_host(values: Mapping[int, float], sharing: Mapping[int, Sequence[int]]) -> dict[int, float]:
     return {rank: float(np.median([values[each] for each in sharing[rank]])) for rank in values}
 
 
-def _first_guess(blocks: Sequence[Matched]) -> dict[int, float]:
-    """Walk the graph of groups from each component's lowest rank, by median distances of ends."""
-    beside: dict[int, list[Matched]] = {}
-    for block in blocks:
-        for rank in block.ranks:
-            beside.setdefault(rank, []).append(block)
+def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
+    """Give ranks of which no call was matched what their host has."""
+    of_host = {hosts[rank]: value for rank, value in values.items() if rank in hosts}
+    return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
+
+
+def _first_guess(
+    sets: Sequence[_Set], sharing: Mapping[int, Sequence[int]]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Walk the graph of groups from each component's lowest rank, by those of the most calls; from rank to rank.
+
+    Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two
+    clocks drifts, where medians of both would meet in the middle.
+    """
+    beside: dict[int, list[int]] = {}
+    for at, each in enumerate(sets):
+        for rank in each.ranks:
+            beside.setdefault(rank, []).append(at)
     offsets: dict[int, float] = {}
+    drift: dict[int, float] = {}
+    queue: list[tuple[int, int]] = []
+
+    def reach(rank: int, offset: float, slope: float) -> None:
+        for each in sharing[rank]:
+            offsets[each], drift[each] = offset, slope
+            for at in beside[each]:
+                heappush(queue, (at, each))
+
+    used: set[int] = set()
     for start in sorted(beside):
-        if start in offsets:
-            continue
-        offsets[start] = 0.0
-        queue = deque([start])
+        if start not in offsets:
+            reach(start, 0.0, 0.0)
         while queue:
-            rank = queue.popleft()
-            for block in beside[rank]:
-                own = block.end_ns[block.ranks.index(rank)]
-                for at, other in enumerate(block.ranks):
-                    if other not in offsets:
-                        offsets[other] = offsets[rank] + float(np.median(block.end_ns[at] - own))
-                        queue.append(other)
-    return offsets
+            at, rank = heappop(queue)
+            if at in used:
+                continue
+            used.add(at)
+            own = sets[at].ends[sets[at].ranks.index(rank)]
+            for other, ends in zip(sets[at].ranks, sets[at].ends, strict=True):
+                if other not in offsets:
+                    slope = _slope(own, ends - own)
+                    apart = float(np.median(ends - own - slope * own))
+                    reach(other, offsets[rank] + apart, drift[rank] + slope)
+    return offsets, drift
 
 
-def _distances(blocks: Sequence[Matched], clocks: Clocks) -> dict[int, Reals]:
+def _aligned(each: _Set, offsets: Mapping[int, float], drift: Mapping[int, float]) -> Reals:
+    level = np.array([offsets[rank] for rank in each.ranks])
+    slope = np.array([drift[rank] for rank in each.ranks])
+    ends: Reals = each.ends - level[:, None] - slope[:, None] * each.ends
+    return ends
+
+
+def _distances(sets: Sequence[_Set], offsets: Mapping[int, float], drift: Mapping[int, float]) -> dict[int, Reals]:
     """Give, for each rank, how far its ends lie behind the centre of their calls."""
     found: dict[int, list[Reals]] = {}
-    for block in blocks:
-        ends = clocks.ends(block)
-        far = ends - np.median(ends, axis=0)
-        for rank, row in zip(block.ranks, far, strict=True):
+    for each in sets:
+        ends = _aligned(each, offsets, drift)
+        for rank, row in zip(each.ranks, ends - np.median(ends, axis=0), strict=True):
             found.setdefault(rank, []).append(row)
     return {rank: np.concatenate(rows) for rank, rows in found.items()}
 
 
-def _drifts(blocks: Sequence[Matched], clocks: Clocks) -> dict[int, float]:
-    """Give the drift of each rank whose ends wander off steadily; 0 for the others.
+def _resting(
+    sets: Sequence[_Set],
+    offsets: dict[int, float],
+    drift: Mapping[int, float],
+    sharing: Mapping[int, Sequence[int]],
+) -> dict[int, float]:
+    """Move the offsets until the ends of each rank lie about the centres of their calls."""
+    for _ in range(ROUNDS):
+        behind = _distances(sets, offsets, drift)
+        moves = {
+            rank: float(np.median(np.concatenate([behind[other] for other in theirs])))
+            for rank, theirs in sharing.items()
+        }
+        offsets = {rank: offset + moves[rank] for rank, offset in offsets.items()}
+        if max(map(abs, moves.values())) < RESTS_WITHIN_NS:
+            break
+    return offsets
 
-    The slope is the median over pairs of calls of the first and last third (a Theil-Sen estimate of fewer pairs), so
-    that single late ends do not turn it.
-    """
-    far = _distances(blocks, clocks)
+
+def _drifts(sets: Sequence[_Set], offsets: Mapping[int, float], drift: Mapping[int, float]) -> dict[int, float]:
+    """Give the drift that is left of each rank whose ends wander off steadily; 0 for the others."""
     at: dict[int, list[Reals]] = {}
-    for block in blocks:
-        for rank, times in zip(block.ranks, block.end_ns, strict=True):
-            at.setdefault(rank, []).append((times - clocks.reference_ns).astype(np.float64))
-    drifts = {}
-    for rank, rows in at.items():
-        times, distances = np.concatenate(rows), far[rank]
+    for each in sets:
+        for rank, times in zip(each.ranks, each.ends, strict=True):
+            at.setdefault(rank, []).append(times)
+    found = {}
+    for rank, distances in _distances(sets, offsets, drift).items():
+        times = np.concatenate(at[rank])
         order = np.argsort(times, kind="stable")
-        times, distances = times[order], distances[order]
-        drifts[rank] = 0.0
-        third = times.size // 3
-        if times.size < DRIFT_CALLS:
-            continue
-        apart = times[-third:] - times[:third]
-        slope = float(np.median((distances[-third:] - distances[:third]) / np.maximum(apart, 1.0)))
-        rest = distances - slope * times
-        scatter = float(np.median(np.abs(rest - np.median(rest))))
-        if abs(slope) * (times[-1] - times[0]) > DRIFT_NOISES * max(scatter, 1.0):
-            drifts[rank] = slope
-    return drifts
+        found[rank] = _slope(times[order], distances[order])
+    return found
 
 
-def _undrifted(blocks: Sequence[Matched], clocks: Clocks, drift: Mapping[int, float]) -> dict[int, float]:
-    """Give the offsets at the reference time, once drift is taken out."""
-    moved = Clocks(offset_ns=clocks.offset_ns, drift=drift, reference_ns=clocks.reference_ns)
-    far = _distances(blocks, moved)
-    return {rank: offset + float(np.median(far[rank])) for rank, offset in clocks.offset_ns.items()}
+def _slope(times: Reals, distances: Reals) -> float:
+    """Give the slope of distances over times, which are in order; 0 where it does not stand out from the scatter.
 
-
-def _from_the_middle(blocks: Sequence[Matched], offsets: Mapping[int, float]) -> dict[int, float]:
-    """Count the offsets of each connected set of ranks from its middle clock: the one nearest to all others."""
-    lowest = {rank: rank for rank in offsets}
-    changed = True
-    while changed:
-        changed = False
-        for block in blocks:
-            least = min(lowest[rank] for rank in block.ranks)
-            for rank in block.ranks:
-                changed = changed or lowest[rank] != least
-                lowest[rank] = least
-    shown = {}
-    for first in sorted(set(lowest.values())):
-        members = [rank for rank in sorted(offsets) if lowest[rank] == first]
-        values = np.array([offsets[rank] for rank in members])
-        order = np.argsort(values, kind="stable")
-        middle = values[min(order[(values.size - 1) // 2], order[values.size // 2])]
-        shown.update({rank: float(value - middle) for rank, value in zip(members, values, strict=True)})
-    return dict(sorted(shown.items()))
+    It is the median over pairs of calls of the first and last third (a Theil-Sen estimate of fewer pairs), so that
+    single late ends do not turn it.
+    """
+    calls = times.size
+    if calls < DRIFT_FEWEST:
+        return 0.0
+    third = calls // 3
+    apart = times[-third:] - times[:third]
+    slope = float(np.median((distances[-third:] - distances[:third]) / np.maximum(apart, 1.0)))
+    rest = distances - slope * times
+    scatter = float(np.median(np.abs(rest - np.median(rest))))
+    noises = DRIFT_NOISES * max(1.0, DRIFT_CALLS / calls)
+    return slope if abs(slope) * float(times[-1] - times[0]) > noises * max(scatter, 1.0) else 0.0

@@ -50,12 +50,11 @@ def expert_imbalance(
 ) -> list[Finding]:
     """Give a finding for each expert group in which the wait for the rank with the most tokens costs time.
 
-    Needs the sizes that each rank got (`received_bytes`), and clocks that other collectives have set. `window_ns`
-    holds the length of each rank's recording.
+    Needs the sizes that each rank got (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
     by_group: dict[tuple[str | None, tuple[int, ...]], list[Matched]] = defaultdict(list)
     for block in together.matching.uneven:
-        if _is_expert(run, block) and all(rank in together.clocks.offset_ns for rank in block.ranks):
+        if _is_expert(run, block):
             by_group[block.group, block.ranks].append(block)
     found = []
     for blocks in by_group.values():

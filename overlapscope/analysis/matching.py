@@ -1,16 +1,27 @@
 """The same collective on every rank that took part: by its number in the group, else by order, checked by its ends.
 
-A pairing by order alone is a guess: a recording that was cut or sampled shifts it. So it needs equal numbers of calls
-on all ranks, and `agreeing` drops what does not end together once clocks are aligned.
+Each call is paired among the ranks that recorded it: one recording that was cut costs no more than one that is missing.
+A pairing by order alone is a guess, which a sampled recording shifts. So it needs ranks with equally many calls of each
+kind (`order_numbers`), and `agreeing` drops what does not end together once clocks are aligned.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.call_kinds import (
+    EXCHANGE,
+    GroupCalls,
+    Kind,
+    group_calls,
+    listed,
+    named,
+    spelled_size,
+)
+from overlapscope.analysis.order_numbers import by_order
 from overlapscope.timeline.columns import NONE, Collectives, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -22,6 +33,7 @@ ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
 """... or than this share where the members have one clock: no estimate of it can hide that calls are shifted ..."""
 ENDS_WITHIN_NS = 50_000_000
 """... and by less than this; CPU ranks that share cores end milliseconds apart."""
+MAX_REASONS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +74,6 @@ class Matching:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    op: str
-    dtype: str | None
-    bytes: int | None
-    even: bool = True
-
-
 def match(run: Run) -> Matching:
     """Pair the symmetric collectives of all recorded ranks, group by group; reasons say what was not paired.
 
@@ -90,8 +94,10 @@ def match(run: Run) -> Matching:
         uneven += found.uneven
         unmatched += found.unmatched
         reasons += found.reasons
+    said = list(dict.fromkeys(reasons))
+    more = [f"{len(said) - MAX_REASONS} more such reasons"] if len(said) > MAX_REASONS else []
     return Matching(
-        blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=tuple(dict.fromkeys(reasons))
+        blocks=tuple(blocks), uneven=tuple(uneven), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more)
     )
 
 
@@ -117,8 +123,9 @@ def agreeing(
             continue
         unmatched += block.rows.size
         reasons.append(
-            f"{_named(block.group)}: {block.calls} {block.op} of {_size(block.bytes)} on ranks {_listed(block.ranks)} "
-            f"are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are not the same calls"
+            f"{named(block.group)}: {block.calls} {block.op} of {spelled_size(block.bytes)} on ranks "
+            f"{listed(block.ranks)} are not paired by order: their ends lie {apart / 1e6:.1f} ms apart, so they are "
+            "not the same calls"
         )
     even, uneven = (tuple(block for block in kept if block.even == kind) for kind in (True, False))
     return replace(matching, blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
@@ -152,117 +159,142 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, In
 def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Ints]) -> Matching:
     """Pair the calls of one group. `rows_of` holds the rows of its symmetric calls by rank."""
     total = sum(rows.size for rows in rows_of.values())
-    expected = [rank for rank in members if rank in run.ranks] if members is not None else sorted(rows_of)
-    if len(expected) < 2:
-        return Matching(unmatched=total)
+    ranks = [rank for rank in members if rank in rows_of] if members is not None else sorted(rows_of)
+    silent = [rank for rank in members or () if rank in run.ranks and rank not in rows_of]
+    why = [f"nothing of it was recorded on rank {listed(silent)}, a member"] if silent else []
+    if len(ranks) < 2:
+        other = f"it was recorded on rank {listed(ranks)} only"
+        return Matching(unmatched=total, reasons=_of_group(group, why or [other], "; its calls are not paired"))
+    numbers = [run.ranks[rank].collectives.seq[rows_of[rank]] for rank in ranks]
+    numbered = all((each != NONE).all() and np.unique(each).size == each.size for each in numbers)
     if members is None:
         sizes = {
-            int(each) for rank in expected for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
+            int(each) for rank in ranks for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
         }
-        if sizes - {NONE} and len(expected) > max(sizes):
-            why = (
-                f"{_named(group)}: {len(expected)} ranks made calls of it, but it has {max(sizes)} members, and which "
-                "they are was not recorded: its calls are not paired"
+        if sizes - {NONE} and len(ranks) > max(sizes):
+            many = (
+                f"{len(ranks)} ranks made calls of it, but it has {max(sizes)} members, and which they are was not "
+                "recorded: its calls are not paired"
             )
-            return Matching(unmatched=total, reasons=(why,))
-    silent = [rank for rank in expected if rank not in rows_of]
-    if silent:
-        why = (
-            f"{_named(group)}: nothing of it was recorded on rank {_listed(silent)}, a member; its calls are not paired"
-        )
-        return Matching(unmatched=total, reasons=(why,))
-    whole = members is not None and len(expected) == len(members)
-    by_number = all(_numbered(run.ranks[rank].collectives, rows_of[rank]) for rank in expected)
-    pair = _by_number if by_number else _by_order
-    return pair(run, group, expected, rows_of, whole=whole)
-
-
-def _numbered(calls: Collectives, rows: Ints) -> bool:
-    numbers = calls.seq[rows]
-    return bool((numbers != NONE).all()) and np.unique(numbers).size == numbers.size
-
-
-def _by_number(
-    run: Run, group: str | None, ranks: Sequence[int], rows_of: Mapping[int, Ints], *, whole: bool
-) -> Matching:
-    common = None
-    for rank in ranks:
-        numbers = run.ranks[rank].collectives.seq[rows_of[rank]]
-        common = numbers if common is None else np.intersect1d(common, numbers)
-    assert common is not None
-    rows = np.empty((len(ranks), common.size), np.int64)
-    for at, rank in enumerate(ranks):
-        numbers = run.ranks[rank].collectives.seq[rows_of[rank]]
-        order = np.argsort(numbers)
-        rows[at] = rows_of[rank][order[np.searchsorted(numbers[order], np.sort(common))]]
-    kinds = [_kinds(run.ranks[rank], rows[at]) for at, rank in enumerate(ranks)]
-    columns: dict[_Kind, list[int]] = defaultdict(list)
-    reasons: list[str] = []
-    for column, seen in enumerate(zip(*kinds, strict=True)):
-        if all(each == seen[0] for each in seen):
-            columns[seen[0]].append(column)
-            continue
-        if all(each.op == "all_to_all" and each.dtype == seen[0].dtype for each in seen):
-            columns[_as_uneven(seen[0])].append(column)
-            continue
-        other = next(at for at, each in enumerate(seen) if each != seen[0])
-        if not reasons:
-            reasons.append(
-                f"{_named(group)}: call {int(np.sort(common)[column])} is {_spelled(seen[0])} on rank {ranks[0]} and "
-                f"{_spelled(seen[other])} on rank {ranks[other]}; calls that differ so are not paired"
+            return Matching(unmatched=total, reasons=_of_group(group, [many]))
+        if sizes == {NONE} and numbered and max(len(ranks), run.world_size or 0) > 2:
+            # Numbers would pair the calls of groups of one name that stand beside each other, and clocks would hide it.
+            several = (
+                "neither its members nor how many they are was recorded: it may be several groups of one name, and its "
+                "calls are not paired by number"
             )
-    blocks = [
-        _block(run, group, kind, ranks, rows[:, chosen], by_order=False, whole=whole)
-        for kind, chosen in columns.items()
-    ]
-    matched = sum(block.rows.size for block in blocks)
-    total = sum(rows_of[rank].size for rank in ranks)
-    return _sorted_out(blocks, total - matched, reasons)
-
-
-def _sorted_out(blocks: Sequence[Matched], unmatched: int = 0, reasons: Sequence[str] = ()) -> Matching:
+            return Matching(unmatched=total, reasons=_of_group(group, [several]))
+    calls = group_calls(run, ranks, rows_of)
+    said = _of_group(group, why, ": its calls are paired without it")
+    if numbered:
+        number = np.concatenate(numbers)
+    else:
+        ordered = by_order(calls)
+        calls, number = ordered.calls, ordered.number
+        said += _of_group(group, ordered.reasons)
+    blocks, reasons = _pair(run, group, members, calls, number, numbered=numbered)
     even, uneven = (tuple(block for block in blocks if block.even == kind) for kind in (True, False))
-    return Matching(blocks=even, uneven=uneven, unmatched=unmatched, reasons=tuple(reasons))
+    matched = sum(block.rows.size for block in blocks)
+    return Matching(blocks=even, uneven=uneven, unmatched=total - matched, reasons=said + _of_group(group, reasons))
 
 
-def _as_uneven(kind: _Kind) -> _Kind:
-    return replace(kind, bytes=None, even=False)
+def _of_group(group: str | None, reasons: Iterable[str], so: str = "") -> tuple[str, ...]:
+    return tuple(f"{named(group)}: {reason}{so}" for reason in reasons)
 
 
-def _by_order(
-    run: Run, group: str | None, ranks: Sequence[int], rows_of: Mapping[int, Ints], *, whole: bool
-) -> Matching:
-    kinds = {rank: _kinds(run.ranks[rank], rows_of[rank]) for rank in ranks}
-    exchanged = [sorted(str(kind) for kind in kinds[rank] if kind.op == "all_to_all") for rank in ranks]
-    uneven = any(each != exchanged[0] for each in exchanged)
-    by_kind: dict[_Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank in ranks:
-        for row, kind in zip(rows_of[rank].tolist(), kinds[rank], strict=True):
-            by_kind[_as_uneven(kind) if uneven and kind.op == "all_to_all" else kind][rank].append(row)
-    blocks = []
-    for kind, rows in by_kind.items():
-        counts = {rank: len(rows.get(rank, ())) for rank in ranks}
-        if len(set(counts.values())) > 1:
-            # One kind that does not add up shows that the recordings hold different calls: no order can be trusted.
-            few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-            why = (
-                f"{_named(group)}: {_spelled(kind)} was recorded {counts[many]} times on rank {many} and {counts[few]} "
-                f"times on rank {few}: the recordings are sampled or cut, and calls are not paired by order"
-            )
-            return Matching(unmatched=sum(rows_of[rank].size for rank in ranks), reasons=(why,))
-        table = np.array([rows[rank] for rank in ranks], np.int64)
-        blocks.append(_block(run, group, kind, ranks, table, by_order=True, whole=whole))
-    return _sorted_out(blocks)
+def _pair(
+    run: Run, group: str | None, members: tuple[int, ...] | None, calls: GroupCalls, number: Ints, *, numbered: bool
+) -> tuple[list[Matched], list[str]]:
+    """Pair the calls of one number; reasons say which were not, or not on all ranks."""
+    found: list[tuple[int, Matched]] = []
+    reasons: list[str] = []
+    sets, why = _by_ranks(calls, number)
+    for places, table in sets:
+        ranks = tuple(calls.ranks[place] for place in places)
+        kinds = calls.kind[table]
+        alike = (kinds == kinds[0]).all(axis=0)
+        loose = calls.loose[table]
+        exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds])[loose[0]]
+        uneven = ~alike & exchange & (loose == loose[0]).all(axis=0)
+        kind = np.where(uneven, loose[0], kinds[0])
+        for each in np.unique(kind[alike | uneven]).tolist():
+            columns = table[:, (alike | uneven) & (kind == each)]
+            whole = members is not None and len(ranks) == len(members)
+            block = _block(run, group, calls.kinds[each], ranks, calls.row[columns], numbered=numbered, whole=whole)
+            found.append((int(number[columns[0]].min()), block))
+        wrong = np.flatnonzero(~alike & ~uneven)
+        if wrong.size:
+            reasons.append(_differing(calls, ranks, table[:, wrong[0]], number))
+    by_first = sorted(range(len(found)), key=lambda at: (-len(found[at][1].ranks), found[at][0]))
+    return [found[at][1] for at in by_first], reasons[:1] + why
+
+
+def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Ints]], list[str]]:
+    """Give the calls of one number by the ranks that made them: (places, table of calls), a column for each number."""
+    known = np.flatnonzero(number >= 0)
+    order = known[np.lexsort((calls.place[known], number[known]))]
+    _, begins, counts = np.unique(number[order], return_index=True, return_counts=True)
+    sets: list[tuple[list[int], Ints]] = []
+    for many in np.unique(counts[counts > 1])[::-1].tolist():
+        table = order[begins[counts == many][:, None] + np.arange(many)]
+        places, which = np.unique(calls.place[table], axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        by_set = np.argsort(which, kind="stable")
+        cuts = np.searchsorted(which[by_set], np.arange(1, len(places)))
+        sets += [
+            (chosen.tolist(), table[columns].T) for chosen, columns in zip(places, np.split(by_set, cuts), strict=True)
+        ]
+    # A recording that was cut lacks its first or its last calls: more sets of ranks than that are of lossy recordings.
+    most = 2 * len(calls.ranks) + 1
+    sets.sort(key=lambda each: -each[1].shape[1])
+    return sets[:most], _lacking(calls, number, order[begins[counts == 1]], sets, most)
+
+
+def _lacking(calls: GroupCalls, number: Ints, alone: Ints, sets: list[tuple[list[int], Ints]], most: int) -> list[str]:
+    """Say which ranks lack calls that others made, and which were recorded `alone`."""
+    reasons = []
+    have = np.zeros(len(calls.ranks), np.int64)
+    for places, table in sets[:most]:
+        have[places] += table.shape[1]
+    paired = sum(table.shape[1] for _, table in sets[:most])
+    known = np.bincount(calls.place[number >= 0], minlength=have.size) > 0
+    lacking = {calls.ranks[at]: paired - have[at] for at in np.flatnonzero(known & (have < paired)).tolist()}
+    if lacking:
+        few = "; ".join(f"{lack} on rank {rank}" for rank, lack in list(lacking.items())[:8])
+        more = "; ..." if len(lacking) > 8 else ""
+        reasons.append(
+            f"of the {paired} calls that several ranks recorded, some were not recorded on all: missing are {few}"
+            f"{more} (cut or lossy recordings); those are paired among the ranks that have them"
+        )
+    if alone.size:
+        on = np.unique(calls.place[alone])
+        where = (
+            f"rank {calls.ranks[on[0]]}" if on.size == 1 else f"one of ranks {listed([calls.ranks[at] for at in on])}"
+        )
+        reasons.append(f"{alone.size} calls were recorded on {where} only, and are not paired")
+    if len(sets) > most:
+        left = sum(table.size for _, table in sets[most:])
+        reasons.append(f"recordings lack different calls on too many ranks: {left} calls are not paired")
+    return reasons
+
+
+def _differing(calls: GroupCalls, ranks: tuple[int, ...], column: Ints, number: Ints) -> str:
+    kinds = calls.kind[column]
+    other = int(np.flatnonzero(kinds != kinds[0])[0])
+    return (
+        f"call {number[column[0]]} is {calls.kinds[kinds[0]]} on rank {ranks[0]} and {calls.kinds[kinds[other]]} on "
+        f"rank {ranks[other]}; calls that differ so are not paired"
+    )
 
 
 def _block(
     run: Run,
     group: str | None,
-    kind: _Kind,
-    ranks: Sequence[int],
+    kind: Kind,
+    ranks: tuple[int, ...],
     rows: npt.NDArray[np.int64],
     *,
-    by_order: bool,
+    numbered: bool,
     whole: bool,
 ) -> Matched:
     calls = [run.ranks[rank].collectives for rank in ranks]
@@ -271,38 +303,11 @@ def _block(
         op=kind.op,
         dtype=kind.dtype,
         bytes=kind.bytes,
-        ranks=tuple(ranks),
+        ranks=ranks,
         rows=rows,
         start_ns=np.array([each.start_ns[row] for each, row in zip(calls, rows, strict=True)]),
         end_ns=np.array([each.end_ns[row] for each, row in zip(calls, rows, strict=True)]),
-        by_order=by_order,
+        by_order=not numbered,
         whole=whole,
         even=kind.even,
     )
-
-
-def _kinds(timeline: RankTimeline, rows: Ints) -> list[_Kind]:
-    calls, names = timeline.collectives, timeline.names
-    columns = (calls.op, calls.dtype, calls.bytes, calls.received_bytes)
-    found = []
-    for op, dtype, volume, received in zip(*(column[rows].tolist() for column in columns), strict=True):
-        kind = _Kind(op=names[op], dtype=names[dtype] if dtype >= 0 else None, bytes=None if volume == NONE else volume)
-        found.append(_as_uneven(kind) if received not in (NONE, volume) else kind)
-    return found
-
-
-def _spelled(kind: _Kind) -> str:
-    return f"{kind.op} of {_size(kind.bytes)}"
-
-
-def _size(volume: int | None) -> str:
-    return "unknown size" if volume is None else f"{volume} bytes"
-
-
-def _named(group: str | None) -> str:
-    return f"group {group}" if group is not None else "calls of no named group"
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    shown = list(ranks)
-    return ", ".join(map(str, shown[:8])) + (", ..." if len(shown) > 8 else "")

@@ -136,8 +136,7 @@ def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str |
     begun = clocks.aligned(way.sender, called)
     ended = clocks.aligned(way.receiver, theirs.end_ns[got])
     slack = max(float(EARLY_NS), 3.0 * (clocks.residual_ns or 0.0))
-    known = way.sender in clocks.offset_ns and way.receiver in clocks.offset_ns
-    if known and float((ended + slack < begun).mean()) > MAX_EARLY:
+    if clocks.comparable((way.sender, way.receiver)) and float((ended + slack < begun).mean()) > MAX_EARLY:
         return "receives end before their sends begin: they are not the same messages, and not paired"
     return None
 

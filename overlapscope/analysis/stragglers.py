@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.chance import apart, chance_of
+from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.held import held_by
 from overlapscope.analysis.kernels import Work
 from overlapscope.analysis.leads import Late, blame, late_calls
@@ -81,6 +82,14 @@ def stragglers(
         known = {"calls": calls, "chance": chance[rank], **evidence}
         found.append(Held(rank=rank, held_by=told, blame_ns=blamed[rank], evidence=known))
     return sorted(found, key=lambda each: (-each.blame_ns, each.rank))
+
+
+def beside_slow_links(held: Sequence[Held], links: Sequence[Finding]) -> list[Held]:
+    """Leave out who is held by nothing known where a link is slow: that is the link's, not the rank's.
+
+    Its data comes late to some members, who then begin the next call late.
+    """
+    return [each for each in held if not links or each.held_by != "unknown"]
 
 
 def _chances(late: Mapping[int, Sequence[Late]], could: int, *, by_step: bool) -> dict[int, float]:

@@ -77,6 +77,26 @@ def split(blocks: Sequence[Matched], clocks: Clocks) -> list[Split]:
     return found
 
 
+def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
+    """Say in how many calls a member ended before the last had started, which cannot be; nothing where none did."""
+    odd = [each for each in splits if each.early_ends]
+    if not odd:
+        return ()
+    worst = (0.0, 0, 0)
+    for each in odd:
+        ranks = each.block.ranks
+        starts, ends = clocks.starts(each.block), clocks.ends(each.block)
+        early = starts.max(axis=0) - ends.min(axis=0)
+        at = int(early.argmax())
+        worst = max(worst, (float(early[at]), ranks[int(ends[:, at].argmin())], ranks[int(starts[:, at].argmax())]))
+    count, of = (sum(numbers) for numbers in ((each.early_ends for each in odd), (s.block.calls for s in splits)))
+    return (
+        f"{count} of {of} matched calls ended on one rank before another had started, by up to {worst[0] / 1e6:.1f} ms "
+        f"(rank {worst[1]} before rank {worst[2]}), which cannot be: there the clocks or the pairing are wrong, and so "
+        "may be who is told to have come last",
+    )
+
+
 def by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
     """Sum up what each rank waited and what it is to blame for: its leads over the second-latest."""
     threshold = _counts_from(clocks)
