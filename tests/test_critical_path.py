@@ -157,7 +157,7 @@ def test_ranks_that_nothing_ties_together_have_none() -> None:
     assert found.steps == []
     assert found.reason is not None
     assert "not paired" in found.reason
-    assert shown.lines(found) == ""
+    assert found.reason in shown.lines(found)
 
 
 @cache
