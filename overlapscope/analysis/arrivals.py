@@ -50,12 +50,12 @@ def arrivals(run: Run, together: Across) -> dict[int, Arrivals]:
     clocks = together.clocks
     for each in together.uneven:
         block = each.block
-        if clocks.offset_ns.keys() >= set(block.ranks):
+        if clocks.comparable(block.ranks):
             number = calls + np.arange(block.calls) if block.whole else np.full(block.calls, NONE)
             _by_clocks(found, run, clocks, block.ranks, block.rows, clocks.starts(block), number)
             calls += block.calls
     for pairs in together.pairs.pairs:
-        if clocks.offset_ns.keys() >= {pairs.sender, pairs.receiver}:
+        if clocks.comparable((pairs.sender, pairs.receiver)):
             number = calls + np.arange(pairs.send_rows.size)
             rows = np.array([pairs.send_rows, pairs.recv_rows])
             _by_clocks(found, run, clocks, (pairs.sender, pairs.receiver), rows, _came(run, clocks, pairs), number)
