@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.across import across
+from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.builders import EPOCH_NS
+from tests.conftest import shared_file
 from tests.kineto_writer import MS, US
 from tests.test_matching import Call, job
 
@@ -153,3 +155,18 @@ def test_a_call_that_ends_before_its_last_member_came_is_told():
     assert "matched calls ended on one rank before another had started" in said
     assert "rank 3" in said
     assert across(pairs_and_rows(steps=3)).matching.reasons == ()
+
+
+@pytest.mark.parametrize("rank", [0, 3, 6])
+def test_a_clock_that_was_set_in_a_real_recording_costs_no_more_than_a_rank_that_is_missing(rank):
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    ends = np.sort(run.ranks[rank].collectives.end_ns) - EPOCH_NS
+    before = across(run)
+    found = across(with_clock(run, rank, jumping((int(ends[41]) + 1, 5 * MS))))
+    (said,) = found.matching.reasons
+    assert f"the clock of rank {rank} jumped by +5.0 ms" in said
+    assert found.matched == 84
+    missing = across(replace(run, ranks={each: run.ranks[each] for each in run.ranks if each != rank}))
+    for each in set(range(8)) - {rank}:
+        told = (before.waits[each].blame_ns, missing.waits[each].blame_ns)
+        assert 0.99 * min(told) - MS / 10 <= found.waits[each].blame_ns <= 1.01 * max(told) + MS / 10

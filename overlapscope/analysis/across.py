@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.apart import apart
 from overlapscope.analysis.clocks import Clocks, clock_offsets
 from overlapscope.analysis.joined_clocks import joined
 from overlapscope.analysis.jumps import without_jumps
@@ -86,14 +87,15 @@ def across(run: Run) -> Across:
         checked, clocks = steady, clock_offsets(steady.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
     known = joined(clocks, checked.uneven, hosts)
-    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks)))
+    pairs = match_pairs(run, clocks)
+    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks), *apart(run, checked, pairs)))
     return Across(
         matching=checked,
         clocks=known,
         splits=splits,
         uneven=tuple(split(checked.uneven, known)),
         waits=by_rank(splits, clocks),
-        pairs=match_pairs(run, clocks),
+        pairs=pairs,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.call_kinds import listed
 from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets
+from overlapscope.analysis.group_calls import listed
 from overlapscope.analysis.matching import Matched, Matching
 from overlapscope.analysis.ties import connected
 from overlapscope.timeline.columns import Ints

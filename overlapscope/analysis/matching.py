@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.call_kinds import (
+from overlapscope.analysis.group_calls import (
     EXCHANGE,
     GroupCalls,
     Kind,
@@ -88,12 +88,22 @@ def match(run: Run) -> Matching:
     for rank, timeline in run.ranks.items():
         for group, rows in _symmetric_by_group(timeline):
             calls[group, members(rank, group, timeline.collectives, rows)][rank] = rows
+    lone: dict[str | None, int] = {}
     for (group, ranks), rows_of in calls.items():
+        if not [rank for rank in (ranks or rows_of) if rank in run.ranks][1:]:
+            rank = next(iter(rows_of))
+            lone[group] = rank
+            unmatched += rows_of[rank].size
+            continue
         found = _match_group(run, group, ranks, rows_of)
         blocks += found.blocks
         uneven += found.uneven
         unmatched += found.unmatched
         reasons += found.reasons
+    if lone:
+        group, rank = next(iter(lone.items()))
+        others = f", and {len(lone) - 1} more groups on one rank each" if len(lone) > 1 else ""
+        reasons.append(f"{named(group)}: it was recorded on rank {rank} only{others}; their calls are not paired")
     said = list(dict.fromkeys(reasons))
     more = [f"{len(said) - MAX_REASONS} more such reasons"] if len(said) > MAX_REASONS else []
     return Matching(
@@ -163,8 +173,7 @@ def _match_group(run: Run, group: str | None, members: tuple[int, ...] | None, r
     silent = [rank for rank in members or () if rank in run.ranks and rank not in rows_of]
     why = [f"nothing of it was recorded on rank {listed(silent)}, a member"] if silent else []
     if len(ranks) < 2:
-        other = f"it was recorded on rank {listed(ranks)} only"
-        return Matching(unmatched=total, reasons=_of_group(group, why or [other], "; its calls are not paired"))
+        return Matching(unmatched=total, reasons=_of_group(group, why, "; its calls are not paired"))
     numbers = [run.ranks[rank].collectives.seq[rows_of[rank]] for rank in ranks]
     numbered = all((each != NONE).all() and np.unique(each).size == each.size for each in numbers)
     if members is None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.call_kinds import EXCHANGE, GroupCalls, listed
+from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, listed
 from overlapscope.timeline.columns import Ints
 
 FEWEST: Final = 8

@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
+from overlapscope.ingest.one_job import doubts
 from overlapscope.ingest.one_run import of_one_run, of_that_size
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
@@ -24,7 +25,9 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
-    readings = _apart(of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given))))
+    readings = of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given)))
+    doubted = doubts(readings)
+    readings = _apart(readings)
     parts: dict[int, list[RankTimeline]] = {}
     groups: dict[str, Group] = {}
     fingerprint: dict[str, str | int | None] = {}
@@ -51,7 +54,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     merged = merge_sources(parts, tuple(groups[name] for name in sorted(groups)), facts)
     known_sizes = [size for size in sizes if size]
     world_size = max([*known_sizes, max(merged.ranks, default=-1) + 1]) if known_sizes else None
-    notes = list(merged.notes)
+    notes = [*merged.notes, *doubted]
     different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
     if different:
         notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
