@@ -92,7 +92,7 @@ def explained(
         groups=(Group(name="0", size=len(members), ranks=members),),
     )
     matching = match(run)
-    known = clocks or Clocks(offset_ns={0: 0.0, 1: 0.0})
+    known = clocks or Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
     together = Across(
         matching=matching,
         clocks=known,
@@ -246,7 +246,7 @@ def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
 
 def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
     late = rank_of(1, [(1030, 1040, 1030)], [(1000, 1030, "gemm")])
-    _, found = explained(rank_of(0, [CALL], []), late, clocks=Clocks(offset_ns={0: 0.0, 1: 1000.0}))
+    _, found = explained(rank_of(0, [CALL], []), late, clocks=Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 1000.0}))
     assert found[0]["peer_compute"] == 20
 
 
@@ -323,7 +323,7 @@ def test_an_uneven_exchange_waits_for_the_last_member_of_all_that_were_recorded(
 
 
 def test_the_clocks_residual_is_taken_off_what_only_they_tell() -> None:
-    clocks = Clocks(offset_ns={0: 0.0, 1: 0.0}, residual_ns=4.0)
+    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, residual_ns=4.0)
     _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"), clocks=clocks)
     assert found[0] == {"peer_compute": 16, "unknown": 14}
 

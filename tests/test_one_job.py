@@ -1,4 +1,4 @@
-"""Recordings of two jobs put together: what they contradict each other in is said; what one job has passes in silence."""
+"""Recordings of two jobs put together: what they contradict each other in is said; one job passes in silence."""
 
 from pathlib import Path
 

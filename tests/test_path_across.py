@@ -20,7 +20,7 @@ TIMES = {"early": (10 * MS, 40 * MS, None), "late": (30 * MS, 40 * MS, None)}
 def followed(*ranks: RankTimeline) -> StepPath:
     groups = (Group(name="0", size=2, ranks=(0, 1)),)
     run = Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
-    clocks = Clocks(offset_ns={0: 0.0, 1: 0.0})
+    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
     together = Across(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
     found = critical_path(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
     assert found.scope == "ranks"
