@@ -21,7 +21,7 @@ from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read import read_inputs
-from overlapscope.report import gate_text, junit, markdown, openmetrics
+from overlapscope.report import gate_text, html, junit, markdown, openmetrics
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations
 from overlapscope.report.document import Document, decoded
@@ -33,6 +33,7 @@ from tests.conftest import ROOT
 from tests.test_cli import failed
 
 RENDERERS: dict[str, Callable[[Document], str]] = {
+    "html": html.render,
     "md": lambda document: markdown.render(sheet_of(document)),
     "junit": junit.render,
     "openmetrics": openmetrics.render,
@@ -79,7 +80,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_root")
 def test_every_renderer_gives_its_golden_file(golden: Callable[[str, str], None]) -> None:
-    suffixes = {"md": "md", "junit": "xml", "openmetrics": "txt"}
+    suffixes = {"html": "html", "md": "md", "junit": "xml", "openmetrics": "txt"}
     for kind, document in documents().items():
         for name, render in RENDERERS.items():
             golden(f"{kind}.{suffixes[name]}", render(document))
@@ -148,6 +149,7 @@ def test_edited_json_is_a_report_or_one_clear_error() -> None:
             check_junit(RENDERERS["junit"](found))
             check_openmetrics(RENDERERS["openmetrics"](found))
             assert_quiet(RENDERERS["md"](found))
+            assert_quiet(RENDERERS["html"](found))
     assert answered > 50
     assert refused > 50
 

@@ -2,7 +2,7 @@
 
 examples:
   overlapscope report runs/candidate --format openmetrics -o metrics.txt
-  overlapscope report runs/baseline runs/candidate
+  overlapscope report runs/baseline runs/candidate --format html -o report.html
   overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
 """
 
@@ -18,7 +18,7 @@ from overlapscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from overlapscope.report.document import Document
 
-FORMATS = ("md", "json", "junit", "openmetrics")
+FORMATS = ("html", "md", "json", "junit", "openmetrics")
 MAX_BYTES = 256 * 2**20
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure or load what is to be told, and write it."""
-    from overlapscope.report import json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.document_sheet import sheet_of  # noqa: PLC0415
 
     if args.json and args.format not in ("md", "json"):
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "md":
         emit(markdown.render(sheet_of(document)), args)
     else:
-        emit((junit if args.format == "junit" else openmetrics).render(document), args)
+        renderers = {"html": html.render, "junit": junit.render, "openmetrics": openmetrics.render}
+        emit(renderers[args.format](document), args)
     return 0
 
 

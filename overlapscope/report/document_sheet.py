@@ -1,6 +1,7 @@
 """Any document as a sheet."""
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.verdict import Gate
@@ -87,11 +88,16 @@ def _ranks(analysis: Analysis) -> Table:
     return Table(head=("ms a step" if of_steps else "ms", *_SHOWN.values(), "overlap"), rows=tuple(rows), note=note)
 
 
+def call_name(row: CollectiveRow) -> str:
+    """Give operation, type and group of a kind of collective."""
+    return short(" ".join(filter(None, (row.op, row.dtype, f"group {row.group}" if row.group else ""))))
+
+
 def _collectives(analysis: Analysis) -> Table:
     chosen = sorted(analysis.collectives, key=lambda each: -(each.exposed_ns or 0))
     rows = [
         (
-            short(" ".join(filter(None, (each.op, each.dtype, f"group {each.group}" if each.group else "")))),
+            call_name(each),
             text.NOT_APPLICABLE if each.bytes is None else size(each.bytes),
             str(each.count),
             ms(each.exposed_ns),
