@@ -4,6 +4,7 @@ examples:
   overlapscope report runs/candidate --format openmetrics -o metrics.txt
   overlapscope report runs/baseline runs/candidate --format html -o report.html
   overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
+  overlapscope report runs/candidate --redact --format html -o to_send.html
 """
 
 import argparse
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run, a base and a candidate, or one file of JSON of analyze, compare or gate",
     )  # fmt: skip
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace names of files, hosts, groups, modules and kernels; no figure changes",
+    )
     add_reading(parser)
     add_output(parser)
 
@@ -37,10 +43,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure or load what is to be told, and write it."""
     from overlapscope.report import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.document_sheet import sheet_of  # noqa: PLC0415
+    from overlapscope.report.redact import redacted  # noqa: PLC0415
 
     if args.json and args.format not in ("md", "json"):
         raise UsageError(f"--json and --format {args.format} are two formats; name one")
     document = _document(args)
+    if args.redact:
+        document = redacted(document)
     if args.json or args.format == "json":
         args.json = True
         emit(json.render(document), args)
