@@ -48,7 +48,8 @@ TOLD_KEPT: Final = frozenset(
 """Of the rows of `told` these columns; all others name something of this job."""
 OP_WORDS: Final = frozenset({
     "all", "reduce", "gather", "scatter", "to", "broadcast", "barrier", "send", "recv", "v", "vc", "coalesced", "base",
-    "single", "alltoall", "allreduce", "allgather", "reducescatter", "isend", "irecv", "p2p", "uneven", "group", "unknown", "collective",
+    "single", "alltoall", "allreduce", "allgather", "reducescatter", "isend", "irecv", "p2p", "uneven",
+    "group", "unknown", "collective",
 })  # fmt: skip
 PUBLIC: Final = re.compile(r"(?i)(aten::|c10d::|nccl|rccl|gloo:|mem(cpy|set)|autograd::|Optimizer\.step)[\w:. #>-]*")
 """Names that torch and its libraries give, and not the job."""
