@@ -44,7 +44,7 @@ def figures(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison", "gate"])
+@pytest.mark.parametrize("kind", ["run", "comparison", "gate", "history"])
 @pytest.mark.usefixtures("at_root")
 def test_figures_are_untouched_and_the_sample_runs_are_not_named(kind: str) -> None:
     document = documents()[kind]
@@ -71,6 +71,8 @@ def _fingerprints(document: Document) -> list[str]:
     raw = json.loads(as_json.render(document))
     if "run" in raw:
         return [str(each) for each in raw["run"]["fingerprint"].values()]
+    if "runs" in raw:
+        return [str(change[side]) for run in raw["runs"] for change in run["changes"] for side in ("before", "after")]
     comparison = raw.get("comparison", raw)
     return [value for side in ("base", "candidate") for run in comparison[side] for value in run["identity"].values()]
 

@@ -14,6 +14,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
+from overlapscope.analysis.history import history
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import escaped, printable
@@ -56,7 +57,12 @@ def documents() -> dict[str, Document]:
     """Give one of each kind, of the sample runs."""
     base, candidate = (read_inputs([Path("traces") / name]) for name in ("baseline", "regressed"))
     sides = [replicate(base, "traces/baseline")], [replicate(candidate, "traces/regressed")]
-    return {"run": analyze(base), "comparison": compare(*sides), "gate": judge(*sides, Policy())}
+    return {
+        "run": analyze(base),
+        "comparison": compare(*sides),
+        "gate": judge(*sides, Policy()),
+        "history": history([*sides[0], *sides[0], *sides[1]]),
+    }
 
 
 def small_run(length: int, group: str = "0", op: str = "all_reduce", **fingerprint: str) -> Run:
@@ -114,7 +120,7 @@ def test_a_run_and_two_runs_are_measured(capsys: pytest.CaptureFixture[str], tmp
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, 3, "report", tmp_path / "nothing")
-    failed(capsys, 2, "report", "a", "b", "c")
+    failed(capsys, 3, "report", "a", "b", "c")
     failed(capsys, 2, "report", "a", "--json", "--format", "junit")
     for content, words in (
         ('{"schema": "overlapscope.gate/1"', "damaged"),
@@ -291,6 +297,7 @@ def hostile(evil: str) -> dict[str, Document]:
         "run": analyze(small_run(90, evil, evil, device=evil, backend=evil)),
         "comparison": compare(base, candidate),
         "gate": judge(base, candidate, strict),
+        "history": history([*base, *candidate]),
         "other job": judge(base, small("b", 40, device=f"not {evil}"), strict),
     }
 
@@ -351,7 +358,7 @@ def test_hostile_names_are_inert_in_junit_and_openmetrics(evil: str) -> None:
         exposition = openmetrics.render(document)
         assert_quiet(exposition)
         check_openmetrics(exposition)
-        assert exposition.count("# EOF") == 1
+        assert [line for line in exposition.splitlines() if line.strip() == "# EOF"] == ["# EOF"]
 
 
 @pytest.mark.parametrize("evil", EVIL)

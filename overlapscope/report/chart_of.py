@@ -9,11 +9,13 @@ from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.document_sheet import call_name
+from overlapscope.report.history_sheet import charts_of_history
 from overlapscope.report.text import WORDS, mean, ms, size, windows
 
 MAX_ROWS = 64
@@ -36,6 +38,8 @@ def charts_of(document: Document) -> tuple[Chart, ...]:
     comparison = comparison_of(document)
     if comparison is not None:
         found = [*_of_comparison(comparison)]
+    elif isinstance(document, History):
+        found = [*charts_of_history(document)]
     else:
         assert isinstance(document, Analysis)
         found = [*_of_analysis(document)]

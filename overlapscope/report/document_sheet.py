@@ -3,6 +3,7 @@
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.verdict import Gate
 from overlapscope.report import compare_text, text
@@ -10,6 +11,7 @@ from overlapscope.report.amounts import amount, change, signed_percent
 from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
+from overlapscope.report.history_sheet import sheet_of_history
 from overlapscope.report.rank_figures import rank_figures
 from overlapscope.report.sheet import Sheet, Table
 from overlapscope.report.text import count, ms, percent, size
@@ -28,9 +30,11 @@ _SHOWN = {
 
 
 def sheet_of(document: Document) -> Sheet:
-    """Give the sheet of an analysis, a comparison or a gate result."""
+    """Give the sheet of an analysis, a comparison, a gate result or a history."""
     if isinstance(document, Gate):
         return sheet_of_gate(document)
+    if isinstance(document, History):
+        return sheet_of_history(document)
     return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.history import History
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.text import FINDING_PAGES, page
@@ -28,6 +29,8 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         found += _of_comparison(comparison)
         found += _of_gate(document) if isinstance(document, Gate) else ()
         ids = [each.id for each in comparison.findings]
+    elif isinstance(document, History):
+        return tuple(_of_history(document))
     else:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
@@ -63,6 +66,13 @@ def _of_comparison(comparison: Comparison) -> Iterator[NextStep]:
 
 def _slowest(runs: list[ComparedRun]) -> ComparedRun | None:
     return next((each for each in runs if each.ranks), None)
+
+
+def _of_history(found: History) -> Iterator[NextStep]:
+    if len(found.runs) > 1:
+        names = shlex.join([found.runs[-2].name, found.runs[-1].name])
+        yield NextStep("see what changed in the last run", f"overlapscope compare {names}")
+        yield NextStep("say whether it is more than chance", f"overlapscope gate {names}")
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:

@@ -150,7 +150,7 @@ def _fields(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """
     private = str(value.get("key", "")).startswith(ENVIRONMENT)
     for name, each in value.items():
-        yield name, ("setting" if private and name in ("base", "candidate") else name), each
+        yield name, ("setting" if private and name in ("base", "candidate", "before", "after") else name), each
 
 
 def _sort(key: str, above: str) -> str | None:
