@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ EVIL = (
 )
 
 
+@cache
 def documents() -> dict[str, Document]:
     """Give one of each kind, of the sample runs."""
     base, candidate = (read_inputs([Path("traces") / name]) for name in ("baseline", "regressed"))
@@ -286,6 +288,7 @@ def test_a_page_that_is_too_long_is_cut_at_a_line_and_says_so() -> None:
 # --- hostile names ----------------------------------------------------------------------------------------------------
 
 
+@cache
 def hostile(evil: str) -> dict[str, Document]:
     """Give documents of runs whose every name is hostile, so that each of them tells some."""
     base, candidate = (
