@@ -48,7 +48,7 @@ test-py313:
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
-	for name in analysis comparison whatif gate history floor; do \
+	for name in analysis comparison whatif gate history scaling floor; do \
 	  $(BIN)/python -m overlapscope.report.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 
