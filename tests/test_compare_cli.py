@@ -110,6 +110,12 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, 3, "compare", BASE, tmp_path / "text.json")
     failed(capsys, 2, "compare", BASE, CANDIDATE, "--comm", "mine")
     assert "BASE and CAND" in failed(capsys, 2, "compare", BASE)
+    target = tmp_path / "out.json"
+    assert main(["compare", BASE, CANDIDATE, "--json", "-o", str(target)]) == 0
+    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == "overlapscope.comparison/1"
+    failed(capsys, 2, "compare", BASE, CANDIDATE, "-o", target)
+    assert main(["compare", BASE, CANDIDATE, "-o", str(target), "-f"]) == 0
+    assert target.read_text(encoding="utf-8").startswith("base ")
 
 
 def test_a_source_without_times_is_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
