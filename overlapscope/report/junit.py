@@ -43,6 +43,7 @@ def render(document: Document) -> str:
             first = each.words.partition("\n")[0]
             node = ElementTree.SubElement(case, each.outcome, message=_plain(first))
             if each.outcome != "skipped":
+                node.set("type", each.outcome)
                 node.text = _plain(each.words)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
