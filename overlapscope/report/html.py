@@ -91,7 +91,7 @@ def _patterns() -> str:
         f'<g fill="#fff" stroke="#fff" stroke-width="1.2" opacity=".6">{lines}</g></pattern>'
         for at, lines in enumerate(PATTERNS)
     )
-    return f'<svg width="0" height="0" aria-hidden="true"><defs>{drawn}</defs></svg>'
+    return f'<svg class="patterns" aria-hidden="true"><defs>{drawn}</defs></svg>'
 
 
 def _told(title: str, lines: tuple[str, ...]) -> Iterator[str]:
