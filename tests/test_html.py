@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -265,6 +266,30 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     target = tmp_path / "report.html"
     assert main(["report", "traces/baseline", "--format", "html", "-o", str(target)]) == 0
     assert target.read_text(encoding="utf-8") == (ROOT / "tests" / "golden" / "run.html").read_text(encoding="utf-8")
+
+
+def test_the_script_shows_tips_points_out_series_and_sorts() -> None:
+    """In a JavaScript engine, with stand-ins for the page: what a browser draws is the next test's."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed: the page's script cannot run without a browser")
+    script = ROOT / "overlapscope" / "report" / "page.js"
+    done = subprocess.run(
+        [node, str(ROOT / "tests" / "page_script.mjs"), str(script)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {
+        "titleRemoved": True,
+        "tip": [False, "<b>rank 0"],
+        "tipLeft": True,
+        "pressed": [["true", "false"], [False, True]],
+        "released": [False, False],
+        "sorted": [
+            [["", "descending"], ["1,200.1", "1.000", "-3.5", "n/a"]],
+            [["", "ascending"], ["n/a", "-3.5", "1.000", "1,200.1"]],
+            [["ascending", ""], ["r0", "r1", "r2", "r3"]],
+            [["descending", ""], ["r3", "r2", "r1", "r0"]],
+        ],
+    }
 
 
 # --- in a real browser ------------------------------------------------------------------------------------------------

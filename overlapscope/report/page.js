@@ -34,14 +34,15 @@ for (const button of document.querySelectorAll("th button")) {
     const head = button.closest("th");
     const body = head.closest("table").tBodies[0];
     const at = head.cellIndex;
-    const down = head.getAttribute("aria-sort") !== "descending";
+    const words = head.classList.contains("word");
+    const before = head.getAttribute("aria-sort");
+    const down = before === null ? !words : before === "ascending"; // figures: the largest first
     for (const each of head.parentNode.cells) each.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const words = head.classList.contains("word");
     const rows = [...body.rows].sort((a, b) => words
       ? a.cells[at].textContent.localeCompare(b.cells[at].textContent)
       : figureOf(a.cells[at]) - figureOf(b.cells[at]));
-    if (down !== words) rows.reverse();
+    if (down) rows.reverse();
     body.append(...rows);
   });
 }
