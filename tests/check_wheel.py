@@ -1,4 +1,4 @@
-"""Build a wheel of the tree, install it in an empty environment without torch, analyze a trace with it."""
+"""Build a wheel of the tree, install it in an empty environment without torch, analyze and report a trace with it."""
 
 import json
 import subprocess
@@ -21,6 +21,8 @@ def main() -> None:
         command = str(place / "empty" / "bin" / "overlapscope")
         analysis = json.loads(run(command, "analyze", str(ROOT / "traces" / "baseline"), "--json", cwd=place))
         assert analysis["run"]["ranks"] == [0, 1], analysis["run"]
+        page = run(command, "report", str(ROOT / "traces" / "baseline"), "--format", "html", cwd=place)
+        assert page.endswith("</html>\n"), "the page's style and script are not in the wheel"
         torch = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
         assert "ModuleNotFoundError" in torch.stderr, torch.stderr
         print(f"check-wheel: {wheel.name} analyzes {len(analysis['ranks'])} ranks without torch")

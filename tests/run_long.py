@@ -19,6 +19,7 @@ PROPERTIES = (
     "chunks",
     "generated",
     "compare",
+    "scaling",
     "critical_path",
     "buckets",
     "curves",

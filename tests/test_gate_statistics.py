@@ -39,6 +39,39 @@ def test_the_permutation_test_counts_every_way_to_choose_the_candidates_runs(
     assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 4), (5, 7)])
+def test_the_permutation_test_is_scipys(sizes: tuple[int, int]) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    generator = np.random.default_rng(sum(sizes))
+    for _ in range(20):
+        base, candidate = (np.round(generator.normal(size=size), 6).tolist() for size in sizes)
+        expected = [
+            stats.mannwhitneyu(candidate, base, alternative=side, method="exact").pvalue for side in ("greater", "less")
+        ]
+        assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_permutation_test_is_scipys_with_ties_too() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    base, candidate = [1.0, 2.0, 2.0, 3.0], [2.0, 3.0, 3.0, 4.0]
+
+    def rank_sum(ours: list[float], theirs: list[float]) -> float:
+        return float(stats.rankdata([*theirs, *ours])[len(theirs) :].sum())
+
+    expected = [
+        stats.permutation_test((candidate, base), rank_sum, n_resamples=np.inf, alternative=side).pvalue
+        for side in ("greater", "less")
+    ]
+    assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
+
+
+def test_students_quantile_is_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    for freedom in (2, 3, 7, 11, 40):
+        for share in (0.5, 0.9, 0.95, 0.975, 0.99):
+            assert student_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-4, abs=1e-9)
+
+
 def test_three_runs_a_side_cannot_be_more_certain_than_one_in_twenty() -> None:
     assert permutation_test([1, 2, 3], [4, 5, 6])[0] == pytest.approx(1 / 20)
     assert permutation_test([1, 2, 3, 4], [5, 6, 7, 8])[0] == pytest.approx(1 / 70)

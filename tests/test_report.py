@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
+from overlapscope.analysis.history import history
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import escaped, printable
@@ -21,7 +23,7 @@ from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read import read_inputs
-from overlapscope.report import gate_text, junit, markdown, openmetrics
+from overlapscope.report import gate_text, html, junit, markdown, openmetrics
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations
 from overlapscope.report.document import Document, decoded
@@ -33,6 +35,7 @@ from tests.conftest import ROOT
 from tests.test_cli import failed
 
 RENDERERS: dict[str, Callable[[Document], str]] = {
+    "html": html.render,
     "md": lambda document: markdown.render(sheet_of(document)),
     "junit": junit.render,
     "openmetrics": openmetrics.render,
@@ -51,11 +54,17 @@ EVIL = (
 )
 
 
+@cache
 def documents() -> dict[str, Document]:
     """Give one of each kind, of the sample runs."""
     base, candidate = (read_inputs([Path("traces") / name]) for name in ("baseline", "regressed"))
     sides = [replicate(base, "traces/baseline")], [replicate(candidate, "traces/regressed")]
-    return {"run": analyze(base), "comparison": compare(*sides), "gate": judge(*sides, Policy())}
+    return {
+        "run": analyze(base),
+        "comparison": compare(*sides),
+        "gate": judge(*sides, Policy()),
+        "history": history([*sides[0], *sides[0], *sides[1]]),
+    }
 
 
 def small_run(length: int, group: str = "0", op: str = "all_reduce", **fingerprint: str) -> Run:
@@ -79,7 +88,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_root")
 def test_every_renderer_gives_its_golden_file(golden: Callable[[str, str], None]) -> None:
-    suffixes = {"md": "md", "junit": "xml", "openmetrics": "txt"}
+    suffixes = {"html": "html", "md": "md", "junit": "xml", "openmetrics": "txt"}
     for kind, document in documents().items():
         for name, render in RENDERERS.items():
             golden(f"{kind}.{suffixes[name]}", render(document))
@@ -113,7 +122,7 @@ def test_a_run_and_two_runs_are_measured(capsys: pytest.CaptureFixture[str], tmp
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, 3, "report", tmp_path / "nothing")
-    failed(capsys, 2, "report", "a", "b", "c")
+    failed(capsys, 3, "report", "a", "b", "c")
     failed(capsys, 2, "report", "a", "--json", "--format", "junit")
     for content, words in (
         ('{"schema": "overlapscope.gate/1"', "damaged"),
@@ -148,6 +157,7 @@ def test_edited_json_is_a_report_or_one_clear_error() -> None:
             check_junit(RENDERERS["junit"](found))
             check_openmetrics(RENDERERS["openmetrics"](found))
             assert_quiet(RENDERERS["md"](found))
+            assert_quiet(RENDERERS["html"](found))
     assert answered > 50
     assert refused > 50
 
@@ -278,6 +288,7 @@ def test_a_page_that_is_too_long_is_cut_at_a_line_and_says_so() -> None:
 # --- hostile names ----------------------------------------------------------------------------------------------------
 
 
+@cache
 def hostile(evil: str) -> dict[str, Document]:
     """Give documents of runs whose every name is hostile, so that each of them tells some."""
     base, candidate = (
@@ -289,6 +300,7 @@ def hostile(evil: str) -> dict[str, Document]:
         "run": analyze(small_run(90, evil, evil, device=evil, backend=evil)),
         "comparison": compare(base, candidate),
         "gate": judge(base, candidate, strict),
+        "history": history([*base, *candidate]),
         "other job": judge(base, small("b", 40, device=f"not {evil}"), strict),
     }
 
@@ -349,7 +361,7 @@ def test_hostile_names_are_inert_in_junit_and_openmetrics(evil: str) -> None:
         exposition = openmetrics.render(document)
         assert_quiet(exposition)
         check_openmetrics(exposition)
-        assert exposition.count("# EOF") == 1
+        assert [line for line in exposition.splitlines() if line.strip() == "# EOF"] == ["# EOF"]
 
 
 @pytest.mark.parametrize("evil", EVIL)

@@ -22,7 +22,8 @@ VERBS = {
     "export": "write a run as one trace to look at in ui.perfetto.dev",
     "plan": "predict the step of a described workload under other settings",
     "gate": "fail where a candidate regressed against a baseline",
-    "report": "write a run, a comparison or a gate result as markdown, JUnit, OpenMetrics or JSON",
+    "baseline": "keep runs to compare with later, in a folder for a repository",
+    "report": "write a run, a comparison or a gate result as HTML, markdown, JUnit, OpenMetrics or JSON",
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130

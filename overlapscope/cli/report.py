@@ -1,9 +1,11 @@
-"""Write a report for CI: of one run, of two runs compared, or of saved JSON of analyze, compare or gate.
+"""Write a report: of one run, of two compared, of a history of many, or of saved JSON of analyze, compare or gate.
 
 examples:
   overlapscope report runs/candidate --format openmetrics -o metrics.txt
-  overlapscope report runs/baseline runs/candidate
+  overlapscope report runs/baseline runs/candidate --format html -o report.html
   overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
+  overlapscope report runs/monday runs/tuesday runs/wednesday --format html -o history.html
+  overlapscope report runs/candidate --redact --format html -o to_send.html
 """
 
 import argparse
@@ -18,7 +20,7 @@ from overlapscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from overlapscope.report.document import Document
 
-FORMATS = ("md", "json", "junit", "openmetrics")
+FORMATS = ("html", "md", "json", "junit", "openmetrics")
 MAX_BYTES = 256 * 2**20
 
 
@@ -26,38 +28,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `report`."""
     parser.add_argument(
         "inputs", nargs="+", type=Path, metavar="INPUT",
-        help="a run, a base and a candidate, or one file of JSON of analyze, compare or gate",
+        help="a run; a base and a candidate; more runs, or a folder of runs, in their order; or one file of JSON",
     )  # fmt: skip
+    parser.add_argument("--history", action="store_true", help="two runs are a history too, not a base and a candidate")
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace names of files, hosts, groups, modules and kernels; no figure changes",
+    )
     add_reading(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure or load what is to be told, and write it."""
-    from overlapscope.report import json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.document_sheet import sheet_of  # noqa: PLC0415
+    from overlapscope.report.redact import redacted  # noqa: PLC0415
 
     if args.json and args.format not in ("md", "json"):
         raise UsageError(f"--json and --format {args.format} are two formats; name one")
     document = _document(args)
+    if args.redact:
+        document = redacted(document)
     if args.json or args.format == "json":
         args.json = True
         emit(json.render(document), args)
     elif args.format == "md":
         emit(markdown.render(sheet_of(document)), args)
     else:
-        emit((junit if args.format == "junit" else openmetrics).render(document), args)
+        renderers = {"html": html.render, "junit": junit.render, "openmetrics": openmetrics.render}
+        emit(renderers[args.format](document), args)
     return 0
 
 
 def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.ingest.sides import runs_of  # noqa: PLC0415
 
-    if len(args.inputs) > 2:
-        raise UsageError("name one run, a base and a candidate, or one JSON of analyze, compare or gate")
+    folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
+    if args.history or folder_of_runs or len(args.inputs) > 2:
+        return history([run for path in args.inputs for run in measured("report", path, args)])
     if len(args.inputs) == 2:
         base, candidate = (measured("report", path, args) for path in args.inputs)
         return compare(base, candidate)

@@ -1,4 +1,4 @@
-"""What a report can be made of: the analysis of a run, a comparison or a gate result, as measured or as saved JSON."""
+"""What a report can be made of: a run, a comparison, a gate result or a history, as measured or as saved JSON."""
 
 import re
 from typing import Final
@@ -7,20 +7,27 @@ import msgspec
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.metrics import METRICS
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 
-Document = Analysis | Comparison | Gate
+Document = Analysis | Comparison | Gate | History
 HEAD_BYTES: Final = 200
-_HEAD: Final = re.compile(rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate)/(\d{1,9})"')
+_HEAD: Final = re.compile(rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history)/(\d{1,9})"')
 _ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
 """Figures of every window; copies are not known where only events were recorded."""
-_TYPES: Final[dict[bytes, type[Document]]] = {b"analysis": Analysis, b"comparison": Comparison, b"gate": Gate}
+_TYPES: Final[dict[bytes, type[Document]]] = {
+    b"analysis": Analysis,
+    b"comparison": Comparison,
+    b"gate": Gate,
+    b"history": History,
+}
 
 
 def is_document(head: bytes) -> bool:
-    """Whether a file that begins so is JSON that `analyze`, `compare` or `gate` wrote."""
+    """Whether a file that begins so is JSON of one of these."""
     return _HEAD.match(head) is not None
 
 
@@ -52,6 +59,10 @@ def _check(document: Document) -> None:
         windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
         if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):
             raise InputError("is damaged, or was edited: a window lacks a figure that all have")
+        return
+    if isinstance(document, History):
+        if any({each.name for each in METRICS} - set(run.values) for run in document.runs):
+            raise InputError("is damaged, or was edited: a run lacks a metric that every run has")
         return
     comparison = document.comparison if isinstance(document, Gate) else document
     if not {*GATING} <= {each.name for each in comparison.metrics}:

@@ -1,7 +1,9 @@
 """Any document as a sheet."""
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.verdict import Gate
 from overlapscope.report import compare_text, text
@@ -9,6 +11,7 @@ from overlapscope.report.amounts import NOT_APPLICABLE, amount, change, count, m
 from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
+from overlapscope.report.history_sheet import sheet_of_history
 from overlapscope.report.rank_figures import rank_figures
 from overlapscope.report.sheet import Sheet, Table
 
@@ -26,9 +29,11 @@ _SHOWN = {
 
 
 def sheet_of(document: Document) -> Sheet:
-    """Give the sheet of an analysis, a comparison or a gate result."""
+    """Give the sheet of an analysis, a comparison, a gate result or a history."""
     if isinstance(document, Gate):
         return sheet_of_gate(document)
+    if isinstance(document, History):
+        return sheet_of_history(document)
     return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
 
 
@@ -86,11 +91,16 @@ def _ranks(analysis: Analysis) -> Table:
     return Table(head=("ms a step" if of_steps else "ms", *_SHOWN.values(), "overlap"), rows=tuple(rows), note=note)
 
 
+def call_name(row: CollectiveRow) -> str:
+    """Give operation, type and group of a kind of collective."""
+    return short(" ".join(filter(None, (row.op, row.dtype, f"group {row.group}" if row.group else ""))))
+
+
 def _collectives(analysis: Analysis) -> Table:
     chosen = sorted(analysis.collectives, key=lambda each: -(each.exposed_ns or 0))
     rows = [
         (
-            short(" ".join(filter(None, (each.op, each.dtype, f"group {each.group}" if each.group else "")))),
+            call_name(each),
             NOT_APPLICABLE if each.bytes is None else size(each.bytes),
             str(each.count),
             ms(each.exposed_ns),

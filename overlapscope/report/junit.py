@@ -6,6 +6,9 @@ from xml.etree import ElementTree
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.metrics import METRICS
+from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.amounts import change, with_unit
 from overlapscope.report.document import Document
@@ -40,6 +43,7 @@ def render(document: Document) -> str:
             first = each.words.partition("\n")[0]
             node = ElementTree.SubElement(case, each.outcome, message=_plain(first))
             if each.outcome != "skipped":
+                node.set("type", each.outcome)
                 node.text = _plain(each.words)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
@@ -53,6 +57,8 @@ def _plain(text: str) -> str:
 def _cases(document: Document) -> Iterator[_Case]:
     if isinstance(document, Gate):
         return _of_gate(document)
+    if isinstance(document, History):
+        return _of_history(document)
     return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
 
 
@@ -82,6 +88,15 @@ def _of_comparison(comparison: Comparison) -> Iterator[_Case]:
         values = f"{with_unit(each.base.value, each.unit)} to {with_unit(each.candidate.value, each.unit)}"
         words = f"{label(each.name)}: {values}, {change(each.difference, each.unit)}"
         yield _Case(each.name, "skipped" if each.difference is None else "passed", words)
+
+
+def _of_history(history: History) -> Iterator[_Case]:
+    units = {each.name: each.unit for each in METRICS}
+    for each in history.runs:
+        for name in GATING:
+            value = each.values[name]
+            words = f"{label(name)}: {with_unit(value, units[name])}"
+            yield _Case(f"run {each.name} {name}", "skipped" if value is None else "passed", words)
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[_Case]:

@@ -10,6 +10,7 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.attribution import Part
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.compare_text import NAMES
@@ -44,6 +45,9 @@ def _families(document: Document) -> Iterator[_Family]:
     if isinstance(document, Analysis):
         yield from _of_analysis(document)
         return
+    if isinstance(document, History):
+        yield from _of_history(document)
+        return
     comparison = comparison_of(document)
     if comparison is not None:
         yield from _of_comparison(comparison)
@@ -62,6 +66,17 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
         yield _family(
             name, f"{NAMES.get(name, 'length')}: median over complete steps, else the whole recording", samples
         )
+
+
+def _of_history(history: History) -> Iterator[_Family]:
+    """Number the runs: two of one name are two samples."""
+    for definition in METRICS:
+        samples: list[tuple[Labels, str]] = [
+            ((("at", str(at)), ("run", run.name)), _value(value, definition.name))
+            for at, run in enumerate(history.runs)
+            if (value := run.values[definition.name]) is not None
+        ]
+        yield _family(definition.name, f"{NAMES[definition.name]}: median over steps of each run", samples)
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Family]:

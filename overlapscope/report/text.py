@@ -69,7 +69,7 @@ def headline(analysis: Analysis) -> str:
     return ", ".join([who, count(steps, "step") if steps else "no step marked", *known])
 
 
-def _windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
+def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
     """Give each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
     by_rank: dict[int, list[Breakdown]] = {}
     for rank in analysis.ranks:
@@ -81,7 +81,7 @@ def _windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
 
 def sentence(analysis: Analysis) -> str:
     """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
-    what, by_rank = _windows(analysis)
+    what, by_rank = windows(analysis)
     means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
     if not means:
         return "No times were recorded: how much communication is exposed cannot be told from these sources."
@@ -176,14 +176,14 @@ def _mean_row(rank: RankInfo) -> list[str]:
 
 def _causes(analysis: Analysis) -> str:
     """Show why communication is exposed: the mean over the windows of the sentence above, the largest first."""
-    what, by_rank = _windows(analysis)
-    windows = [each for chosen in by_rank.values() for each in chosen]
-    exposed = sum(each.exposed_comm_ns or 0 for each in windows)
-    sums = {cause: sum(each.causes.get(cause, 0) for each in windows) for cause in CAUSES}
+    what, by_rank = windows(analysis)
+    all_windows = [each for chosen in by_rank.values() for each in chosen]
+    exposed = sum(each.exposed_comm_ns or 0 for each in all_windows)
+    sums = {cause: sum(each.causes.get(cause, 0) for each in all_windows) for cause in CAUSES}
     if not exposed or sums["unknown"] == exposed:
         return ""
     rows = [
-        [WORDS[cause], ms(sums[cause] / len(windows)), percent(sums[cause] / exposed)]
+        [WORDS[cause], ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
         for cause in sorted(sums, key=lambda cause: -sums[cause])
         if sums[cause]
     ]

@@ -1,0 +1,166 @@
+"""Overlap in tests: record a training step in a test, and fail where it regressed against a kept baseline.
+
+    @pytest.mark.overlap(baseline="tests/baselines/ddp")
+    def test_a_step(overlap):
+        with overlap.record(model=model) as scope:
+            for batch in batches:
+                with scope.step():
+                    train(batch)
+
+`pytest --overlap-save` keeps what such tests record as their baselines. Nothing heavy is imported before a marked test
+ends, and torch never by this file: the test brings it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from overlapscope.errors import OverlapScopeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from overlapscope.analysis.replicate import Replicate
+    from overlapscope.capture.session import Session
+    from overlapscope.gate.policy import Policy
+    from overlapscope.gate.verdict import Gate
+
+MARK: Final = "overlap"
+SAVE: Final = "--overlap-save"
+_OURS: Final = ("baseline", "policy")
+_RECORDER: Final[pytest.StashKey[Recorder]] = pytest.StashKey()
+
+
+class Recorder:
+    """What the fixture `overlap` gives: places to record runs of the code under test, each a run of the candidate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._runs = 0
+
+    def new_run(self) -> Path:
+        """Give the run directory of the next recording: for ranks in other processes, which each record into it."""
+        self._runs += 1
+        self.folder.mkdir(exist_ok=True)
+        return self.folder / f"run-{self._runs:02d}"
+
+    def record(self, **options: Any) -> Session:
+        """Record in this process: `overlapscope.profile` into a run of its own, with the same arguments.
+
+        Four recordings or more are judged among themselves, which tells chance from a regression best.
+        """
+        import overlapscope  # noqa: PLC0415 - nothing is imported before it is needed
+
+        return overlapscope.profile(self.new_run(), **{"mode": "events", "measure_overhead": False, **options})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--overlap-save`."""
+    parser.getgroup("overlap").addoption(
+        SAVE, action="store_true", help="keep what tests marked `overlap` record as their baselines; judge nothing"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers",
+        "overlap(baseline=PATH, policy=FILE, **settings): judge what the test records with the fixture `overlap` "
+        "against a kept run; settings are keys of the gate's policy, as budgets or fail_on",
+    )
+
+
+@pytest.fixture
+def overlap(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
+    """Record runs of the code under test; `@pytest.mark.overlap(baseline=...)` judges them when the test has passed."""
+    recorder = Recorder(tmp_path / "overlap")
+    request.node.stash[_RECORDER] = recorder
+    return recorder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Judge a marked test after its own assertions, so that a regression is a failure of the test and no error."""
+    result = yield
+    mark = item.get_closest_marker(MARK)
+    if mark is not None:
+        try:
+            words = _judged(item, mark)
+        except OverlapScopeError as error:
+            words = f"overlap: {error}"
+        if words is not None:
+            pytest.fail(words, pytrace=False)
+    return result
+
+
+def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
+    """Give why the test fails; None where it does not."""
+    baseline = mark.kwargs.get("baseline")
+    if mark.args:
+        raise UsageError("@pytest.mark.overlap takes named arguments only: baseline=..., policy=..., budgets=...")
+    recorder = item.stash.get(_RECORDER, None)
+    if recorder is None or not recorder.folder.exists():
+        raise UsageError("the test recorded nothing: take the fixture `overlap`, and record with `overlap.record(...)`")
+    policy = _policy(item, mark.kwargs)
+    if item.config.getoption(SAVE) and baseline is not None:
+        _save(recorder, item.config.rootpath / baseline)
+        return None
+    gate = _gate(recorder, None if baseline is None else item.config.rootpath / baseline, policy)
+
+    from overlapscope.cli.printable import printable  # noqa: PLC0415
+    from overlapscope.report import gate_text  # noqa: PLC0415
+
+    words = printable(gate_text.render(gate))
+    item.user_properties.append(("overlap", gate.verdict))
+    item.add_report_section("call", "overlap", words)
+    return words if gate.exit_code else None
+
+
+def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
+    """Give the policy of the file, with what the marker says itself."""
+    from overlapscope.cli.policy_file import read_policy  # noqa: PLC0415
+    from overlapscope.gate.policy import policy_of  # noqa: PLC0415
+
+    file = given.get("policy")
+    known = read_policy(None if file is None else item.config.rootpath / file)
+    settings = {key: list(v) if isinstance(v, tuple) else v for key, v in given.items() if key not in _OURS}
+    own = policy_of(settings)
+    policy = replace(known, **{key: getattr(own, key) for key in settings})
+    if given.get("baseline") is None:
+        if not policy.budgets:
+            raise UsageError(
+                "@pytest.mark.overlap needs a baseline, or budgets: there is nothing to hold the run against"
+            )
+        return replace(policy, metrics=())  # only the budgets can fail it
+    return policy
+
+
+def _save(recorder: Recorder, place: Path) -> None:
+    from overlapscope.ingest.sides import read_side  # noqa: PLC0415
+    from overlapscope.timeline.baselines import save_baseline  # noqa: PLC0415
+    from overlapscope.version import __version__  # noqa: PLC0415
+
+    save_baseline([run for _, run in read_side(recorder.folder)], place, version=__version__, force=True)
+
+
+def _gate(recorder: Recorder, place: Path | None, policy: Policy) -> Gate:
+    from overlapscope.cli.policy_file import read_floor  # noqa: PLC0415
+    from overlapscope.gate.verdict import judge  # noqa: PLC0415
+
+    if place is not None and not place.exists():
+        raise UsageError(f"there is no baseline {place}: record it with `pytest {SAVE}`")
+    candidate = _measured(recorder.folder)
+    base = candidate if place is None else _measured(place)
+    floor = None if policy.floor is None else read_floor(Path(policy.floor))
+    return judge(base, candidate, policy, floor)
+
+
+def _measured(place: Path) -> list[Replicate]:
+    from overlapscope.analysis.replicate import replicate  # noqa: PLC0415
+    from overlapscope.ingest.sides import read_side  # noqa: PLC0415
+
+    return [replicate(run, name) for name, run in read_side(place)]

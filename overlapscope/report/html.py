@@ -1,0 +1,161 @@
+"""A document as one HTML file that needs nothing else: no network, no other file, no script to be read.
+
+Charts are SVG, drawn here: a page is tens of kilobytes, where a chart library alone would be five megabytes. A small
+script of our own adds tips, legends that point out a series, and tables that sort. The page allows that script and
+that style by their hash, and nothing else, so that a name which got past the escaping could still do nothing.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.chart import Chart
+from overlapscope.report.chart_of import charts_of
+from overlapscope.report.document import Document
+from overlapscope.report.document_sheet import sheet_of
+from overlapscope.report.markup import escaped
+from overlapscope.report.next_steps import NextStep, next_steps
+from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.svg import svg
+from overlapscope.version import __version__
+
+PATTERNS: Final = (
+    "",
+    '<path d="M-2 2 2 -2M0 8 8 0M6 10 10 6"/>',
+    '<circle cx="4" cy="4" r="1.3"/>',
+    '<path d="M0 4H8"/>',
+    '<path d="M4 0V8"/>',
+)
+"""What tells the series apart for who cannot tell their colours."""
+STATES: Final = {"passed": "passed", "regressed": "regressed"}
+WORSE, BETTER = ("regressed", "not kept"), ("improved", "kept")
+
+
+def render(document: Document) -> str:
+    """Give the page, ending in a newline. The same document gives the same bytes."""
+    return page(sheet_of(document), charts_of(document), next_steps(document), _state(document))
+
+
+def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], state: str = "") -> str:
+    """Put a page together; `state` is a class of the style sheet."""
+    style, script = _asset("page.css"), _asset("page.js")
+    rules = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    lines = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{rules}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">',
+        f"<title>{escaped(sheet.title)}</title>\n<style>{style}</style>\n</head>\n<body>",
+        '<a class="skip" href="#figures">to the figures</a>',
+        f'<header class="{state}">\n<h1>{escaped(sheet.title)}</h1>',
+        *(f'<p class="lead">{escaped(line)}</p>' for line in sheet.lead),
+        f"</header>\n{_patterns()}\n<main>",
+        *_told("Not to overlook", sheet.warnings),
+        *_next(steps),
+        *_charts(charts),
+        '<section id="figures" aria-labelledby="figures-head">\n<h2 id="figures-head">Figures</h2>',
+        *(_table(table) for table in sheet.tables if table.rows),
+        "</section>",
+        *_told("Beside it", sheet.notes),
+        "</main>",
+        f'<footer class="note"><p>OverlapScope {__version__}. Times are milliseconds; n/a is not known.</p></footer>',
+        f'<div id="tip" aria-hidden="true" hidden></div>\n<script>{script}</script>\n</body>\n</html>',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _state(document: Document) -> str:
+    return STATES.get(document.verdict, "failed" if document.exit_code else "") if isinstance(document, Gate) else ""
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("overlapscope.report") / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _patterns() -> str:
+    drawn = "".join(
+        f'<pattern id="p{at}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<rect class="k{at}" width="8" height="8"/>'
+        f'<g fill="#fff" stroke="#fff" stroke-width="1.2" opacity=".6">{lines}</g></pattern>'
+        for at, lines in enumerate(PATTERNS)
+    )
+    return f'<svg class="patterns" aria-hidden="true"><defs>{drawn}</defs></svg>'
+
+
+def _told(title: str, lines: tuple[str, ...]) -> Iterator[str]:
+    if lines:
+        told = "".join(f"<li>{escaped(each)}</li>\n" for each in lines)
+        yield f"<section>\n<h2>{title}</h2>\n<ul>\n{told}</ul>\n</section>"
+
+
+def _next(steps: tuple[NextStep, ...]) -> Iterator[str]:
+    if steps:
+        told = "".join(f"<li>{escaped(e.words)}: <code>{escaped(e.command)}</code></li>\n" for e in steps)
+        yield f"<section>\n<h2>What to do next</h2>\n<ol>\n{told}</ol>\n</section>"
+
+
+def _charts(charts: tuple[Chart, ...]) -> Iterator[str]:
+    if not charts:
+        return
+    yield "<section>\n<h2>Charts</h2>"
+    for number, each in enumerate(charts):
+        yield f"<figure>\n<figcaption>{escaped(each.title)}</figcaption>\n<p>{escaped(each.words)}</p>"
+        if len(each.series) > 1:
+            yield _legend(each)
+        yield svg(each, number)
+        yield f"<details><summary>As a table</summary>\n{_table(_table_of(each))}\n</details>\n</figure>"
+    yield "</section>"
+
+
+def _legend(chart: Chart) -> str:
+    items = "".join(
+        f'<li><button type="button" aria-pressed="false" data-s="{at}"><svg viewBox="0 0 16 16" aria-hidden="true">'
+        f'<rect class="s{at}" width="16" height="16"/></svg>{escaped(each.name)}</button></li>\n'
+        for at, each in enumerate(chart.series)
+    )
+    return f'<ul class="legend" aria-label="Point out a series">\n{items}</ul>'
+
+
+def _table_of(chart: Chart) -> Table:
+    rows = tuple(
+        (name, *("n/a" if s.values[at] is None else f"{s.values[at]:,.3f}" for s in chart.series))
+        for at, name in enumerate(chart.categories)
+    )
+    return Table(head=(chart.axis, *(each.name for each in chart.series)), rows=rows)
+
+
+def _table(table: Table) -> str:
+    head = "".join(_head(cell, word=at < table.left) for at, cell in enumerate(table.head))
+    rows = "\n".join(
+        f"<tr>{''.join(_cell(c, word=at < table.left) for at, c in enumerate(row))}</tr>" for row in table.rows
+    )
+    note = f'\n<p class="note">{escaped(table.note)}</p>' if table.note else ""
+    name = escaped(table.head[0]) or "table"
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{name}">\n'
+        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>{note}"
+    )
+
+
+def _head(text: str, *, word: bool) -> str:
+    kind = ' class="word"' if word else ""
+    return f'<th scope="col"{kind}><button type="button">{escaped(text) or "name"}</button></th>'
+
+
+def _cell(text: str, *, word: bool) -> str:
+    kind = "word" if word else ""
+    if word and text in (*WORSE, *BETTER):
+        kind += " bad" if text in WORSE else " good"
+    return f'<td class="{kind}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"
