@@ -20,6 +20,7 @@ VERBS = {
     "ingest": "turn traces into a run directory that opens fast",
     "compare": "show what changed from one run to another, and where it comes from",
     "export": "write a run as one trace to look at in ui.perfetto.dev",
+    "whatif": "predict the step of a recorded job under other settings",
     "plan": "predict the step of a described workload under other settings",
     "gate": "fail where a candidate regressed against a baseline",
     "report": "write a run, a comparison or a gate result as markdown, JUnit, OpenMetrics or JSON",

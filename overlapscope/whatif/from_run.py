@@ -1,0 +1,364 @@
+"""A workload from a recording of DistributedDataParallel, freed of how it happened to overlap."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.across import Across, across
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import COMPUTE, Floats, Ints
+from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.whatif.buckets import MIB, DdpSettings
+from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
+from overlapscope.whatif.ddp_step import HALF, Settings, buckets_of
+from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer_curve
+from overlapscope.whatif.recorded_slowdown import told_slowdown
+from overlapscope.whatif.recorded_steps import GLOO_THREADS, HOW, Recorded, recorded_steps
+from overlapscope.whatif.workload import Gradients, Interference, Workload, freed
+
+US: Final = 1e3
+LATENCY_US: Final = {True: (5.0, 30.0, 100.0), False: (100.0, 300.0, 1000.0)}
+"""What a call takes besides its bytes, with a device and without: over NCCL, and over gloo's sockets and threads."""
+PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
+"""What a bucket costs besides its transfer: hooks, launch."""
+COMM_SHARE: Final = (0.0, 0.5, 1.0)
+"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell."""
+SPREAD: Final = 1.645
+LEAST_NOISE: Final = 0.01
+WAITING: Final = 0.5
+"""Share of the time in collectives from which on waiting is the matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedCase:
+    """A workload that a recording tells, with what it leaves open."""
+
+    recorded: Recorded
+    baseline: Settings
+    measured: tuple[Measured, ...]
+    assumptions: tuple[Assumption, ...]
+    noise: float
+    notes: tuple[str, ...]
+    told: Fit
+    slowed: tuple[float, float, float] | None
+    """Times that a transfer takes beside compute over alone, where the recording tells it."""
+    moved: Link
+    device: bool
+    width: int
+    copied_ns_per_byte: float
+    optimizer_ns: float
+
+    @property
+    def lateness_ns(self) -> tuple[float, ...]:
+        """How much later than the first each rank has its last gradient."""
+        return self._late(self._free(self._nominal()))
+
+    @property
+    def halves(self) -> bool:
+        """Whether all gradients are of 32 bits, and are sent so."""
+        return set(self.recorded.dtypes) == {"float32"}
+
+    def workload(self) -> Workload:
+        """Give it as all assumptions are taken to be."""
+        return self.build(self._nominal())
+
+    def build(self, values: Values) -> Workload:
+        """Give the workload under values of the assumptions."""
+        seen = self.recorded
+        compute, comm = values[SLOWDOWN], self._comm(values)
+        free = self._free(values)
+        late = self._late(free)
+        # The latest rank decides when a bucket can go; how late each is stands beside it.
+        ready = np.median(free.max(axis=0), axis=0) - max(late)
+        order = np.argsort(ready, kind="stable")
+        ready = np.maximum(ready[order], 1.0) * values["compute_time"]
+        span = float(ready[-1])
+        scale = values["transfer_time"]
+        curve = transfer_curve(
+            self.moved, comm, values.get("latency_us", 0.0) * US, ranks=len(seen.ranks), source="the recording"
+        )
+        forward = min(float(ready[0]), span / 3)
+        return Workload(
+            world_size=len(seen.ranks),
+            forward_ns=forward,
+            backward_ns=span - forward,
+            optimizer_ns=self.optimizer_ns,
+            gradients=Gradients(
+                names=tuple(seen.names[each] for each in order.tolist()),
+                sizes_bytes=seen.grad_bytes[order],
+                kinds=tuple(("all", seen.dtypes[each]) for each in order.tolist()),
+                ready_ns=ready,
+                registered=np.arange(order.size)[::-1].copy(),
+            ),
+            curves=(replace(curve, times_ns=curve.times_ns * scale),),
+            per_bucket_ns=values["per_bucket_us"] * US,
+            pass_ns_per_byte=self.copied_ns_per_byte,
+            lateness_ns=late if max(late) else (),
+            interference=Interference(compute=compute, comm=comm),
+            comm_width=self.width,
+        )
+
+    def _nominal(self) -> dict[str, float]:
+        return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.told.slowdown}
+
+    def _comm(self, values: Values) -> float:
+        return values["transfer_beside_compute"] if self.slowed else 1 + values["comm_share"] * (values[SLOWDOWN] - 1)
+
+    def _late(self, free: Floats) -> tuple[float, ...]:
+        last = free[:, :, -1]
+        late = np.median(last - last.min(axis=0), axis=1)
+        return tuple((late - late.min()).tolist())
+
+    def _free(self, values: Values) -> Floats:
+        """Give (rank, step, gradient): when the last pass would have gradients ready if nothing were sent beside it."""
+        seen = self.recorded
+        ready = seen.ready_ns[:, :, -1]
+        origin = _origins(seen)
+        # Every rank's pass begins with its own; what is between the first rank's and it is lateness.
+        begun = origin - origin.min(axis=0)
+        free = np.empty_like(ready)
+        for rank in range(len(seen.ranks)):
+            for step in range(len(seen.steps)):
+                busy = _moving(seen, rank, step)
+                lasted = freed(np.sort(ready[rank, step]), busy, values[SLOWDOWN])
+                lasted -= freed(origin[rank, step : step + 1], busy, values[SLOWDOWN])
+                free[rank, step] = lasted + begun[rank, step]
+        return free - self._overheads(values)
+
+    def _overheads(self, values: Values) -> Floats:
+        """Give what launching and filling buckets took before each gradient was ready: a replay adds its own."""
+        sizes = self.recorded.grad_bytes
+        filled = np.cumsum(self.recorded.elements)
+        closed = np.cumsum(_elements(self.recorded))
+        buckets = np.searchsorted(closed, filled, side="left")
+        before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        return buckets * values["per_bucket_us"] * US + before * self.copied_ns_per_byte
+
+
+def from_run(run: Run, together: Across | None = None) -> RecordedCase:
+    """Give the workload of a recording. Raises InputError, saying what is missing and what to do."""
+    together = together or across(run)
+    try:
+        seen = recorded_steps(run, together)
+    except InputError as error:
+        waiting = _waiting(together)
+        raise InputError(f"{waiting}{error}") from None
+    device = any(each.has_device for each in run.ranks.values())
+    transfers = {rank: _own_clock(run, rank, _transfers(seen, at), together) for at, rank in enumerate(seen.ranks)}
+    computing = {rank: _computing(run, rank, seen, at) for at, rank in enumerate(seen.ranks)}
+    steps = {rank: _windows(run, rank, seen) for rank in seen.ranks}
+    told = told_slowdown(run.ranks, transfers, computing, steps)
+    moved = link(
+        seen.bytes, seen.begun_ns.max(axis=0), np.median(seen.done_ns, axis=0), seen.ready_ns[:, :, -1].max(axis=(0, 2))
+    )
+    slowed = moved.slowed
+    measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
+    baseline, notes = _settings(run, seen)
+    copied, optimizer = _after(run, seen, baseline)
+    spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
+    steps_error = 1.2533 * spread / len(seen.steps) ** 0.5
+    return RecordedCase(
+        recorded=seen,
+        baseline=baseline,
+        measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
+        assumptions=tuple(_assumptions(seen, moved, device=device, slowed=slowed)),
+        noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
+        notes=(*notes, *_notes(run, seen)),
+        told=told,
+        slowed=slowed,
+        moved=moved,
+        device=device,
+        width=1 if device else GLOO_THREADS,
+        copied_ns_per_byte=copied,
+        optimizer_ns=optimizer,
+    )
+
+
+def _origins(seen: Recorded) -> Floats:
+    """Give (rank, step): from when the last pass is counted: the step's start, or the end of the pass before it."""
+    if seen.passes == 1:
+        return seen.start_ns
+    ended: Floats = seen.ready_ns[:, :, -2].max(axis=-1)
+    return ended
+
+
+def _elements(seen: Recorded) -> Ints:
+    return seen.bytes // np.array([ITEM_BYTES[each] for each in seen.sent_dtypes], np.int64)
+
+
+def _moving(seen: Recorded, rank: int, step: int) -> Floats:
+    """Give rows (start, end) in which all-reduces moved data on a rank."""
+    begun, done = seen.begun_ns[:, step].max(axis=0), seen.done_ns[rank, step]
+    covered = union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
+    return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
+
+
+def _transfers(seen: Recorded, rank: int) -> Intervals:
+    begun, done = seen.begun_ns.max(axis=0).ravel(), seen.done_ns[rank].ravel()
+    return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
+
+
+def _own_clock(run: Run, rank: int, shared: Intervals, together: Across) -> Intervals:
+    """Give intervals of the shared clock on a rank's own; drift is far below what is asked of them."""
+    if not shared.starts.size:
+        return EMPTY
+    zero = together.clocks.aligned(rank, np.array([together.clocks.reference_ns], np.int64))[0]
+    shift = together.clocks.reference_ns - round(float(zero))
+    return Intervals(shared.starts + shift, shared.ends + shift)
+
+
+def _windows(run: Run, rank: int, seen: Recorded) -> Ints:
+    table = run.ranks[rank].steps
+    rows = np.array([int(np.flatnonzero(table.step == step)[0]) for step in seen.steps], np.int64)
+    return np.stack((table.start_ns[rows], table.end_ns[rows]), axis=1)
+
+
+def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
+    """Give when a rank computed until its last gradient was ready, and waited for nothing."""
+    timeline = run.ranks[rank]
+    spans = timeline.spans
+    rows = np.flatnonzero(spans.kind == COMPUTE)
+    mine = union((spans.start_ns[rows], spans.end_ns[rows]))
+    table = timeline.gradients
+    windows = _windows(run, rank, seen)
+    ends = np.array([table.ready_ns[table.step == step].max() for step in seen.steps], np.int64)
+    return intersection(mine, union((windows[:, 0], ends)))
+
+
+def _settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
+    """Give the settings that make the buckets that were seen."""
+    said: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
+    sent = int(seen.bytes.sum()) / int(seen.grad_bytes.sum())
+    base = Settings(
+        gradient_as_bucket_view=bool(said.get("gradient_as_bucket_view", True)),
+        accumulation=seen.passes,
+        no_sync=seen.passes > 1 and seen.synced == 1,
+        communicated=HALF if abs(sent - HALF) < 1e-9 else sent,
+    )
+    flags = DdpSettings(
+        static_graph=bool(said.get("static_graph")), find_unused_parameters=bool(said.get("find_unused_parameters"))
+    )
+    cap = said.get("bucket_cap_bytes")
+    caps = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else [None, 25.0, 1.0, 5.0, 10.0, 50.0, 100.0]
+    rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
+    if caps[0] == 25.0:
+        rules.insert(0, flags)
+    seen_elements = _elements(seen).tolist()
+    for rule in rules:
+        made = replace(base, ddp=rule)
+        if _bucket_elements(seen, made) == seen_elements:
+            plain = replace(made, ddp=replace(rule, small_first_bucket=None))
+            same = _bucket_elements(seen, plain) == seen_elements
+            return (plain if same else made), []
+    limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
+    listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
+    if _bucket_elements(seen, listed) != seen_elements:
+        raise InputError(
+            "its all-reduces are not the buckets that torch's rule makes of its gradients in the order recorded, so "
+            f"that no other cap can be replayed; {HOW}"
+        )
+    return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
+
+
+def _gradient_bytes_of_buckets(seen: Recorded) -> Ints:
+    edges = np.searchsorted(np.cumsum(seen.elements), np.cumsum(_elements(seen)))
+    total = np.cumsum(seen.grad_bytes)[np.minimum(edges, seen.elements.size - 1)]
+    return np.diff(np.concatenate(([0], total)))
+
+
+def _bucket_elements(seen: Recorded, settings: Settings) -> list[int]:
+    count = seen.elements.size
+    gradients = Gradients(
+        names=seen.names,
+        sizes_bytes=seen.grad_bytes,
+        kinds=tuple(("all", each) for each in seen.dtypes),
+        ready_ns=np.arange(count, dtype=np.float64),
+        registered=np.arange(count)[::-1].copy(),
+    )
+    workload = Workload(world_size=2, forward_ns=0, backward_ns=0, optimizer_ns=0, gradients=gradients)
+    return [int(seen.elements[list(each.parameters)].sum()) for each in buckets_of(workload, settings)]
+
+
+def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
+    """Give ns a byte that copying buckets out takes, and what follows the last bucket: mostly the optimizer."""
+    copied = []
+    for rank in seen.ranks if not baseline.gradient_as_bucket_view else ():
+        timeline = run.ranks[rank]
+        if timeline.basis != "events" or timeline.has_device:
+            continue
+        spans, table = timeline.spans, timeline.gradients
+        code = timeline.names.index("backward") if "backward" in timeline.names else -2
+        for step in seen.steps:
+            last = table.ready_ns[table.step == step].max()
+            rows = (spans.step == step) & (spans.name == code) & (spans.kind == COMPUTE) & (spans.start_ns > last)
+            copied.append(int((spans.end_ns[rows] - spans.start_ns[rows]).sum()))
+    per_byte = float(np.median(copied)) / float(seen.grad_bytes.sum()) if copied else 0.0
+    last = np.maximum(seen.done_ns.max(axis=2), seen.ready_ns[:, :, -1].max(axis=2))
+    rest = float(np.median(seen.end_ns.max(axis=0) - last.max(axis=0)))
+    return per_byte, max(rest - per_byte * float(seen.bytes[-1]), 0.0)
+
+
+def _assumptions(
+    seen: Recorded, moved: Link, *, device: bool, slowed: tuple[float, float, float] | None
+) -> list[Assumption]:
+    found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
+    if not told_latency(np.unique(moved.bytes)):
+        told = "a prior: the buckets that were seen are of about one size, and do not tell latency from bandwidth"
+        found.append(_assumption("latency_us", LATENCY_US[device], told))
+    if slowed is None:
+        found.append(_assumption("comm_share", COMM_SHARE, "taken to be half of what compute slows"))
+    else:
+        mean, low, high = slowed
+        how = "the same size beside compute and alone"
+        found.append(_assumption("transfer_beside_compute", (low, mean, high), how))
+    error = _error(moved.own_ns / _medians(moved))
+    found.append(_assumption("transfer_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded ones differ"))
+    lasted = (seen.ready_ns[:, :, -1].max(axis=2) - _origins(seen)).max(axis=0)
+    error = _error(lasted / np.median(lasted))
+    found.append(_assumption("compute_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded steps differ"))
+    return found
+
+
+def _medians(moved: Link) -> Floats:
+    found = np.empty_like(moved.own_ns)
+    for size in np.unique(moved.bytes).tolist():
+        found[moved.bytes == size] = np.median(moved.own_ns[moved.bytes == size])
+    return np.maximum(found, 1.0)
+
+
+def _error(ratios: Floats) -> float:
+    """Give half the 90 % interval of a median of values that scatter about 1."""
+    return float(SPREAD * 1.2533 * 1.4826 * np.median(np.abs(ratios - 1)) / ratios.size**0.5)
+
+
+def _assumption(name: str, values: tuple[float, float, float], known_from: str) -> Assumption:
+    low, value, high = values
+    return Assumption(name=name, value=value, low=low, high=high, known_from=known_from)
+
+
+def _notes(run: Run, seen: Recorded) -> list[str]:
+    found = []
+    if run.world_size and len(seen.ranks) < run.world_size:
+        found.append(
+            f"{len(seen.ranks)} of {run.world_size} ranks were recorded: transfers may hold waiting for the others"
+        )
+    if seen.left_out > 0:
+        found.append(f"{seen.left_out} recorded steps did something else, or are not whole, and are left out")
+    return found
+
+
+def _waiting(together: Across) -> str:
+    """Say so where waiting dominates: then no setting of buckets is the matter."""
+    total = sum(each.collective_ns for each in together.waits.values())
+    waited = sum(each.wait_ns for each in together.waits.values())
+    if not total or waited < WAITING * total:
+        return ""
+    rank = max(together.waits, key=lambda each: together.waits[each].blame_ns)
+    return (
+        f"waiting is {waited / total:.0%} of the time in its collectives, for rank {rank} most: no setting of buckets "
+        "or algorithms changes that (`overlapscope analyze` says what holds it); besides, "
+    )
