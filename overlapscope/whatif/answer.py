@@ -162,26 +162,33 @@ def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) ->
     workload = plan.workload()
     settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
     predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
-    scenarios = _scenarios(plan, predictions, workload)
-    best = _best(scenarios, plan.noise)
-    place = scenarios.index(best)
-    verdict, reasons = _verdict(plan, predictions, scenarios, place)
+    rows = _scenarios(plan, predictions, workload)
+    best = _best(rows, plan.noise)
+    place = rows.index(best)
+    verdict, reasons = _verdict(plan, predictions, rows, place)
     return WhatIf(
         baseline=Baseline(
-            knobs=scenarios[0].knobs,
+            knobs=rows[0].knobs,
             measured_step_ns=_measured_ns(plan, plan.baseline),
             replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
             replay_error=predictions.replay_error,
         ),
-        scenarios=scenarios,
+        scenarios=rows,
         bounds=_bounds(workload, plan.baseline),
         verdict=verdict,
-        best=Best(knobs=best.knobs if verdict == "change" else scenarios[0].knobs),
-        flat_region=_flat(scenarios, best, plan.noise),
+        best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
+        flat_region=_flat(rows, best, plan.noise),
         reasons=[*reasons, *plan.notes],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(plan, predictions, place),
     )
+
+
+def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
+    """Predict given settings; a row for each, after that of the present ones."""
+    chosen = list(dict.fromkeys([plan.baseline, *settings]))
+    predictions = predict(plan.build, plan.assumptions, plan.measured, chosen, plan.noise, plan.told)
+    return _scenarios(plan, predictions, plan.workload())
 
 
 def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:

@@ -1,0 +1,143 @@
+"""A workload from a recording: what a simulation of its own recorded is found again, and predicts what that gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.answer import answer, scenarios
+from overlapscope.whatif.from_run import from_run
+from overlapscope.whatif.recorded_link import line, link
+from overlapscope.whatif.recorded_steps import taken_up
+from overlapscope.whatif.search import with_cap
+from tests.conftest import shared_file
+from tests.made_ddp import TICK_NS, Made, recorded, step_ns
+
+MB = 2**18
+"""Elements of a MiB of float32."""
+READY = (600, 700, 1000, 1100, 1400, 1500, 1800, 1900)
+PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
+SIX = Made(ready=READY, elements=(MB,) * 8, buckets=PAIRS, ticks_per_mb=200)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
+@pytest.mark.parametrize("workers", [2])
+def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float, workers: int) -> None:
+    made = replace(SIX, slowdown=slowdown, workers=workers)
+    found = from_run(recorded(made))
+    assert found.told.identified
+    assert found.told.slowdown == pytest.approx(slowdown, rel=0.02)
+    workload = found.build({**found._nominal(), "per_bucket_us": 0.0, "latency_us": 0.0})
+    assert workload.gradients.ready_ns == pytest.approx(np.array(READY) * TICK_NS, rel=0.02)
+    assert workload.gradients.names == tuple(f"p{each}" for each in range(8))
+    assert workload.gradients.sizes_bytes.tolist() == [2**20] * 8
+    assert workload.optimizer_ns == pytest.approx(made.optimizer * TICK_NS, rel=0.1)
+    assert float(workload.curves[0].at(2 * 2**20)) == pytest.approx(400 * TICK_NS, rel=0.03)
+    assert found.baseline.ddp.bucket_cap_mb == 2
+    assert found.measured[0].step_ns == pytest.approx(step_ns(made), rel=0.01)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+@pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
+def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
+    made = replace(SIX, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
+    found = from_run(recorded(made))
+    others = {1.0: [[each] for each in range(8)], 4.0: [(0, 1, 2, 3), (4, 5, 6, 7)], 100.0: [tuple(range(8))]}
+    settings = [with_cap(found.baseline, cap) for cap in others]
+    predicted = {each.knobs["bucket_cap_mb"]: each for each in scenarios(found, settings)}
+    for cap, buckets in others.items():
+        truth = step_ns(replace(made, buckets=buckets))
+        assert predicted[cap].predicted_step_ns == pytest.approx(truth, rel=0.03)
+        assert predicted[cap].low_ns <= truth <= predicted[cap].high_ns
+
+
+def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() -> None:
+    made = replace(SIX, slowdown=1.8, ticks_per_mb=300)
+    found = from_run(recorded(made))
+    truth = step_ns(replace(made, buckets=[tuple(range(8))]))
+    stretched = replace(found, told=replace(found.told, slowdown=1.0))
+    one = with_cap(found.baseline, 100.0)
+    wrong, right = (scenarios(each, [one])[1].predicted_step_ns for each in (stretched, found))
+    assert right == pytest.approx(truth, rel=0.03)
+    assert wrong > 1.05 * truth
+
+
+def test_a_shifted_clock_changes_no_prediction() -> None:
+    told = [answer(from_run(recorded(SIX, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
+    assert told[0].scenarios == told[1].scenarios
+
+
+def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
+    found = from_run(recorded(replace(SIX, late=(0, 900))))
+    assert found.lateness_ns == pytest.approx((0.0, 900 * TICK_NS), rel=0.05)
+    assert found.workload().gradients.ready_ns[-1] == pytest.approx(READY[-1] * TICK_NS, rel=0.05)
+
+
+def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
+    told = answer(from_run(recorded(SIX, thread_times=False)), [1.0, 4.0], search=False)
+    assert not told.interference.identified
+    assert (told.interference.low, told.interference.high) == (1.0, 1.6)
+    assert any("a prior stands for it" in each for each in told.reasons)
+
+
+def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
+    found = from_run(recorded(SIX))
+    (measured,) = found.measured
+    told = answer(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
+    assert told.verdict == "insufficient_data"
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"), [("gradients", "no gradients with sizes"), ("collectives", "carry its gradients")]
+)
+def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        from_run(recorded(SIX, drop=drop))
+    assert "overlapscope.profile" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_rank_at_all_says_so() -> None:
+    with pytest.raises(InputError, match="no rank"):
+        from_run(Run(world_size=2, ranks={}))
+
+
+@pytest.mark.parametrize(
+    "name", ["kineto/megatron_tp8", "gloo_torch2.13", "kineto/a100_rank3of8_six_steps.json.gz", "nccl_log"]
+)
+def test_real_recordings_without_ddps_gradients_are_answered_in_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["whatif", str(shared_file(name))])
+    said = capsys.readouterr()
+    assert code in (2, 3) and not said.out
+    assert said.err.strip().splitlines()[-1].startswith("overlapscope whatif: ")
+    assert "Traceback" not in said.err
+
+
+def test_a_run_that_mostly_waits_gets_the_rank_and_no_bucket_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(shared_file("kineto/megatron_tp8"))]) == 3
+    said = capsys.readouterr().err
+    assert "waiting is" in said
+    assert "no setting of buckets or algorithms changes that" in said
+
+
+def test_two_calls_on_one_link_count_its_time_once() -> None:
+    begun, done = np.array([[0.0, 0.0, 300.0]]), np.array([[200.0, 200.0, 400.0]])
+    found = link(np.array([10, 10, 10]), begun, done, np.array([250.0]))
+    assert found.own_ns.tolist() == [100.0, 100.0, 100.0]
+    assert found.beside.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_calls_wait_for_a_worker_in_order() -> None:
+    begun = taken_up(np.array([[0, 1, 2, 50]]), np.array([[10, 20, 30, 60]]), 2)
+    assert begun.tolist() == [[0, 1, 10, 50]]
+
+
+def test_sizes_apart_tell_latency_and_bandwidth() -> None:
+    sizes = np.array([1000, 10_000, 100_000])
+    assert line(sizes, 500 + 2.0 * sizes, 9e9) == pytest.approx((500, 2.0))
+    assert line(np.array([1000]), np.array([2500.0]), 500) == pytest.approx((500, 2.0))
