@@ -217,8 +217,8 @@ def report(cells: Sequence[tuple[list[Row], str]]) -> tuple[str, bool]:
         ),
         "",
         f"{len(rows)} predictions: mean error {mean(errors):.1%} (largest {max(errors):.1%}); saying that nothing "
-        f"changes is off by {mean(unchanged):.1%}, ignoring interference by {mean(ignoring):.1%}. {mean(inside):.0%} of "
-        f"measured steps lie inside the 90 % interval, whose median width is {median(widths):.1%} of the step. The cap "
+        f"changes is off by {mean(unchanged):.1%}, ignoring interference by {mean(ignoring):.1%}. {mean(inside):.0%} "
+        f"of measured steps lie inside the 90 % interval, whose median width is {median(widths):.1%} of the step. The cap "
         f"predicted to be best is measured at most {max(regrets):.1%} above the best one (by cell: "
         f"{', '.join(f'{each:.1%}' for each in regrets)}). The best and the worst cap differ by {min(spreads):.0%} at "
         "least.",

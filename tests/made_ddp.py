@@ -175,7 +175,7 @@ def _timeline(made: Made, rank: int, seen: _Seen, shift: int, *, thread_times: b
             0 if drop == "gradients" else STEPS * count,
             step=[] if drop == "gradients" else of_step,
             order=[] if drop == "gradients" else np.tile(np.arange(count), STEPS),
-            name=[] if drop == "gradients" else [names.code(f"p{each}") for each in range(count)] * STEPS,
+            name=[] if drop == "gradients" else [names.code(f"layer{each}.weight") for each in range(count)] * STEPS,
             elements=[] if drop == "gradients" else list(made.elements) * STEPS,
             dtype=names.code("float32"),
             ready_ns=[] if drop == "gradients" else times(seen.ready),

@@ -7,18 +7,20 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
+from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.from_run import from_run
 from overlapscope.whatif.recorded_link import line, link
 from overlapscope.whatif.recorded_steps import taken_up
 from overlapscope.whatif.search import with_cap
-from tests.conftest import shared_file
+from tests.conftest import ROOT, shared_file
 from tests.made_ddp import TICK_NS, Made, recorded, step_ns
 
+TRACES = ROOT / "traces"
 MB = 2**18
 """Elements of a MiB of float32."""
-READY = (600, 700, 1000, 1100, 1400, 1500, 1800, 1900)
+READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
 SIX = Made(ready=READY, elements=(MB,) * 8, buckets=PAIRS, ticks_per_mb=200)
 
@@ -32,7 +34,7 @@ def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float, w
     assert found.told.slowdown == pytest.approx(slowdown, rel=0.02)
     workload = found.build({**found._nominal(), "per_bucket_us": 0.0, "latency_us": 0.0})
     assert workload.gradients.ready_ns == pytest.approx(np.array(READY) * TICK_NS, rel=0.02)
-    assert workload.gradients.names == tuple(f"p{each}" for each in range(8))
+    assert workload.gradients.names == tuple(f"layer{each}.weight" for each in range(8))
     assert workload.gradients.sizes_bytes.tolist() == [2**20] * 8
     assert workload.optimizer_ns == pytest.approx(made.optimizer * TICK_NS, rel=0.1)
     assert float(workload.curves[0].at(2 * 2**20)) == pytest.approx(400 * TICK_NS, rel=0.03)
@@ -50,7 +52,8 @@ def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: 
     predicted = {each.knobs["bucket_cap_mb"]: each for each in scenarios(found, settings)}
     for cap, buckets in others.items():
         truth = step_ns(replace(made, buckets=buckets))
-        assert predicted[cap].predicted_step_ns == pytest.approx(truth, rel=0.03)
+        # Where no layer is beside a transfer all the time, a prior stands for how much it slows.
+        assert predicted[cap].predicted_step_ns == pytest.approx(truth, rel=0.03 if found.told.identified else 0.06)
         assert predicted[cap].low_ns <= truth <= predicted[cap].high_ns
 
 
@@ -76,8 +79,24 @@ def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
     assert found.workload().gradients.ready_ns[-1] == pytest.approx(READY[-1] * TICK_NS, rel=0.05)
 
 
+def test_layers_of_one_shape_that_do_other_work_tell_nothing_but_what_the_scheduler_counts() -> None:
+    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), slowdown=1.2)
+    found = from_run(recorded(made)).told
+    assert not found.identified
+    assert found.low == pytest.approx(1.2, rel=0.02)
+    assert found.slowdown == 1.3
+    without = from_run(recorded(made, thread_times=False)).told
+    assert (without.identified, without.low, without.high) == (False, 1.0, 1.6)
+
+
+def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
+    found = from_run(recorded(replace(SIX, slowdown=1.5)))
+    assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
+
+
 def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
-    told = answer(from_run(recorded(SIX, thread_times=False)), [1.0, 4.0], search=False)
+    irregular = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
+    told = answer(from_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
     assert not told.interference.identified
     assert (told.interference.low, told.interference.high) == (1.0, 1.6)
     assert any("a prior stands for it" in each for each in told.reasons)
@@ -113,7 +132,8 @@ def test_real_recordings_without_ddps_gradients_are_answered_in_one_line(
 ) -> None:
     code = main(["whatif", str(shared_file(name))])
     said = capsys.readouterr()
-    assert code in (2, 3) and not said.out
+    assert code in (2, 3)
+    assert not said.out
     assert said.err.strip().splitlines()[-1].startswith("overlapscope whatif: ")
     assert "Traceback" not in said.err
 
@@ -123,6 +143,27 @@ def test_a_run_that_mostly_waits_gets_the_rank_and_no_bucket_advice(capsys: pyte
     said = capsys.readouterr().err
     assert "waiting is" in said
     assert "no setting of buckets or algorithms changes that" in said
+
+
+def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:
+    """The trace files kept in the recording know neither names nor a cap: shapes and their order do."""
+    own = answer(from_run(read_inputs([TRACES / "baseline"])), [1.0, 10.0, 1000.0], search=False)
+    plain = answer(
+        from_run(read_inputs(sorted(TRACES.glob("baseline/*/*.json.gz")))), [1.0, 10.0, 1000.0], search=False
+    )
+    assert plain.baseline.knobs["bucket_cap_mb"] == own.baseline.knobs["bucket_cap_mb"] == 4
+    for a, b in zip(own.scenarios, plain.scenarios, strict=True):
+        assert a.predicted_step_ns == pytest.approx(b.predicted_step_ns, rel=0.002)
+
+
+def test_one_real_recording_predicts_the_other() -> None:
+    """`traces/` holds one job under two caps, recorded one after the other."""
+    caps = {"baseline": 4.0, "regressed": 1000.0}
+    cases = {name: from_run(read_inputs([TRACES / name])) for name in caps}
+    for name, other in (("baseline", "regressed"), ("regressed", "baseline")):
+        truth = cases[other].measured[0].step_ns
+        (told,) = scenarios(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
+        assert told.predicted_step_ns == pytest.approx(truth, rel=0.1)
 
 
 def test_two_calls_on_one_link_count_its_time_once() -> None:

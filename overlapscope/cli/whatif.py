@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
     found = answer(case, caps, search=not args.no_search)
-    emit(json.render(found) if args.json else whatif_text.render(found), args)
+    emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0

@@ -12,7 +12,7 @@ from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.buckets import MIB, DdpSettings
+from overlapscope.whatif.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
 from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp_step import HALF, Settings, buckets_of
 from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer_curve
@@ -44,6 +44,9 @@ class RecordedCase:
     noise: float
     notes: tuple[str, ...]
     told: Fit
+    """The slowdown of compute on the rank that slows most."""
+    shares: tuple[float, ...]
+    """By rank, in how much of that it slows."""
     slowed: tuple[float, float, float] | None
     """Times that a transfer takes beside compute over alone, where the recording tells it."""
     moved: Link
@@ -122,10 +125,11 @@ class RecordedCase:
         begun = origin - origin.min(axis=0)
         free = np.empty_like(ready)
         for rank in range(len(seen.ranks)):
+            slowdown = 1 + (values[SLOWDOWN] - 1) * self.shares[rank]
             for step in range(len(seen.steps)):
                 busy = _moving(seen, rank, step)
-                lasted = freed(np.sort(ready[rank, step]), busy, values[SLOWDOWN])
-                lasted -= freed(origin[rank, step : step + 1], busy, values[SLOWDOWN])
+                lasted = freed(np.sort(ready[rank, step]), busy, slowdown)
+                lasted -= freed(origin[rank, step : step + 1], busy, slowdown)
                 free[rank, step] = lasted + begun[rank, step]
         return free - self._overheads(values)
 
@@ -151,7 +155,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     transfers = {rank: _own_clock(run, rank, _transfers(seen, at), together) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen, at) for at, rank in enumerate(seen.ranks)}
     steps = {rank: _windows(run, rank, seen) for rank in seen.ranks}
-    told = told_slowdown(run.ranks, transfers, computing, steps)
+    told, shares = told_slowdown(seen, run.ranks, transfers, computing, steps)
     moved = link(
         seen.bytes, seen.begun_ns.max(axis=0), np.median(seen.done_ns, axis=0), seen.ready_ns[:, :, -1].max(axis=(0, 2))
     )
@@ -169,6 +173,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
         told=told,
+        shares=shares,
         slowed=slowed,
         moved=moved,
         device=device,
@@ -243,9 +248,10 @@ def _settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
         static_graph=bool(said.get("static_graph")), find_unused_parameters=bool(said.get("find_unused_parameters"))
     )
     cap = said.get("bucket_cap_bytes")
-    caps = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else [None, 25.0, 1.0, 5.0, 10.0, 50.0, 100.0]
+    told = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else []
+    caps = told or _possible_caps(seen)
     rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
-    if caps[0] == 25.0:
+    if DEFAULT_CAP_MB in caps:
         rules.insert(0, flags)
     seen_elements = _elements(seen).tolist()
     for rule in rules:
@@ -253,7 +259,9 @@ def _settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
         if _bucket_elements(seen, made) == seen_elements:
             plain = replace(made, ddp=replace(rule, small_first_bucket=None))
             same = _bucket_elements(seen, plain) == seen_elements
-            return (plain if same else made), []
+            used = rule.bucket_cap_mb or DEFAULT_CAP_MB
+            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the buckets that were seen"
+            return (plain if same else made), [] if told else [note]
     limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
     listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
     if _bucket_elements(seen, listed) != seen_elements:
@@ -262,6 +270,13 @@ def _settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
             f"that no other cap can be replayed; {HOW}"
         )
     return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
+
+
+def _possible_caps(seen: Recorded) -> list[float]:
+    """Give caps that may have made the buckets, the likeliest first: torch's own, a whole number, the least bucket."""
+    full = _gradient_bytes_of_buckets(seen)[:-1] if seen.bytes.size > 1 else _gradient_bytes_of_buckets(seen)
+    least = float(full.min()) / MIB
+    return [float(DEFAULT_CAP_MB), *([float(int(least))] if least >= 1 else []), least]
 
 
 def _gradient_bytes_of_buckets(seen: Recorded) -> Ints:

@@ -1,8 +1,8 @@
 """How much compute slows beside transfers, as a recording tells it: never fitted so that a replay meets the step.
 
-On a device: the same kernel beside a transfer and free of it (`interference`). Without one, compute shares its cores
-with the threads that move data: the time that the training thread had of a core is noted, so that the wall time it took
-for a second of work beside transfers stands against the wall time it took without them.
+On a device: the same kernel beside a transfer and free of it (`interference`). Without one: the same piece of backward
+(`recorded_pieces`); where none tells it, a prior, which is at least what the training thread waited for a core more
+beside transfers: compute shares its cores with the threads that move data.
 """
 
 from collections.abc import Mapping
@@ -14,57 +14,60 @@ from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals, complement, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Fit
-from overlapscope.whatif.interference import SPREAD, slowdown
+from overlapscope.whatif.interference import slowdown
+from overlapscope.whatif.recorded_pieces import piece_slowdown
+from overlapscope.whatif.recorded_steps import Recorded
 
 RAN: Final = "thread_cpu_ns"
-LEAST_SHARE: Final = 0.1
-"""Of compute that must lie beside transfers, and free of them, to compare the two."""
 LEAST_STEPS: Final = 3
 
 
 def told_slowdown(
+    seen: Recorded,
     ranks: Mapping[int, RankTimeline],
     transfers: Mapping[int, Intervals],
     computing: Mapping[int, Intervals],
     steps: Mapping[int, Ints],
-) -> Fit:
-    """Give what a recording tells, else the prior with the reason why not.
+) -> tuple[Fit, tuple[float, ...]]:
+    """Give what a recording tells, else the prior with the reason why not; and what of it holds for each rank.
+
+    Ranks differ in it, where one shares its core or its memory with what moves the data. The one that slows most is the
+    one that all wait for, so that its slowdown is given; of each rank the share of it in which it slows, 0 to 1.
 
     By rank: when calls moved data, when the training thread computed and waited for nothing, and the (start, end) of
     each step, all on the rank's own clock.
     """
+    why = "no piece of backward ran both beside a transfer and free of one"
+    everywhere = (1.0,) * len(ranks)
     if all(each.has_device for each in ranks.values()):
-        told = [found for rank, each in ranks.items() if (found := slowdown(each.spans, transfers[rank])) is not None]
-        if not told:
-            return _prior("no kernel ran both beside a transfer and free of one, in different steps")
-        means = np.array([each.mean for each in told])
-        return Fit(
-            slowdown=max(float(means.mean()), 1.0),
-            low=max(min(each.low for each in told), 1.0),
-            high=max(each.high for each in told),
-            identified=True,
-            reason="",
-        )
+        kernels = [slowdown(each.spans, transfers[rank]) for rank, each in ranks.items()]
+        found = [None if each is None else (each.mean, each.low, each.high) for each in kernels]
+        why = "no kernel ran both beside a transfer and free of one, in different steps"
+    else:
+        found = [piece_slowdown(seen, at) for at in range(len(seen.ranks))]
+    told = [each for each in found if each is not None]
+    if told:
+        mean, low, high = max(told)
+        if mean <= 1:
+            return Fit(slowdown=1.0, low=1.0, high=max(high, 1.0), identified=True, reason=""), everywhere
+        shares = tuple(1.0 if each is None else max(each[0] - 1, 0.0) / (mean - 1) for each in found)
+        return Fit(slowdown=mean, low=max(low, 1.0), high=high, identified=True, reason=""), shares
+    if all(each.has_device for each in ranks.values()):
+        return _prior(why), everywhere
     rows = [_of_steps(ranks[rank], transfers[rank], computing[rank], steps[rank]) for rank in ranks]
     sums = np.concatenate([each for each in rows if each is not None] or [np.zeros((0, 4))])
-    if sums.shape[0] < LEAST_STEPS:
-        return _prior("the recording does not tell when its threads ran on a core")
-    beside, free = sums[:, 0].sum(), sums[:, 2].sum()
-    if min(beside, free) < LEAST_SHARE * (beside + free):
-        kind = "beside transfers" if beside < free else "free of them"
-        return _prior(f"less than a tenth of compute ran {kind}")
-    mean = _ratio(sums.sum(axis=0))
-    # Jackknife over steps (Efron and Stein 1981).
-    without = np.array([_ratio(each) for each in sums.sum(axis=0) - sums])
-    error = float(np.sqrt((without.size - 1) * without.var()))
-    # What caches and memory slow shows in no scheduler's count, so that this is what compute slows at least.
-    return Fit(
-        slowdown=max(mean, 1.0),
-        low=max(mean - SPREAD * error, 1.0),
-        high=max(mean + SPREAD * error, 1.0),
-        identified=True,
-        reason="",
+    if sums.shape[0] < LEAST_STEPS or sums[:, 0].sum() == 0 or sums[:, 2].sum() == 0:
+        return _prior(why), everywhere
+    # What caches, memory and interrupts slow shows in no scheduler's count: this is what compute slows at least.
+    least = max(_ratio(sums.sum(axis=0)), 1.0)
+    at_least = Fit(
+        slowdown=max(PRIOR[1], least),
+        low=least,
+        high=max(WIDE_PRIOR[1], PRIOR[2] / PRIOR[1] * least),
+        identified=False,
+        reason=f"{why}; waiting for a core alone makes it {least:.2f}",
     )
+    return at_least, everywhere
 
 
 def _ratio(sums: Floats) -> float:
