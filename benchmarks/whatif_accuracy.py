@@ -127,7 +127,8 @@ def variants(shape: str, rate: float, base: Settings) -> list[tuple[str, dict[st
 def without_interference(case: RecordedCase) -> RecordedCase:
     """Give the case as if nothing slowed anything: what most simulators assume."""
     none = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
-    return replace(case, told=none, slowed=(1.0, 1.0, 1.0))
+    kept = tuple(each for each in case.assumptions if each.name not in ("transfer_beside_compute", "comm_share"))
+    return replace(case, told=none, assumptions=kept)
 
 
 def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network) -> tuple[list[Row], str]:
@@ -218,8 +219,8 @@ def report(cells: Sequence[tuple[list[Row], str]]) -> tuple[str, bool]:
         "",
         f"{len(rows)} predictions: mean error {mean(errors):.1%} (largest {max(errors):.1%}); saying that nothing "
         f"changes is off by {mean(unchanged):.1%}, ignoring interference by {mean(ignoring):.1%}. {mean(inside):.0%} "
-        f"of measured steps lie inside the 90 % interval, whose median width is {median(widths):.1%} of the step. The cap "
-        f"predicted to be best is measured at most {max(regrets):.1%} above the best one (by cell: "
+        f"of measured steps lie inside the 90 % interval, whose median width is {median(widths):.1%} of the step. The "
+        f"cap predicted to be best is measured at most {max(regrets):.1%} above the best one (by cell: "
         f"{', '.join(f'{each:.1%}' for each in regrets)}). The best and the worst cap differ by {min(spreads):.0%} at "
         "least.",
         "",

@@ -25,8 +25,9 @@ LATENCY_US: Final = {True: (5.0, 30.0, 100.0), False: (100.0, 300.0, 1000.0)}
 """What a call takes besides its bytes, with a device and without: over NCCL, and over gloo's sockets and threads."""
 PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
 """What a bucket costs besides its transfer: hooks, launch."""
-COMM_SHARE: Final = (0.0, 0.5, 1.0)
-"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell."""
+COMM_SHARE: Final = {True: (0.0, 1.0, 1.0), False: (0.0, 0.0, 1.0)}
+"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell. On a device both compete
+for the same units and memory; a socket is held up by its link, and its threads need a core for little of the time."""
 SPREAD: Final = 1.645
 LEAST_NOISE: Final = 0.01
 WAITING: Final = 0.5
@@ -47,10 +48,7 @@ class RecordedCase:
     """The slowdown of compute on the rank that slows most."""
     shares: tuple[float, ...]
     """By rank, in how much of that it slows."""
-    slowed: tuple[float, float, float] | None
-    """Times that a transfer takes beside compute over alone, where the recording tells it."""
     moved: Link
-    device: bool
     width: int
     copied_ns_per_byte: float
     optimizer_ns: float
@@ -109,7 +107,8 @@ class RecordedCase:
         return {**{each.name: each.value for each in self.assumptions}, SLOWDOWN: self.told.slowdown}
 
     def _comm(self, values: Values) -> float:
-        return values["transfer_beside_compute"] if self.slowed else 1 + values["comm_share"] * (values[SLOWDOWN] - 1)
+        beside = values.get("transfer_beside_compute")
+        return 1 + values.get("comm_share", 0.0) * (values[SLOWDOWN] - 1) if beside is None else beside
 
     def _late(self, free: Floats) -> tuple[float, ...]:
         last = free[:, :, -1]
@@ -159,7 +158,6 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     moved = link(
         seen.bytes, seen.begun_ns.max(axis=0), np.median(seen.done_ns, axis=0), seen.ready_ns[:, :, -1].max(axis=(0, 2))
     )
-    slowed = moved.slowed
     measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
     baseline, notes = _settings(run, seen)
     copied, optimizer = _after(run, seen, baseline)
@@ -169,14 +167,12 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         recorded=seen,
         baseline=baseline,
         measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
-        assumptions=tuple(_assumptions(seen, moved, device=device, slowed=slowed)),
+        assumptions=tuple(_assumptions(seen, moved, device=device)),
         noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
         told=told,
         shares=shares,
-        slowed=slowed,
         moved=moved,
-        device=device,
         width=1 if device else GLOO_THREADS,
         copied_ns_per_byte=copied,
         optimizer_ns=optimizer,
@@ -317,15 +313,15 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
     return per_byte, max(rest - per_byte * float(seen.bytes[-1]), 0.0)
 
 
-def _assumptions(
-    seen: Recorded, moved: Link, *, device: bool, slowed: tuple[float, float, float] | None
-) -> list[Assumption]:
+def _assumptions(seen: Recorded, moved: Link, *, device: bool) -> list[Assumption]:
     found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
     if not told_latency(np.unique(moved.bytes)):
         told = "a prior: the buckets that were seen are of about one size, and do not tell latency from bandwidth"
         found.append(_assumption("latency_us", LATENCY_US[device], told))
+    slowed = moved.slowed
     if slowed is None:
-        found.append(_assumption("comm_share", COMM_SHARE, "taken to be half of what compute slows"))
+        how = "taken to slow each other alike" if device else "taken to be held up by its link alone"
+        found.append(_assumption("comm_share", COMM_SHARE[device], how))
     else:
         mean, low, high = slowed
         how = "the same size beside compute and alone"
