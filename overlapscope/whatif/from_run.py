@@ -26,10 +26,12 @@ LATENCY_US: Final = {True: (5.0, 30.0, 100.0), False: (100.0, 300.0, 1000.0)}
 PER_BUCKET_US: Final = {True: (0.0, 30.0, 100.0), False: (0.0, 100.0, 300.0)}
 """What a bucket costs besides its transfer: hooks, launch."""
 COMM_SHARE: Final = {True: (0.0, 1.0, 1.0), False: (0.0, 0.0, 1.0)}
-"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell. On a device both compete
-for the same units and memory; a socket is held up by its link, and its threads need a core for little of the time."""
+"""How much of compute's slowdown a transfer suffers in turn, where the recording does not tell. On a device both want
+the same units and memory; a socket is held up by its link, and its threads need a core for little of the time."""
 SPREAD: Final = 1.645
 LEAST_NOISE: Final = 0.01
+HELD_WAITING: Final = 0.6
+"""Share of a recorded transfer that may be all of it, where it may hold waiting for a rank that was not recorded."""
 WAITING: Final = 0.5
 """Share of the time in collectives from which on waiting is the matter."""
 
@@ -167,7 +169,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         recorded=seen,
         baseline=baseline,
         measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
-        assumptions=tuple(_assumptions(seen, moved, device=device)),
+        assumptions=tuple(_assumptions(seen, moved, device=device, partly=_partly(run, seen))),
         noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
         told=told,
@@ -313,7 +315,7 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
     return per_byte, max(rest - per_byte * float(seen.bytes[-1]), 0.0)
 
 
-def _assumptions(seen: Recorded, moved: Link, *, device: bool) -> list[Assumption]:
+def _assumptions(seen: Recorded, moved: Link, *, device: bool, partly: bool) -> list[Assumption]:
     found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
     if not told_latency(np.unique(moved.bytes)):
         told = "a prior: the buckets that were seen are of about one size, and do not tell latency from bandwidth"
@@ -327,7 +329,10 @@ def _assumptions(seen: Recorded, moved: Link, *, device: bool) -> list[Assumptio
         how = "the same size beside compute and alone"
         found.append(_assumption("transfer_beside_compute", (low, mean, high), how))
     error = _error(moved.own_ns / _medians(moved))
-    found.append(_assumption("transfer_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded ones differ"))
+    least, how = 1 / (1 + error), "how much recorded ones differ"
+    if partly:
+        least, how = min(least, HELD_WAITING), "they may hold waiting for ranks that were not recorded"
+    found.append(_assumption("transfer_time", (least, 1.0, 1 + error), how))
     lasted = (seen.ready_ns[:, :, -1].max(axis=2) - _origins(seen)).max(axis=0)
     error = _error(lasted / np.median(lasted))
     found.append(_assumption("compute_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded steps differ"))
@@ -351,12 +356,16 @@ def _assumption(name: str, values: tuple[float, float, float], known_from: str) 
     return Assumption(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
+def _partly(run: Run, seen: Recorded) -> bool:
+    return run.world_size is None or len(seen.ranks) < run.world_size
+
+
 def _notes(run: Run, seen: Recorded) -> list[str]:
     found = []
-    if run.world_size and len(seen.ranks) < run.world_size:
-        found.append(
-            f"{len(seen.ranks)} of {run.world_size} ranks were recorded: transfers may hold waiting for the others"
-        )
+    if _partly(run, seen):
+        world = run.world_size or "an unknown number of"
+        told = f"{len(seen.ranks)} of {world} ranks were recorded"
+        found.append(f"{told}: transfers may hold waiting for the others")
     if seen.left_out > 0:
         found.append(f"{seen.left_out} recorded steps did something else, or are not whole, and are left out")
     return found

@@ -20,7 +20,10 @@ from overlapscope.timeline.volume import ITEM_BYTES
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 MOST_STEPS: Final = 64
-"""Steps that are looked at, the last ones of a longer recording."""
+"""Steps that are looked at, the last ones of a longer recording ..."""
+MOST_RANK_STEPS: Final = 4096
+"""... and of many ranks fewer, but no fewer than this."""
+LEAST_STEPS: Final = 5
 GLOO_THREADS: Final = 2
 """Collectives that torch's gloo runs at once (`ProcessGroupGloo::Options::threads`)."""
 
@@ -87,11 +90,13 @@ def recorded_steps(run: Run, together: Across) -> Recorded:
         )
     kinds = Counter(_signature(run, found, step) for step in common)
     usual, often = kinds.most_common(1)[0]
-    chosen = [step for step in common if _signature(run, found, step) == usual][-MOST_STEPS:]
+    most = max(min(MOST_STEPS, MOST_RANK_STEPS // len(run.ranks)), LEAST_STEPS)
+    chosen = [step for step in common if _signature(run, found, step) == usual][-most:]
     if often < 2 or usual is None:
         raise InputError("its steps are not alike, or fewer than two are whole: record at least five like ones")
-    windows = len({step for timeline in run.ranks.values() for step in timeline.steps.step.tolist()})
-    return _joined(run, together, found, chosen, (names, elements, dtypes, passes), windows - len(chosen))
+    windows = set().union(*(_recent(timeline) for timeline in run.ranks.values()))
+    left_out = len(windows - set(common)) + len(common) - often
+    return _joined(run, together, found, chosen, (names, elements, dtypes, passes), left_out)
 
 
 def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
@@ -103,9 +108,10 @@ def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str
             f"it holds no gradients with sizes, from which buckets are filled; {HOW}, or let torch's profiler record "
             "shapes (record_shapes=True)"
         )
+    steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()
     orders = Counter(
         tuple(table.name[rows][np.argsort(table.order[rows], kind="stable")].tolist())
-        for rows in (np.flatnonzero(known & (table.step == step)) for step in np.unique(table.step[known]).tolist())
+        for rows in (np.flatnonzero(known & (table.step == step)) for step in steps)
     )
     order = orders.most_common(1)[0][0]
     passes = max(Counter(order).values())
@@ -130,7 +136,10 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
     usable = (calls.elements > 0) & (calls.bytes > 0) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
     usable &= (calls.op >= 0) & reduces[calls.op]
     found = {}
+    recent = _recent(timeline)
     for each in step_windows(timeline):
+        if each.step not in recent:
+            continue
         mine = np.flatnonzero((table.step == each.step) & (table.name >= 0))
         if each.window is None or not each.complete or mine.size != passes * len(names):
             continue
@@ -146,6 +155,11 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
         if carried is not None:
             found[each.step] = _Step(each.window, ready.ravel(), carried)
     return found
+
+
+def _recent(timeline: RankTimeline) -> set[int]:
+    """Give the steps that are looked at: twice as many as are kept."""
+    return set(np.unique(timeline.steps.step)[-2 * MOST_STEPS :].tolist())
 
 
 def _launched(timeline: RankTimeline, rows: Ints) -> Ints:
