@@ -43,6 +43,13 @@ class Made:
     workers: int = 2
     late: Sequence[int] = (0, 0)
     """Ticks by which each rank begins later."""
+    passes: int = 1
+    """Backward passes of a step, of which the last reduces."""
+
+    @property
+    def all_ready(self) -> list[int]:
+        """When gradients of all passes are ready."""
+        return [turn * self.ready[-1] + each for turn in range(self.passes) for each in self.ready]
 
     @property
     def cap_mb(self) -> float:
@@ -66,7 +73,8 @@ def simulate(made: Made) -> list[_Seen]:
     seen = [_Seen([], [], [], [(0, 0.0)]) for _ in range(ranks)]
     work, rested = [0.0] * ranks, [0] * ranks
     left = [made.latency + made.ticks_per_mb * 4 * sum(made.elements[g] for g in b) / 2**20 for b in made.buckets]
-    last = made.ready[-1]
+    ready = made.all_ready
+    last, before = ready[-1], len(ready) - len(made.ready)
     ended: dict[int, int] = {}
     for tick in range(10_000_000):
         queued = [b for b in range(len(left)) if b not in ended and all(len(each.launched) > b for each in seen)]
@@ -79,10 +87,10 @@ def simulate(made: Made) -> list[_Seen]:
             if work[rank] < last:
                 work[rank] += 1 / made.slowdown if moving else 1.0
                 each.computed.append((tick + 1, work[rank]))
-                while len(each.ready) < len(made.ready) and work[rank] >= made.ready[len(each.ready)] - 1e-6:
+                while len(each.ready) < len(ready) and work[rank] >= ready[len(each.ready)] - 1e-6:
                     each.ready.append(tick + 1)
                     for bucket in made.buckets[len(each.launched) :]:
-                        if bucket[-1] < len(each.ready):
+                        if before + bucket[-1] < len(each.ready):
                             each.launched.append(tick + 1)
             elif len(ended) == len(left):
                 rested[rank] += 1
@@ -117,7 +125,7 @@ def _timeline(made: Made, rank: int, seen: _Seen, shift: int, *, thread_times: b
     period = (max(seen.end, 1) + 50) * TICK_NS
     starts = [EPOCH_NS + shift + step * period for step in range(STEPS)]
     begun = made.late[rank]
-    count, buckets = len(made.ready), len(made.buckets)
+    count, buckets = len(made.all_ready), len(made.buckets)
 
     def times(ticks: Sequence[int]) -> list[int]:
         return [start + tick * TICK_NS for start in starts for tick in ticks]
@@ -125,7 +133,7 @@ def _timeline(made: Made, rank: int, seen: _Seen, shift: int, *, thread_times: b
     of_step = np.repeat(np.arange(STEPS), count)
     sizes = [sum(made.elements[each] for each in bucket) for bucket in made.buckets]
     readings = [*seen.computed[:: max(len(seen.computed) // 400, 1)], seen.computed[-1]]
-    cpu = [(time, (step * made.ready[-1] + work) * TICK_NS) for step in range(STEPS) for time, work in readings]
+    cpu = [(time, (step * made.all_ready[-1] + work) * TICK_NS) for step in range(STEPS) for time, work in readings]
     base = timeline()
     return RankTimeline(
         rank=rank,
@@ -175,8 +183,10 @@ def _timeline(made: Made, rank: int, seen: _Seen, shift: int, *, thread_times: b
             0 if drop == "gradients" else STEPS * count,
             step=[] if drop == "gradients" else of_step,
             order=[] if drop == "gradients" else np.tile(np.arange(count), STEPS),
-            name=[] if drop == "gradients" else [names.code(f"layer{each}.weight") for each in range(count)] * STEPS,
-            elements=[] if drop == "gradients" else list(made.elements) * STEPS,
+            name=[]
+            if drop == "gradients"
+            else [names.code(f"layer{each}.weight") for each in range(len(made.ready))] * (STEPS * made.passes),
+            elements=[] if drop == "gradients" else list(made.elements) * (STEPS * made.passes),
             dtype=names.code("float32"),
             ready_ns=[] if drop == "gradients" else times(seen.ready),
         ),

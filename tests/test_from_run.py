@@ -1,13 +1,20 @@
 """A workload from a recording: what a simulation of its own recorded is found again, and predicts what that gives."""
 
+import json
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read import read_inputs
+from overlapscope.report.json import schema as schema_of
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.from_run import from_run
@@ -25,10 +32,14 @@ PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
 SIX = Made(ready=READY, elements=(MB,) * 8, buckets=PAIRS, ticks_per_mb=200)
 
 
+@cache
+def six() -> Run:
+    return recorded(SIX)
+
+
 @pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
-@pytest.mark.parametrize("workers", [2])
-def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float, workers: int) -> None:
-    made = replace(SIX, slowdown=slowdown, workers=workers)
+def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
+    made = replace(SIX, slowdown=slowdown)
     found = from_run(recorded(made))
     assert found.told.identified
     assert found.told.slowdown == pytest.approx(slowdown, rel=0.02)
@@ -94,6 +105,18 @@ def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
     assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
 
 
+def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_free() -> None:
+    """Work that is no layer's shape is told all the same: every piece has run free of transfers before."""
+    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), passes=2, slowdown=1.6, ticks_per_mb=700)
+    found = from_run(recorded(made))
+    assert (found.baseline.accumulation, found.baseline.no_sync) == (2, True)
+    assert found.told.identified
+    assert found.told.slowdown == pytest.approx(1.6, rel=0.03)
+    one = replace(found.baseline, accumulation=1, no_sync=False)
+    (told,) = scenarios(found, [one])[1:]
+    assert told.predicted_step_ns == pytest.approx(step_ns(replace(made, passes=1)), rel=0.03)
+
+
 def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
     irregular = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
     told = answer(from_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
@@ -103,7 +126,7 @@ def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -
 
 
 def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
-    found = from_run(recorded(SIX))
+    found = from_run(six())
     (measured,) = found.measured
     told = answer(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
     assert told.verdict == "insufficient_data"
@@ -182,3 +205,56 @@ def test_sizes_apart_tell_latency_and_bandwidth() -> None:
     sizes = np.array([1000, 10_000, 100_000])
     assert line(sizes, 500 + 2.0 * sizes, 9e9) == pytest.approx((500, 2.0))
     assert line(np.array([1000]), np.array([2500.0]), 500) == pytest.approx((500, 2.0))
+
+
+def test_the_command_prints_the_published_json_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "whatif.json"
+    caps = ["--bucket-cap-mb", "1,8", "--no-search"]
+    assert main(["whatif", str(TRACES / "baseline"), *caps, "--json", "-o", str(file)]) == 0
+    document = json.loads(file.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema_of("whatif")).validate(document)
+    assert [each["knobs"].get("bucket_cap_mb") for each in document["scenarios"][:3]] == [4.0, 1.0, 8.0]
+    assert document["baseline"]["measured_step_ns"] > 0
+    assert main(["whatif", str(TRACES / "baseline"), *caps]) == 0
+    said = capsys.readouterr().out
+    assert "next: record a run with bucket_cap_mb=" in said
+    assert main(["whatif", str(TRACES / "baseline"), "--bucket-cap-mb", "none"]) == 2
+    assert main(["whatif", str(tmp_path / "nothing")]) == 3
+
+
+@pytest.mark.parametrize("column", ["elements", "ready_ns", "order", "dtype", "name", "step"])
+@pytest.mark.parametrize("value", [NONE, 0, 2**62])
+def test_damaged_gradients_are_answered_or_refused(column: str, value: int) -> None:
+    run = six()
+    table = run.ranks[1].gradients
+    kind = getattr(table, column).dtype
+    wrong = np.full(len(table.step), value).astype(kind)
+    if column in ("dtype", "name"):
+        wrong = np.clip(wrong, -1, len(run.ranks[1].names) - 1)  # a reader gives no other codes
+    for rows in (slice(None), slice(5, 6)):
+        changed = getattr(table, column).copy()
+        changed[rows] = wrong[rows]
+        ranks = {**run.ranks, 1: replace(run.ranks[1], gradients=replace(table, **{column: changed}))}
+        with suppress(InputError):
+            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0
+
+
+@pytest.mark.parametrize(
+    "column", ["elements", "bytes", "start_ns", "end_ns", "launch_ns", "dtype", "op", "seq", "step"]
+)
+@pytest.mark.parametrize("value", [NONE, 0, 2**62])
+def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
+    run = six()
+    table = run.ranks[0].collectives
+    kind = getattr(table, column).dtype
+    wrong = np.full(len(table.step), value).astype(kind)
+    if column in ("dtype", "op"):
+        wrong = np.clip(wrong, -1, len(run.ranks[0].names) - 1)
+    for rows in (slice(None), slice(5, 6)):
+        changed = getattr(table, column).copy()
+        changed[rows] = wrong[rows]
+        ranks = {**run.ranks, 0: replace(run.ranks[0], collectives=replace(table, **{column: changed}))}
+        with suppress(InputError):
+            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0

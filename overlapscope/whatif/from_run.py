@@ -160,6 +160,8 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     moved = link(
         seen.bytes, seen.begun_ns.max(axis=0), np.median(seen.done_ns, axis=0), seen.ready_ns[:, :, -1].max(axis=(0, 2))
     )
+    if not (moved.own_ns > 0).all():
+        raise InputError("some of its all-reduces ended before they began on every rank: its times cannot be right")
     measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
     baseline, notes = _settings(run, seen)
     copied, optimizer = _after(run, seen, baseline)

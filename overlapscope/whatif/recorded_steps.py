@@ -134,7 +134,9 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
     position = np.array([place.get(name, -1) for name in timeline.names], np.int64)
     reduces = np.array([name == "all_reduce" for name in timeline.names], np.bool_)
     usable = (calls.elements > 0) & (calls.bytes > 0) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
-    usable &= (calls.op >= 0) & reduces[calls.op]
+    sized = np.array([name in ITEM_BYTES for name in timeline.names], np.bool_)
+    usable &= (calls.op >= 0) & reduces[calls.op] & (calls.dtype >= 0) & sized[calls.dtype]
+    usable &= (calls.end_ns >= calls.start_ns) & (calls.end_ns >= calls.launch_ns)
     found = {}
     recent = _recent(timeline)
     for each in step_windows(timeline):
