@@ -1,8 +1,7 @@
 """A workload from a recording of DistributedDataParallel, freed of how it happened to overlap."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,13 +10,12 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
 from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
-from overlapscope.whatif.ddp_step import HALF, Settings, buckets_of
+from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer_curve
+from overlapscope.whatif.recorded_settings import recorded_settings, sent_elements
 from overlapscope.whatif.recorded_slowdown import told_slowdown
-from overlapscope.whatif.recorded_steps import GLOO_THREADS, HOW, Recorded, recorded_steps
+from overlapscope.whatif.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
 from overlapscope.whatif.workload import Gradients, Interference, Workload, freed
 
 US: Final = 1e3
@@ -138,7 +136,7 @@ class RecordedCase:
         """Give what launching and filling buckets took before each gradient was ready: a replay adds its own."""
         sizes = self.recorded.grad_bytes
         filled = np.cumsum(self.recorded.elements)
-        closed = np.cumsum(_elements(self.recorded))
+        closed = np.cumsum(sent_elements(self.recorded))
         buckets = np.searchsorted(closed, filled, side="left")
         before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         return buckets * values["per_bucket_us"] * US + before * self.copied_ns_per_byte
@@ -163,7 +161,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     if not (moved.own_ns > 0).all():
         raise InputError("some of its all-reduces ended before they began on every rank: its times cannot be right")
     measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
-    baseline, notes = _settings(run, seen)
+    baseline, notes = recorded_settings(run, seen)
     copied, optimizer = _after(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
     steps_error = 1.2533 * spread / len(seen.steps) ** 0.5
@@ -189,10 +187,6 @@ def _origins(seen: Recorded) -> Floats:
         return seen.start_ns
     ended: Floats = seen.ready_ns[:, :, -2].max(axis=-1)
     return ended
-
-
-def _elements(seen: Recorded) -> Ints:
-    return seen.bytes // np.array([ITEM_BYTES[each] for each in seen.sent_dtypes], np.int64)
 
 
 def _moving(seen: Recorded, rank: int, step: int) -> Floats:
@@ -232,70 +226,6 @@ def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
     windows = _windows(run, rank, seen)
     ends = np.array([table.ready_ns[table.step == step].max() for step in seen.steps], np.int64)
     return intersection(mine, union((windows[:, 0], ends)))
-
-
-def _settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
-    """Give the settings that make the buckets that were seen."""
-    said: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
-    sent = int(seen.bytes.sum()) / int(seen.grad_bytes.sum())
-    base = Settings(
-        gradient_as_bucket_view=bool(said.get("gradient_as_bucket_view", True)),
-        accumulation=seen.passes,
-        no_sync=seen.passes > 1 and seen.synced == 1,
-        communicated=HALF if abs(sent - HALF) < 1e-9 else sent,
-    )
-    flags = DdpSettings(
-        static_graph=bool(said.get("static_graph")), find_unused_parameters=bool(said.get("find_unused_parameters"))
-    )
-    cap = said.get("bucket_cap_bytes")
-    told = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else []
-    caps = told or _possible_caps(seen)
-    rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
-    if DEFAULT_CAP_MB in caps:
-        rules.insert(0, flags)
-    seen_elements = _elements(seen).tolist()
-    for rule in rules:
-        made = replace(base, ddp=rule)
-        if _bucket_elements(seen, made) == seen_elements:
-            plain = replace(made, ddp=replace(rule, small_first_bucket=None))
-            same = _bucket_elements(seen, plain) == seen_elements
-            used = rule.bucket_cap_mb or DEFAULT_CAP_MB
-            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the buckets that were seen"
-            return (plain if same else made), [] if told else [note]
-    limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
-    listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
-    if _bucket_elements(seen, listed) != seen_elements:
-        raise InputError(
-            "its all-reduces are not the buckets that torch's rule makes of its gradients in the order recorded, so "
-            f"that no other cap can be replayed; {HOW}"
-        )
-    return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
-
-
-def _possible_caps(seen: Recorded) -> list[float]:
-    """Give caps that may have made the buckets, the likeliest first: torch's own, a whole number, the least bucket."""
-    full = _gradient_bytes_of_buckets(seen)[:-1] if seen.bytes.size > 1 else _gradient_bytes_of_buckets(seen)
-    least = float(full.min()) / MIB
-    return [float(DEFAULT_CAP_MB), *([float(int(least))] if least >= 1 else []), least]
-
-
-def _gradient_bytes_of_buckets(seen: Recorded) -> Ints:
-    edges = np.searchsorted(np.cumsum(seen.elements), np.cumsum(_elements(seen)))
-    total = np.cumsum(seen.grad_bytes)[np.minimum(edges, seen.elements.size - 1)]
-    return np.diff(np.concatenate(([0], total)))
-
-
-def _bucket_elements(seen: Recorded, settings: Settings) -> list[int]:
-    count = seen.elements.size
-    gradients = Gradients(
-        names=seen.names,
-        sizes_bytes=seen.grad_bytes,
-        kinds=tuple(("all", each) for each in seen.dtypes),
-        ready_ns=np.arange(count, dtype=np.float64),
-        registered=np.arange(count)[::-1].copy(),
-    )
-    workload = Workload(world_size=2, forward_ns=0, backward_ns=0, optimizer_ns=0, gradients=gradients)
-    return [int(seen.elements[list(each.parameters)].sum()) for each in buckets_of(workload, settings)]
 
 
 def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
