@@ -250,7 +250,7 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
 def _assumptions(seen: Recorded, moved: Link, *, device: bool, partly: bool) -> list[Assumption]:
     found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
     if not told_latency(np.unique(moved.bytes)):
-        told = "a prior: the buckets that were seen are of about one size, and do not tell latency from bandwidth"
+        told = "a prior: buckets of about one size do not tell it"
         found.append(_assumption("latency_us", LATENCY_US[device], told))
     slowed = moved.slowed
     if slowed is None:

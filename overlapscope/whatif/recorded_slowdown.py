@@ -37,7 +37,7 @@ def told_slowdown(
     By rank: when calls moved data, when the training thread computed and waited for nothing, and the (start, end) of
     each step, all on the rank's own clock.
     """
-    why = "no piece of backward ran both beside a transfer and free of one"
+    why = "no piece of backward ran beside a transfer and also free of one"
     everywhere = (1.0,) * len(ranks)
     if all(each.has_device for each in ranks.values()):
         kernels = [slowdown(each.spans, transfers[rank]) for rank, each in ranks.items()]
