@@ -131,7 +131,7 @@ def without_interference(case: RecordedCase) -> RecordedCase:
     return replace(case, told=none, assumptions=kept)
 
 
-def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network) -> tuple[list[Row], str]:
+def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | None) -> tuple[list[Row], str]:
     """Record, predict and measure one shape at one link rate; give its rows and what the answer said."""
     name = f"{shape}-{rate:g}"
     recorded = {"shape": shape, "rate_mbit": rate, "settings": {"bucket_cap_mb": CAPS[shape][0]}}
@@ -140,7 +140,8 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network) -> 
         at for turn in range(rounds) for at in random.Random(f"{name} {turn}").sample(range(len(wanted)), len(wanted))
     ]
     entries = [{**recorded, "steps": RECORDED_STEPS, "record": name}, *(wanted[at][1] for at in order)]
-    if not (folder / name / "done").exists():
+    if not _measured(folder, shape, rate):
+        assert links is not None
         with _alone():
             told = run_job(folder / name, entries, links)
         (folder / name / "done").write_text(json.dumps(told), encoding="utf-8")
@@ -172,6 +173,10 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network) -> 
         f"{verdict.best.knobs}; measured again {again} times, other programs had at most {foreign:.0%} of the cores"
     )
     return found, said
+
+
+def _measured(folder: Path, shape: str, rate: float) -> bool:
+    return (folder / f"{shape}-{rate:g}" / "done").exists()
 
 
 def _by_settings(rows: Sequence[Scenario]) -> dict[str, Scenario]:
@@ -239,15 +244,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="one shape at one rate, measured once; writes no table")
     parser.add_argument("--keep", type=Path, help="folder for recordings; what is there is not measured again")
+    parser.add_argument("--kept-only", action="store_true", help="measure nothing: report what the folder holds")
     parser.add_argument("--shape", choices=sorted(CAPS), action="append")
     options = parser.parse_args()
     shapes = options.shape or (["mlp"] if options.small else list(CAPS))
     rates = RATES_MBIT[1:] if options.small else RATES_MBIT
-    cells = []
-    with tempfile.TemporaryDirectory() as made, network(WORLD_SIZE) as links:
-        for shape in shapes:
-            for rate in rates:
-                cells.append(cell(options.keep or Path(made), shape, rate, 1 if options.small else ROUNDS, links))
+    wanted = [(shape, rate) for shape in shapes for rate in rates]
+    rounds = 1 if options.small else ROUNDS
+    if options.kept_only:
+        cells = [cell(options.keep, *each, rounds, None) for each in wanted if _measured(options.keep, *each)]
+    else:
+        cells = []
+        with tempfile.TemporaryDirectory() as made, network(WORLD_SIZE) as links:
+            for shape, rate in wanted:
+                cells.append(cell(options.keep or Path(made), shape, rate, rounds, links))
                 print(cells[-1][1], file=sys.stderr, flush=True)
     text, kept = report(cells)
     sys.stdout.write(text)
