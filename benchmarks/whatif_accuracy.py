@@ -167,10 +167,16 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
     foreign = max(each["foreign"] for rank in told for each in rank)
     again = sum(each["attempts"] - 1 for each in told[0])
     verdict = answer(case, [float(cap) for cap in CAPS[shape]], search=False)
+    caps = {
+        float(CAPS[shape][0]): base_ms,
+        **{float(row.setting[4:]): row.measured_ms for row in found if row.recommendable},
+    }
+    word = caps[float(verdict.best.knobs["bucket_cap_mb"])] / min(caps.values()) - 1
+    how = "told" if case.told.identified else "a prior"
     said = (
         f"{name}: recorded {base_ms:.1f} ms, replayed with {(verdict.baseline.replay_error or 0):+.1%}, slowdown "
-        f"{case.told.slowdown:.2f} ({'told' if case.told.identified else 'a prior'}); {verdict.verdict} "
-        f"{verdict.best.knobs}; measured again {again} times, other programs had at most {foreign:.0%} of the cores"
+        f"{case.told.slowdown:.2f} ({how}); {verdict.verdict} {verdict.best.knobs}, {word:.1%} above the best measured "
+        f"cap; measured again {again} times, other programs had at most {foreign:.0%} of the cores"
     )
     return found, said
 
