@@ -19,7 +19,7 @@ from overlapscope.ingest.kineto import read_kineto
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render
 from overlapscope.report.text import mean
-from overlapscope.timeline.columns import Gradients, make, size
+from overlapscope.timeline.columns import size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store import load_run, rank_folder, save_job, save_rank
@@ -109,7 +109,7 @@ def _send_columns(session: Session, store: Any, key: str) -> int:
 
 def _timeline(session: Session) -> RankTimeline | None:
     if session.settings.mode == "events":
-        return session.timeline() if session.observed else None
+        return _with_gradients(session, session.timeline()) if session.observed else None
     if session.traces is None or not session.traces.files:
         return None
     context = ReadContext()
@@ -124,13 +124,24 @@ def _timeline(session: Session) -> RankTimeline | None:
         return None
     joined = join_recordings(parts)
     names = NameTable(joined.names)
-    return replace(
-        joined,
-        gradients=_gradients(session, names),
-        telemetry=telemetry_of(session.observed, session.sampler.readings, session.points, names),
-        names=tuple(names.to_list()),
-        recorded=session.recorded(),
+    return _with_gradients(
+        session,
+        replace(
+            joined,
+            telemetry=telemetry_of(session.observed, session.sampler.readings, session.points, names),
+            names=tuple(names.to_list()),
+            recorded=session.recorded(),
+        ),
     )
+
+
+def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
+    """Add the gradients of the recorded steps, where they were listened to."""
+    if session.gradients is None:
+        return timeline
+    names = NameTable(timeline.names)
+    table = session.gradients.table(session.observed, session.points, names)
+    return replace(timeline, gradients=table, names=tuple(names.to_list()))
 
 
 def _kept_name(recording: int, rank: int) -> str:
@@ -145,27 +156,6 @@ def _named_by_its_file(part: RankTimeline, name: str) -> RankTimeline:
         part,
         recordings=replace(part.recordings, source=names.encode([name] * part.recordings.source.size)),
         names=tuple(names.to_list()),
-    )
-
-
-def _gradients(session: Session, names: NameTable) -> Gradients:
-    """Give the gradients of the recorded steps in the order they were ready."""
-    assert session.traces is not None
-    rows = [
-        (record.number, order, parameter, session.points.epoch_ns(ready))
-        for record in session.observed
-        for order, (parameter, ready) in enumerate(record.gradients)
-    ]
-    known = session.traces.parameters
-    return make(
-        Gradients,
-        len(rows),
-        step=[row[0] for row in rows],
-        order=[row[1] for row in rows],
-        name=[names.code(known[row[2]][0]) for row in rows],
-        elements=[known[row[2]][1] for row in rows],
-        dtype=[names.code(known[row[2]][2]) for row in rows],
-        ready_ns=[row[3] for row in rows],
     )
 
 

@@ -29,7 +29,7 @@ PROPERTIES = (
     "search",
     "disturbed",
 )
-PARTS = ("tests.disturbed", "tests.synthetic.evaluate")
+PARTS = ("tests.disturbed", "tests.synthetic.evaluate", "tests.whatif_measured")
 """Modules that run a part of their own and keep its section."""
 
 

@@ -60,11 +60,15 @@ def test_the_json_is_valid_under_its_published_schema_and_holds_what_is_document
         jsonschema.Draft202012Validator(schema).validate(document)
 
 
-def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "whatif.md").read_text(encoding="utf-8")
+    assert main(["whatif", str(ROOT / "traces/regressed"), "--bucket-cap-mb", "1,4,25", "--no-search"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(page.split("```text\n")[1].split("```")[0])
+    assert max(map(len, printed.splitlines())) <= 120
     assert main(["plan", str(EXAMPLE), "--bucket-cap-mb", "1,10,25,100,500"]) == 0
     printed = capsys.readouterr().out
-    shown = page.split("```text\n")[1].split("```")[0]
+    shown = page.split("```text\n")[2].split("```")[0]
     assert printed.startswith(shown)
     assert max(map(len, printed.splitlines())) <= 120
     assert printed.splitlines()[-1] == "next: measure a step with bucket_cap_mb=10 and add it as [[measured]]"

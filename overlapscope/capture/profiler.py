@@ -1,7 +1,6 @@
-"""`trace` mode: torch.profiler over a short schedule, its traces kept, gradients' ready times beside them."""
+"""`trace` mode: torch.profiler over a short schedule, its traces kept."""
 
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlapscope.capture.guard import Guard
-from overlapscope.capture.records import StepRecord
-from overlapscope.capture.thread_times import ThreadTimes
 
 if TYPE_CHECKING:
     from overlapscope.capture.session import Settings
@@ -30,10 +27,7 @@ class TraceRecorder:
         self._profiler: Any = None
         self._thread = 0
         """The thread that started the profiler: stopped by another one, it crashes."""
-        self._undo: list[Callable[[], None]] = []
         self.files: list[Path] = []
-        self.parameters: list[tuple[str, int, str]] = []
-        """(name, elements, dtype) of the model's parameters."""
 
     @property
     def recording(self) -> bool:
@@ -50,8 +44,8 @@ class TraceRecorder:
         action = getattr(self._profiler, "current_action", None)
         return None if action is None else str(action.name)
 
-    def open(self, model: Any, current: Callable[[], StepRecord | None], times: ThreadTimes | None = None) -> None:
-        """Start the profiler's schedule, and listen to gradients; `times` are noted with them."""
+    def open(self) -> None:
+        """Start the profiler's schedule."""
         from torch import profiler  # noqa: PLC0415 - capture is the one room that uses torch
 
         activities = [profiler.ProfilerActivity.CPU]
@@ -77,11 +71,6 @@ class TraceRecorder:
         )
         self._profiler.start()
         self._thread = threading.get_ident()
-        for at, (name, parameter) in enumerate(model.named_parameters() if model is not None else ()):
-            self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(_noting(at, current, times))
-                self._undo.append(hook.remove)
 
     def _save(self, profiler: Any) -> None:
         self._guard("writing a trace", self._export, profiler)
@@ -106,28 +95,12 @@ class TraceRecorder:
 
     def close(self) -> None:
         """Stop the profiler; a recording that it is in the middle of is written as far as it is."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
         if self._profiler is None:
             return
         if self._thread == threading.get_ident():
             self._profiler.stop()
         elif self.recording:
             self._guard.note("the profiler runs in a thread that is stuck: a recording under way is lost")
-
-
-def _noting(
-    parameter: int, current: Callable[[], StepRecord | None], times: ThreadTimes | None
-) -> Callable[[Any], None]:
-    def ready(_: Any) -> None:
-        record = current()
-        if record is not None:
-            record.gradients.append((parameter, time.monotonic_ns()))
-            if times is not None:
-                times.note_at_times(record)
-
-    return ready
 
 
 def _with_wait_events(profiler: Any) -> Any:

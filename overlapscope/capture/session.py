@@ -18,6 +18,7 @@ from overlapscope.capture.collectives import CollectiveWatch
 from overlapscope.capture.events import BucketCopies, timeline_of
 from overlapscope.capture.farewell import Farewell
 from overlapscope.capture.forks import in_each_child
+from overlapscope.capture.gradients import GradientWatch
 from overlapscope.capture.graphs import GraphWatch
 from overlapscope.capture.guard import Guard
 from overlapscope.capture.lateness import LatenessWatch
@@ -110,6 +111,7 @@ class Session:
         self._phases: PhaseWatch | None = None
         self._collectives: CollectiveWatch | None = None
         self._lateness = LatenessWatch(self._current)
+        self.gradients: GradientWatch | None = None
         self._times: ThreadTimes | None = None
         """Where the training thread itself computes: without a device."""
         self._sockets = SocketWatch()
@@ -155,10 +157,12 @@ class Session:
         self._times = None if self.points.on_device else ThreadTimes()
         if self.settings.mode == "trace":
             self.traces = TraceRecorder(self.path, lambda: self.rank, self.settings, self.points.on_device, self.guard)
-            self.traces.open(self.model, self._current, self._times)
+            self.traces.open()
         else:
             self._collectives = CollectiveWatch(self.points, self.guard, self._current, self._ranges, self._times)
             self._phases = PhaseWatch(self.points, self.guard, self._current, self.model, self._ranges, self._times)
+        if self.traces is not None or not self.points.on_device:  # else the host runs ahead of what it notes
+            self.gradients = GradientWatch(self._current, self.model, self._times)
         self._join_the_others()
         device = environment.device()
         self.sampler = Sampler(*device)
@@ -171,6 +175,7 @@ class Session:
             self._times,
             self._collectives,
             self._phases,
+            self.gradients,
             graphs,
             self._lateness,
             self._sockets,
@@ -331,6 +336,7 @@ class Session:
             record.end_ns = time.monotonic_ns()
             self.records.append(record)
             self._notes += len(record.calls) + len(record.waits) + len(record.phases) + len(record.regions)
+            self._notes += len(record.gradients)
         self.guard("noting what made a step late", self._lateness.step_ends, record)
         if record is not None and self._resolver is not None:
             self.guard("resolving marks", self._resolver.add, record)

@@ -20,6 +20,8 @@ VERBS = {
     "ingest": "turn traces into a run directory that opens fast",
     "compare": "show what changed from one run to another, and where it comes from",
     "export": "write a run as one trace to look at in ui.perfetto.dev",
+    "advise": "recommend what to change, with its predicted gain and how to verify it",
+    "whatif": "predict the step of a recorded job under other settings",
     "plan": "predict the step of a described workload under other settings",
     "gate": "fail where a candidate regressed against a baseline",
     "baseline": "keep runs to compare with later, in a folder for a repository",

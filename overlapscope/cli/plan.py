@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.whatif.answer import answer  # noqa: PLC0415
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
 
-    caps = _caps(args.bucket_cap_mb)
+    caps = caps_of(args.bucket_cap_mb)
     document = _document(args.workload)
     made = plan(document, _tables(document, args.workload.parent))
     found = answer(made, caps, search=not args.no_search)
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _caps(text: str | None) -> list[float]:
+def caps_of(text: str | None) -> list[float]:
+    """Give the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
     if text is None:
         return []
     try:

@@ -26,6 +26,7 @@ from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.kineto_events import EventCollector, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
+from overlapscope.ingest.ready_gradients import ACCUMULATE, with_ready_gradients
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.ingest.trace_timeline import Built, device_timeline, moved, placed, trace_timeline
@@ -71,7 +72,7 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     """
     stream = ByteStream(path, context.max_bytes, context.progress)
     chunks = EventChunks(stream.blocks(), shown(path))
-    collector = EventCollector(speaks_of_comm)
+    collector = EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
     for piece in chunks.pieces(collector.take):
         collector.take_broken(piece)
     tail, closed = collector.add_last(chunks.tail, is_array=chunks.is_array)
@@ -96,7 +97,7 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     built = build(columns, metadata, context.classifier, shown(path), truncated)
     rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
     return Reading(
-        timelines=(replace(built.timeline, rank=rank),),
+        timelines=(replace(with_ready_gradients(built.timeline, columns, metadata.base_ns), rank=rank),),
         world_size=metadata.world_size,
         groups=built.groups,
         fingerprint=dict(metadata.fingerprint),

@@ -15,9 +15,17 @@ VERDICTS = {
 MAX_LIST = 3
 
 
-def render(answer: WhatIf) -> str:
-    """Give the whole text, ending in a newline."""
-    parts = [_headline(answer), _table(answer), _bounds(answer), _rests_on(answer), _reasons(answer), _next(answer)]
+def render(answer: WhatIf, *, recorded: bool = False) -> str:
+    """Give the whole text, ending in a newline; `recorded` for what a recording tells, rather than a description."""
+    told = _rests_on(answer, "measured" if recorded else "fitted")
+    parts = [
+        _headline(answer),
+        _table(answer),
+        _bounds(answer),
+        told,
+        _reasons(answer),
+        _next(answer, recorded=recorded),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -70,9 +78,9 @@ def _bounds(answer: WhatIf) -> str:
     )
 
 
-def _rests_on(answer: WhatIf) -> str:
+def _rests_on(answer: WhatIf, how: str) -> str:
     told = answer.interference
-    known = f"fitted, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
+    known = f"{how}, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
     lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
     if answer.assumptions:
         lines.append("Assumed, and the best step in ms between its ends:")
@@ -99,7 +107,7 @@ def _reasons(answer: WhatIf) -> str:
     return "\n".join(f"- {each}" for each in answer.reasons)
 
 
-def _next(answer: WhatIf) -> str:
+def _next(answer: WhatIf, *, recorded: bool) -> str:
     plain = [
         each
         for each in answer.scenarios
@@ -110,7 +118,10 @@ def _next(answer: WhatIf) -> str:
     if not told:
         return ""
     best = min(told, key=lambda each: each.predicted_step_ns)
-    return f"next: measure a step with {_knobs(best.knobs, answer.baseline.knobs)} and add it as [[measured]]"
+    knobs = _knobs(best.knobs, answer.baseline.knobs)
+    if recorded:
+        return f"next: record a run with {knobs} and hold them together: overlapscope compare RUN NEW_RUN"
+    return f"next: measure a step with {knobs} and add it as [[measured]]"
 
 
 def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:

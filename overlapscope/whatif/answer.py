@@ -3,15 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Flags, Floats
-from overlapscope.whatif.calibrate import SELF_TEST, Predictions, fit, model_error, predict, step_ns
+from overlapscope.whatif.calibrate import (
+    SELF_TEST,
+    Assumption,
+    Fit,
+    Measured,
+    Predictions,
+    Values,
+    fit,
+    model_error,
+    predict,
+    step_ns,
+)
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
-from overlapscope.whatif.plan import MS, Plan
+from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.workload import Workload
@@ -104,34 +115,83 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     assumptions: list[Assumed]
 
 
-def answer(plan: Plan, caps_mb: Sequence[float] = (), *, search: bool = True) -> WhatIf:
+class Case(Protocol):
+    """What predictions are made from: a described workload, or one that a recording tells."""
+
+    @property
+    def baseline(self) -> Settings:
+        """The present settings."""
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """Steps that were measured."""
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What nobody measured."""
+
+    @property
+    def noise(self) -> float:
+        """By what share two measurements of one setting differ."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else there is to say."""
+
+    @property
+    def lateness_ns(self) -> tuple[float, ...]:
+        """How much later than the first each rank begins; empty where all begin at once."""
+
+    @property
+    def told(self) -> Fit | None:
+        """The slowdown that a recording tells; None where it is fitted to the measured steps."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether all gradients are of 32 bits, and sending 16 would halve them."""
+
+    def build(self, values: Values) -> Workload:
+        """Give the workload under values of the assumptions."""
+
+    def workload(self) -> Workload:
+        """Give it as all assumptions are taken to be."""
+
+
+def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) -> WhatIf:
     """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps."""
     workload = plan.workload()
     settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
-    predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise)
-    scenarios = _scenarios(plan, predictions, workload)
-    best = _best(scenarios, plan.noise)
-    place = scenarios.index(best)
-    verdict, reasons = _verdict(plan, predictions, scenarios, place)
+    predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
+    rows = _scenarios(plan, predictions, workload)
+    best = _best(rows, plan.noise)
+    place = rows.index(best)
+    verdict, reasons = _verdict(plan, predictions, rows, place)
     return WhatIf(
         baseline=Baseline(
-            knobs=scenarios[0].knobs,
+            knobs=rows[0].knobs,
             measured_step_ns=_measured_ns(plan, plan.baseline),
             replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
             replay_error=predictions.replay_error,
         ),
-        scenarios=scenarios,
+        scenarios=rows,
         bounds=_bounds(workload, plan.baseline),
         verdict=verdict,
-        best=Best(knobs=best.knobs if verdict == "change" else scenarios[0].knobs),
-        flat_region=_flat(scenarios, best, plan.noise),
+        best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
+        flat_region=_flat(rows, best, plan.noise),
         reasons=[*reasons, *plan.notes],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(plan, predictions, place),
     )
 
 
-def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
+    """Predict given settings; a row for each, after that of the present ones."""
+    chosen = list(dict.fromkeys([plan.baseline, *settings]))
+    predictions = predict(plan.build, plan.assumptions, plan.measured, chosen, plan.noise, plan.told)
+    return _scenarios(plan, predictions, plan.workload())
+
+
+def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
     base = plan.baseline
     found = [each.settings for each in plan.measured if each.settings.accumulation == base.accumulation]
     found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
@@ -140,13 +200,13 @@ def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search:
     if base.accumulation > 1 and not base.no_sync:
         found.append(replace(base, no_sync=True))
     if search and can_list(base, workload):
-        slowdown = fit(workload, plan.measured, plan.noise).slowdown
+        slowdown = (plan.told or fit(workload, plan.measured, plan.noise)).slowdown
 
         def cost(groups: Sequence[Sequence[int]]) -> float:
             return step_ns(workload, with_groups(workload, base, groups), slowdown)
 
         found.append(with_groups(workload, base, improved(merged(workload), cost)))
-    if base.communicated == 1.0 and all(piece.dtype == "float32" for piece in plan.pieces if piece.elements):
+    if base.communicated == 1.0 and plan.halves:
         found.append(replace(base, communicated=HALF))
     found.append(replace(base, link_speed=2.0))
     if len(set(workload.lateness_ns)) > 1:
@@ -154,7 +214,7 @@ def _others(plan: Plan, workload: Workload, caps_mb: Sequence[float], *, search:
     return found
 
 
-def _scenarios(plan: Plan, predictions: Predictions, workload: Workload) -> list[Scenario]:
+def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list[Scenario]:
     """Give a row for each setting: a step that was measured is what was measured, within the noise."""
     steps, besides = predictions.steps_ns, model_error(predictions)
     measured = [_measured_ns(plan, each) for each in predictions.settings]
@@ -211,7 +271,7 @@ def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
 
 
 def _verdict(
-    plan: Plan, predictions: Predictions, scenarios: Sequence[Scenario], place: int
+    plan: Case, predictions: Predictions, scenarios: Sequence[Scenario], place: int
 ) -> tuple[Literal["change", "no_change", "insufficient_data"], list[str]]:
     base, best = scenarios[0], scenarios[place]
     reasons = []
@@ -225,8 +285,8 @@ def _verdict(
     if error is not None and abs(error) > SELF_TEST:
         missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
-    late = plan.document.lateness_ms
-    waiting_ns = (max(late) - min(late)) * MS if late else 0.0
+    late = plan.lateness_ns
+    waiting_ns = max(late) - min(late) if late else 0.0
     if waiting_ns > WAITING * base.exposed_comm_ns:
         held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
         return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
@@ -272,7 +332,7 @@ def _bounds(workload: Workload, settings: Settings) -> Bounds:
     )
 
 
-def _assumed(plan: Plan, predictions: Predictions, place: int) -> list[Assumed]:
+def _assumed(plan: Case, predictions: Predictions, place: int) -> list[Assumed]:
     swing = predictions.depends_on(place)
     return [
         Assumed(
@@ -288,7 +348,7 @@ def _assumed(plan: Plan, predictions: Predictions, place: int) -> list[Assumed]:
     ]
 
 
-def _measured_ns(plan: Plan, settings: Settings) -> int | None:
+def _measured_ns(plan: Case, settings: Settings) -> int | None:
     """Give the median of the measured steps of these settings; None without one."""
     steps = [each.step_ns for each in plan.measured if each.settings == settings]
     return round(float(np.median(steps))) if steps else None

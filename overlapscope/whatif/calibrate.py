@@ -31,6 +31,8 @@ LEAST_NOISE: Final = 0.01
 """What noise is at least taken to be, there: a model is not finer than that."""
 ENOUGH: Final = 1e-5
 """A fit that misses by less is not made better."""
+SLOWDOWN: Final = "interference"
+"""Name of the slowdown among the values that a recorded workload is built from."""
 Values = Mapping[str, float]
 
 
@@ -136,8 +138,14 @@ def predict(
     measured: Sequence[Measured],
     settings: Sequence[Settings],
     noise: float,
+    told: Fit | None = None,
 ) -> Predictions:
-    """Predict the steps of settings: as assumed, and with each assumption at both ends of its range, fitted anew."""
+    """Predict the steps of settings: as assumed, and with each assumption at both ends of its range, fitted anew.
+
+    With `told` nothing is fitted: a recording tells the slowdown, and `build` takes it as the value `SLOWDOWN`.
+    """
+    if told is not None:
+        return _predict_told(build, assumptions, measured, settings, noise, told)
     nominal = {each.name: each.value for each in assumptions}
     base = build(nominal)
     found = fit(base, measured, noise)
@@ -160,6 +168,36 @@ def predict(
         variations=tuple(names),
         exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
         fit=found,
+        noise=noise,
+        replay_error=max(misses, key=abs) if misses else None,
+    )
+
+
+def _predict_told(
+    build: Callable[[Values], Workload],
+    assumptions: Sequence[Assumption],
+    measured: Sequence[Measured],
+    settings: Sequence[Settings],
+    noise: float,
+    told: Fit,
+) -> Predictions:
+    nominal = {**{each.name: each.value for each in assumptions}, SLOWDOWN: told.slowdown}
+    base = build(nominal)
+    results = [replay(ddp_job(base, each)) for each in settings]
+    rows, names = [[each.step_ns for each in results]], [""]
+    ranges = [*((each.name, each.low, each.high) for each in assumptions), (SLOWDOWN, told.low, told.high)]
+    for name, *ends in ranges:
+        for value in ends:
+            workload = build({**nominal, name: value})
+            rows.append([replay(ddp_job(workload, one)).step_ns for one in settings])
+            names.append(name)
+    misses = [replay(ddp_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
+    return Predictions(
+        settings=tuple(settings),
+        steps_ns=np.array(rows),
+        variations=tuple(names),
+        exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
+        fit=told,
         noise=noise,
         replay_error=max(misses, key=abs) if misses else None,
     )

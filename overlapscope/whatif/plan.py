@@ -10,7 +10,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
-from overlapscope.whatif.calibrate import Assumption, Measured, Values
+from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.curves import Curve, curve
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
@@ -49,6 +49,21 @@ class Plan:
     noise: float
     notes: tuple[str, ...]
 
+    @property
+    def lateness_ns(self) -> tuple[float, ...]:
+        """How much later than the first each rank begins; empty where all begin at once."""
+        return tuple(each * MS for each in self.document.lateness_ms)
+
+    @property
+    def told(self) -> Fit | None:
+        """None: measured steps tell how much compute and communication slow each other."""
+        return None
+
+    @property
+    def halves(self) -> bool:
+        """Whether all gradients are of 32 bits."""
+        return all(each.dtype == "float32" for each in self.pieces if each.elements)
+
     def workload(self) -> Workload:
         """Give the workload as all assumptions are taken to be."""
         return self.build({each.name: each.value for each in self.assumptions})
@@ -76,7 +91,7 @@ class Plan:
             host_gap_ns=given.host_gap_ms * MS,
             per_bucket_ns=values["per_bucket_us"] * 1e3,
             pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
-            lateness_ns=tuple(each * MS for each in self.document.lateness_ms),
+            lateness_ns=self.lateness_ns,
             comm_share=values["comm_share"],
             comm_width=self.document.collectives.at_once,
         )

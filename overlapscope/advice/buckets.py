@@ -1,0 +1,89 @@
+"""What a replay under other settings recommends: buckets, views of them, fewer bits; or to leave them alone."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from overlapscope.advice.units import snippets
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.whatif.answer import Scenario, WhatIf
+
+VERIFY = "record the new run, then: overlapscope compare RUN NEW_RUN"
+
+
+def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
+    """Give recommendations, best first; nothing where the recording is not understood well enough."""
+    if told.verdict == "insufficient_data":
+        return []
+    found = [_cap(told, item_bytes), _views(told), _fewer_bits(told)]
+    return [each for each in found if each is not None]
+
+
+def _cap(told: WhatIf, item_bytes: int) -> Recommendation:
+    if told.verdict == "change":
+        best = _row(told.scenarios, told.best.knobs)
+        shown = ", ".join(snippets(told.best.knobs, item_bytes)["ddp"].partition("model, ")[2][:-1].split(", ")[:4])
+        return _of(told, best, "bucket_cap", f"Set {shown}", "change", apply=snippets(told.best.knobs, item_bytes))
+    return _of(told, told.scenarios[0], "keep_buckets", "Leave the buckets as they are: no cap gains more than the "
+               "noise, or surely gains at all", "no_change")  # fmt: skip
+
+
+def _views(told: WhatIf) -> Recommendation | None:
+    """Views save the memory of all buckets; they are worth it wherever they do not cost time."""
+    base = told.scenarios[0]
+    rows = [
+        each
+        for each in told.scenarios
+        if each.knobs.get("gradient_as_bucket_view") and not base.knobs.get("gradient_as_bucket_view")
+    ]
+    if not rows or rows[0].gain_high < 0 or not base.memory_bytes:
+        return None
+    saved = base.memory_bytes - rows[0].memory_bytes
+    title = f"gradient_as_bucket_view=True saves {saved / 1e6:.1f} MB, and the copies out of buckets"
+    apply = {"ddp": "DistributedDataParallel(model, gradient_as_bucket_view=True)"}
+    return _of(told, rows[0], "bucket_view", title, "change", apply=apply, memory_bytes=-saved)
+
+
+def _fewer_bits(told: WhatIf) -> Recommendation | None:
+    """Give the trial of 16 bits, where it surely gains; whether the model trains as well is never promised."""
+    row = next((each for each in told.scenarios if each.changes_numerics), None)
+    if row is None or row.gain_low <= 0:
+        return None
+    apply = {
+        "ddp": "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
+        "model.register_comm_hook(None, bf16_compress_hook)"
+    }
+    title = "Try to send 16-bit gradients: changes numerics, so hold the loss against the present one"
+    return _of(told, row, "sixteen_bit_gradients", title, "trial", apply=apply)
+
+
+def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
+    return next(each for each in scenarios if each.knobs == knobs)
+
+
+def _of(
+    told: WhatIf,
+    row: Scenario,
+    name: str,
+    title: str,
+    verdict: str,
+    *,
+    apply: dict[str, str] | None = None,
+    memory_bytes: int | None = None,
+) -> Recommendation:
+    measured = told.baseline.measured_step_ns or told.baseline.replayed_step_ns
+    confidence: Literal["mixed", "assumed"] = "mixed" if told.interference.identified else "assumed"
+    gains = (row.gain, row.gain_low, row.gain_high) if verdict != "no_change" else (None, None, None)
+    gain, low, high = (None if each is None else round(each * measured) for each in gains)
+    return Recommendation(
+        id=name,
+        title=title,
+        verdict=verdict,
+        predicted_gain_ns=gain,
+        gain_low_ns=low,
+        gain_high_ns=high,
+        confidence=confidence,
+        memory_bytes=memory_bytes,
+        changes_numerics=row.changes_numerics,
+        apply=apply or {},
+        verify=VERIFY,
+    )

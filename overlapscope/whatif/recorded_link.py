@@ -1,0 +1,116 @@
+"""How long all-reduces take for their size, from a recording in which several may share a link.
+
+A call's own duration counts the link twice where two run at once. While k calls are under way each gets a k-th of it,
+so that a call took for itself the integral of 1 / k over its time; the sum over all calls is the time of their union.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.whatif.curves import Curve, curve
+
+BESIDE: Final = 0.8
+"""Share of its time beside compute from which on a call counts as beside it."""
+ALONE: Final = 0.2
+LEAST_CALLS: Final = 4
+"""Of either kind, to compare them."""
+APART: Final = 4.0
+"""Factor between sizes from which on they tell latency from bandwidth."""
+SIZES: Final = np.geomspace(1 << 10, 1 << 34, 49)
+SPREAD: Final = 1.645
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Link:
+    """What the all-reduces of a recording tell of it."""
+
+    bytes: Ints
+    """Of each call, as the following: all steps behind each other."""
+    own_ns: Floats
+    """Time of the link that it took for itself."""
+    beside: Floats
+    """Share of it in which some member computed."""
+
+    @property
+    def slowed(self) -> tuple[float, float, float] | None:
+        """Times that a call takes beside compute over what it takes alone: mean and 90 % interval; None if untold."""
+        ratio, wide = 0.0, 0.0
+        weight = 0
+        for size in np.unique(self.bytes).tolist():
+            here = self.bytes == size
+            alone, beside = self.own_ns[here & (self.beside < ALONE)], self.own_ns[here & (self.beside > BESIDE)]
+            count = min(alone.size, beside.size)
+            if count < LEAST_CALLS:
+                continue
+            each = float(beside.mean() / alone.mean())
+            error = np.hypot(
+                alone.std() / alone.mean() / alone.size**0.5, beside.std() / beside.mean() / beside.size**0.5
+            )
+            ratio, wide, weight = ratio + each * count, wide + (each * float(error) * count) ** 2, weight + count
+        if not weight:
+            return None
+        mean, half = ratio / weight, SPREAD * wide**0.5 / weight
+        return max(mean, 1.0), max(mean - half, 1.0), max(mean + half, 1.0)
+
+
+def link(bytes_: Ints, begun_ns: Floats, done_ns: Floats, computing_until_ns: Floats) -> Link:
+    """Give what calls tell: `begun_ns` and `done_ns` are (step, call), and compute ends in each step at a time."""
+    own, beside = np.empty_like(begun_ns), np.empty_like(begun_ns)
+    for step in range(begun_ns.shape[0]):
+        edges = np.unique(np.concatenate((begun_ns[step], done_ns[step], computing_until_ns[step : step + 1])))
+        middle = (edges[1:] + edges[:-1]) / 2
+        under_way = np.searchsorted(np.sort(begun_ns[step]), middle) - np.searchsorted(np.sort(done_ns[step]), middle)
+        share = np.diff(edges) / np.maximum(under_way, 1)
+        until = np.concatenate(([0.0], np.cumsum(share)))
+        at_begin = np.interp(begun_ns[step], edges, until)
+        own[step] = np.interp(done_ns[step], edges, until) - at_begin
+        stop = np.minimum(done_ns[step], computing_until_ns[step])
+        before = np.maximum(np.interp(stop, edges, until) - at_begin, 0.0)
+        beside[step] = np.divide(before, own[step], out=np.zeros_like(before), where=own[step] > 0)
+    sizes = np.broadcast_to(bytes_, begun_ns.shape)
+    return Link(bytes=sizes.ravel().astype(np.int64), own_ns=own.ravel(), beside=np.clip(beside.ravel(), 0, 1))
+
+
+def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int, source: str) -> Curve:
+    """Give the curve of what calls take alone, where compute beside them makes them take `slowed` times as long.
+
+    Sizes that were seen are measured; between and around them latency and bandwidth are taken to be constant, which is
+    an assumption and marked so. `latency_ns` holds where the sizes seen do not tell it.
+    """
+    alone = found.own_ns / (1 + (slowed - 1) * found.beside)
+    seen = np.unique(found.bytes[alone > 0])
+    times = np.array([np.median(alone[(found.bytes == size) & (alone > 0)]) for size in seen.tolist()])
+    base, per_byte = line(seen, times, latency_ns)
+    around = SIZES[~np.isin(SIZES, seen)]
+    around = around[(around < 0.8 * seen[0]) | (around > 1.25 * seen[-1])]
+    all_sizes = np.concatenate((seen, around))
+    return curve(
+        "all_reduce",
+        all_sizes,
+        np.concatenate((times, base + per_byte * around)),
+        ranks=ranks,
+        measured=np.arange(all_sizes.size) < seen.size,
+        source=source,
+    )
+
+
+def told_latency(sizes: Ints) -> bool:
+    """Whether sizes lie far enough apart to tell latency from bandwidth."""
+    return bool(sizes.max() >= APART * sizes.min())
+
+
+def line(sizes: Ints, times_ns: Floats, latency_ns: float) -> tuple[float, float]:
+    """Give latency in ns and ns a byte: through all sizes where they tell both, else with the latency given."""
+    if told_latency(sizes):
+        # Relative errors count: small calls tell the latency, large ones the bandwidth.
+        weights = 1 / times_ns
+        columns = np.stack((np.ones(sizes.size), sizes.astype(np.float64)), axis=1) * weights[:, None]
+        (base, per_byte), *_ = np.linalg.lstsq(columns, times_ns * weights, rcond=None)
+        if base >= 0 and per_byte > 0:
+            return float(base), float(per_byte)
+        latency_ns = 0.0 if base < 0 else latency_ns
+    total = float(np.maximum(times_ns - latency_ns, times_ns / 2).sum())
+    return latency_ns, total / float(sizes.sum())

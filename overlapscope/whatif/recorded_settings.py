@@ -1,0 +1,85 @@
+"""The settings under which torch makes the buckets that a recording shows."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.whatif.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
+from overlapscope.whatif.ddp_step import HALF, Settings, buckets_of
+from overlapscope.whatif.recorded_steps import HOW, Recorded
+from overlapscope.whatif.workload import Gradients, Workload
+
+
+def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
+    """Give the settings that make the buckets that were seen."""
+    said: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
+    sent = int(seen.bytes.sum()) / int(seen.grad_bytes.sum())
+    base = Settings(
+        gradient_as_bucket_view=bool(said.get("gradient_as_bucket_view", True)),
+        accumulation=seen.passes,
+        no_sync=seen.passes > 1 and seen.synced == 1,
+        communicated=HALF if abs(sent - HALF) < 1e-9 else sent,
+    )
+    flags = DdpSettings(
+        static_graph=bool(said.get("static_graph")), find_unused_parameters=bool(said.get("find_unused_parameters"))
+    )
+    cap = said.get("bucket_cap_bytes")
+    told = [cap / MIB] if isinstance(cap, int) and 0 < cap < 1 << 60 else []
+    caps = told or _possible_caps(seen)
+    rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
+    if DEFAULT_CAP_MB in caps:
+        rules.insert(0, flags)
+    seen_elements = sent_elements(seen).tolist()
+    for rule in rules:
+        made = replace(base, ddp=rule)
+        if _bucket_elements(seen, made) == seen_elements:
+            plain = replace(made, ddp=replace(rule, small_first_bucket=None))
+            same = _bucket_elements(seen, plain) == seen_elements
+            used = rule.bucket_cap_mb or DEFAULT_CAP_MB
+            note = f"no cap is recorded; bucket_cap_mb={used:g} makes the buckets that were seen"
+            return (plain if same else made), [] if told else [note]
+    limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
+    listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
+    if _bucket_elements(seen, listed) != seen_elements:
+        raise InputError(
+            "its all-reduces are not the buckets that torch's rule makes of its gradients in the order recorded, so "
+            f"that no other cap can be replayed; {HOW}"
+        )
+    return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
+
+
+def sent_elements(seen: Recorded) -> Ints:
+    """Give the elements of each all-reduce."""
+    return seen.bytes // np.array([ITEM_BYTES[each] for each in seen.sent_dtypes], np.int64)
+
+
+def _possible_caps(seen: Recorded) -> list[float]:
+    """Give caps that may have made the buckets, the likeliest first: torch's own, a whole number, the least bucket."""
+    full = _gradient_bytes_of_buckets(seen)[:-1] if seen.bytes.size > 1 else _gradient_bytes_of_buckets(seen)
+    least = float(full.min()) / MIB
+    return [float(DEFAULT_CAP_MB), *([float(int(least))] if least >= 1 else []), least]
+
+
+def _gradient_bytes_of_buckets(seen: Recorded) -> Ints:
+    edges = np.searchsorted(np.cumsum(seen.elements), np.cumsum(sent_elements(seen)))
+    total = np.cumsum(seen.grad_bytes)[np.minimum(edges, seen.elements.size - 1)]
+    return np.diff(np.concatenate(([0], total)))
+
+
+def _bucket_elements(seen: Recorded, settings: Settings) -> list[int]:
+    count = seen.elements.size
+    gradients = Gradients(
+        names=seen.names,
+        sizes_bytes=seen.grad_bytes,
+        kinds=tuple(("all", each) for each in seen.dtypes),
+        ready_ns=np.arange(count, dtype=np.float64),
+        registered=np.arange(count)[::-1].copy(),
+    )
+    workload = Workload(world_size=2, forward_ns=0, backward_ns=0, optimizer_ns=0, gradients=gradients)
+    return [int(seen.elements[list(each.parameters)].sum()) for each in buckets_of(workload, settings)]

@@ -1,0 +1,275 @@
+"""What a recording holds of the steps of a DistributedDataParallel: gradients and the all-reduces that carry them.
+
+Only whole steps that did the same are kept: the same gradients on every rank, and all-reduces whose elements add up to
+them. Times are nanoseconds on the clock that all ranks share; the tables' axes are (rank, step, ...).
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.analysis.across import Across
+from overlapscope.analysis.steps import step_windows
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.volume import ITEM_BYTES
+
+HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
+MOST_STEPS: Final = 64
+"""Steps that are looked at, the last ones of a longer recording ..."""
+MOST_RANK_STEPS: Final = 4096
+"""... and of many ranks fewer, but no fewer than this."""
+LEAST_STEPS: Final = 5
+GLOO_THREADS: Final = 2
+"""Collectives that torch's gloo runs at once (`ProcessGroupGloo::Options::threads`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recorded:
+    """The steps of one recording that are alike."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    names: tuple[str, ...]
+    """Of the gradients in the order in which they became ready, as the following two."""
+    elements: Ints
+    dtypes: tuple[str, ...]
+    start_ns: Floats
+    end_ns: Floats
+    """(rank, step)."""
+    passes: int
+    """Backward passes of a step."""
+    synced: int
+    """How many of them reduced gradients: 1 or all."""
+    ready_ns: Floats
+    """(rank, step, pass, gradient)."""
+    bytes: Ints
+    """Of the all-reduces of the last pass, in the order of launch."""
+    sent_dtypes: tuple[str, ...]
+    launch_ns: Floats
+    """(rank, step, all-reduce) of the last pass: when the call was made."""
+    begun_ns: Floats
+    """When a stream or a worker took it up."""
+    done_ns: Floats
+    rows: Ints
+    """(rank, step, all-reduce): row in the rank's collectives."""
+    left_out: int
+    """Complete steps that did something else."""
+
+    @property
+    def grad_bytes(self) -> Ints:
+        """Bytes of each gradient."""
+        return self.elements * np.array([ITEM_BYTES[each] for each in self.dtypes], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    window: tuple[int, int]
+    ready_ns: Ints
+    """Of all passes behind each other, each in the rank's first order of gradients."""
+    rows: Ints
+    """Of the reductions of all passes."""
+
+
+def recorded_steps(run: Run, together: Across) -> Recorded:
+    """Find them. Raises InputError, saying what is missing and what to do, where there are none."""
+    if not run.ranks:
+        raise InputError(f"no rank was recorded; {HOW}")
+    reference = next(iter(run.ranks.values()))
+    names, elements, dtypes, passes = _gradients(reference)
+    found = {rank: _steps_of(each, names, int(elements.sum()), passes) for rank, each in run.ranks.items()}
+    common = sorted(set.intersection(*(set(each) for each in found.values())))
+    if not common:
+        raise InputError(
+            "no step whose all-reduces carry its gradients was recorded as a whole on every rank: `whatif` replays "
+            f"DistributedDataParallel, no other way of sharing a model, and needs two steps after warm-up; else {HOW}"
+        )
+    kinds = Counter(_signature(run, found, step) for step in common)
+    usual, often = kinds.most_common(1)[0]
+    most = max(min(MOST_STEPS, MOST_RANK_STEPS // len(run.ranks)), LEAST_STEPS)
+    chosen = [step for step in common if _signature(run, found, step) == usual][-most:]
+    if often < 2 or usual is None:
+        raise InputError("its steps are not alike, or fewer than two are whole: record at least five like ones")
+    windows = set().union(*(_recent(timeline) for timeline in run.ranks.values()))
+    left_out = len(windows - set(common)) + len(common) - often
+    return _joined(run, together, found, chosen, (names, elements, dtypes, passes), left_out)
+
+
+def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
+    """Give the gradients of a pass in the order of the usual step, and the passes of a step."""
+    table = timeline.gradients
+    known = (table.elements > 0) & (table.step != NONE) & (table.ready_ns != NONE) & (table.dtype >= 0)
+    if not known.any():
+        raise InputError(
+            f"it holds no gradients with sizes, from which buckets are filled; {HOW}, or let torch's profiler record "
+            "shapes (record_shapes=True)"
+        )
+    steps = np.unique(table.step[known])[-MOST_STEPS:].tolist()
+    orders = Counter(
+        tuple(table.name[rows][np.argsort(table.order[rows], kind="stable")].tolist())
+        for rows in (np.flatnonzero(known & (table.step == step)) for step in steps)
+    )
+    order = orders.most_common(1)[0][0]
+    passes = max(Counter(order).values())
+    first = list(dict.fromkeys(order))
+    if len(order) != passes * len(first):
+        raise InputError("its passes do not compute the same gradients, which `whatif` cannot replay")
+    row = {code: int(np.flatnonzero(known & (table.name == code))[0]) for code in first}
+    rows = np.array([row[code] for code in order[-len(first) :]], np.int64)
+    dtypes = tuple(timeline.names[code] for code in table.dtype[rows].tolist())
+    odd = next((each for each in dtypes if each not in ITEM_BYTES), None)
+    if odd is not None:
+        raise InputError(f"its gradients are of type {odd!r}, whose size is not known")
+    return tuple(timeline.names[code] for code in table.name[rows].tolist()), table.elements[rows], dtypes, passes
+
+
+def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passes: int) -> dict[int, _Step]:
+    """Give the whole steps of a rank with these gradients, and all-reduces that carry them."""
+    table, calls = timeline.gradients, timeline.collectives
+    place = {name: at for at, name in enumerate(names)}
+    position = np.array([place.get(name, -1) for name in timeline.names], np.int64)
+    reduces = np.array([name == "all_reduce" for name in timeline.names], np.bool_)
+    usable = (calls.elements > 0) & (calls.bytes > 0) & (calls.start_ns != NONE) & (calls.end_ns != NONE)
+    sized = np.array([name in ITEM_BYTES for name in timeline.names], np.bool_)
+    usable &= (calls.op >= 0) & reduces[calls.op] & (calls.dtype >= 0) & sized[calls.dtype]
+    usable &= (calls.end_ns >= calls.start_ns) & (calls.end_ns >= calls.launch_ns)
+    found = {}
+    recent = _recent(timeline)
+    for each in step_windows(timeline):
+        if each.step not in recent:
+            continue
+        mine = np.flatnonzero((table.step == each.step) & (table.name >= 0))
+        if each.window is None or not each.complete or mine.size != passes * len(names):
+            continue
+        mine = mine[np.argsort(table.order[mine], kind="stable")]
+        at = position[table.name[mine]].reshape(passes, len(names))
+        if not (np.sort(at, axis=1) == np.arange(len(names))).all():
+            continue
+        ready = table.ready_ns[mine].reshape(passes, len(names))
+        ready = np.take_along_axis(ready, np.argsort(at, axis=1), axis=1)
+        rows = np.flatnonzero(usable & (calls.step == each.step))
+        rows = rows[np.argsort(_launched(timeline, rows), kind="stable")]
+        carried = _carrying(timeline, rows, ready, elements)
+        if carried is not None:
+            found[each.step] = _Step(each.window, ready.ravel(), carried)
+    return found
+
+
+def _recent(timeline: RankTimeline) -> set[int]:
+    """Give the steps that are looked at: twice as many as are kept."""
+    return set(np.unique(timeline.steps.step)[-2 * MOST_STEPS :].tolist())
+
+
+def _launched(timeline: RankTimeline, rows: Ints) -> Ints:
+    calls = timeline.collectives
+    return np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
+
+
+def _carrying(timeline: RankTimeline, rows: Ints, ready: Ints, elements: int) -> Ints | None:
+    """Give the all-reduces of the last pass, or of every one, that together carry all gradients; None without them."""
+    launched, sizes = _launched(timeline, rows), timeline.collectives.elements[rows]
+    found: list[Ints] = []
+    for turn in range(ready.shape[0]):
+        until = ready[turn + 1].min() if turn + 1 < ready.shape[0] else np.iinfo(np.int64).max
+        here = np.flatnonzero((launched >= ready[turn].min()) & (launched < until))
+        total = np.concatenate(([0], np.cumsum(sizes[here])))
+        first = np.flatnonzero(np.isin(total + elements, total))
+        if first.size:
+            last = int(np.searchsorted(total, total[first[0]] + elements))
+            found.append(rows[here[first[0] : last]])
+    complete = found and (len(found) in (1, ready.shape[0]))
+    return np.concatenate(found) if complete and len({each.size for each in found}) == 1 else None
+
+
+def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) -> tuple[Any, ...] | None:
+    """Give what makes two steps alike: the sizes of their all-reduces, the same on all ranks; else None."""
+    sizes = {
+        tuple(run.ranks[rank].collectives.bytes[steps[step].rows].tolist()) for rank, steps in found.items()
+    }  # fmt: skip
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _joined(
+    run: Run,
+    together: Across,
+    found: Mapping[int, Mapping[int, _Step]],
+    steps: Sequence[int],
+    gradients: tuple[tuple[str, ...], Ints, tuple[str, ...], int],
+    left_out: int,
+) -> Recorded:
+    names, elements, dtypes, passes = gradients
+    ranks = tuple(run.ranks)
+    rows = np.array([[found[rank][step].rows for step in steps] for rank in ranks], np.int64)
+    reference = run.ranks[ranks[0]]
+    total = int(reference.collectives.elements[rows[0, 0]].sum())
+    synced = round(total / int(elements.sum()))
+    last = rows[:, :, rows.shape[2] - rows.shape[2] // synced :]
+    calls = reference.collectives
+
+    def shared(rank: int, times: Ints) -> Floats:
+        return together.clocks.aligned(rank, times)
+
+    launch, begun, done, ready, window = [], [], [], [], []
+    for at, rank in enumerate(ranks):
+        timeline = run.ranks[rank]
+        table = timeline.collectives
+        launched = np.array([_launched(timeline, each) for each in last[at]])
+        starts, ends = table.start_ns[last[at]], table.end_ns[last[at]]
+        if timeline.basis == "events" and not timeline.has_device:
+            starts = taken_up(launched, ends, GLOO_THREADS)
+        times = np.array([found[rank][step].ready_ns for step in steps])
+        ready.append(shared(rank, _on_device(timeline, times) if timeline.has_device else times))
+        launch.append(shared(rank, launched))
+        begun.append(shared(rank, starts))
+        done.append(shared(rank, ends))
+        window.append(shared(rank, np.array([found[rank][step].window for step in steps])))
+    windows = np.array(window)
+    return Recorded(
+        ranks=ranks,
+        steps=tuple(steps),
+        names=names,
+        elements=elements,
+        dtypes=dtypes,
+        start_ns=windows[..., 0],
+        end_ns=windows[..., 1],
+        passes=passes,
+        synced=synced,
+        ready_ns=np.array(ready).reshape(len(ranks), len(steps), passes, len(names)),
+        bytes=calls.bytes[last[0, 0]],
+        sent_dtypes=tuple(reference.names[code] for code in calls.dtype[last[0, 0]].tolist()),
+        launch_ns=np.array(launch),
+        begun_ns=np.array(begun),
+        done_ns=np.array(done),
+        rows=last,
+        left_out=left_out,
+    )
+
+
+def taken_up(launched: Ints, ended: Ints, workers: int) -> Ints:
+    """Give when each call was taken up by one of so many workers that take calls in order; the last axis is calls.
+
+    What is noted as a call's start where no worker is seen is its launch: what waits in the queue does not move data.
+    """
+    free = np.full((*launched.shape[:-1], workers), np.iinfo(np.int64).min, np.int64)
+    begun = np.empty_like(launched)
+    for call in range(launched.shape[-1]):
+        first = free.argmin(axis=-1, keepdims=True)
+        begun[..., call] = np.maximum(launched[..., call], np.take_along_axis(free, first, -1)[..., 0])
+        np.put_along_axis(free, first, ended[..., call, None], -1)
+    return np.minimum(begun, ended)
+
+
+def _on_device(timeline: RankTimeline, times_ns: Ints) -> Ints:
+    """Give when the device had done what the host had launched by each time: the host runs ahead of it."""
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    if not rows.size:
+        return times_ns
+    rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
+    reached = np.maximum.accumulate(spans.end_ns[rows])
+    place = np.searchsorted(spans.launch_ns[rows], times_ns, side="right") - 1
+    return np.where(place >= 0, reached[np.maximum(place, 0)], times_ns)

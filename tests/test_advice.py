@@ -1,0 +1,122 @@
+"""Recommendations: each rule has a run that fires it, one that must not, and a page."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlapscope.advice.advise import advise
+from overlapscope.advice.buckets import bucket_advice
+from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.units import snippets
+from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.cli.main import main
+from overlapscope.ingest.read import read_inputs
+from overlapscope.report.advice_text import PAGES
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.from_run import from_run
+from tests.conftest import ROOT, shared_file
+from tests.made_ddp import Made, recorded
+
+MB = 2**18
+READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
+ONE = Made(ready=READY, elements=(MB,) * 8, buckets=(tuple(range(8)),), ticks_per_mb=120)
+EACH = replace(ONE, buckets=tuple((each,) for each in range(8)), ticks_per_mb=20)
+
+
+def advised(run: Run) -> dict[str, Recommendation]:
+    found, _ = advise(run, analyze(run))
+    return {each.id: each for each in found}
+
+
+def told(made: Made) -> WhatIf:
+    return answer(from_run(recorded(made)), search=False)
+
+
+def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_left_alone() -> None:
+    one = advised(recorded(ONE))
+    assert one["bucket_cap"].verdict == "change"
+    assert (one["bucket_cap"].gain_low_ns or 0) > 0
+    assert "keep_buckets" not in one
+    each = advised(recorded(EACH))
+    assert each["keep_buckets"].predicted_gain_ns is None
+    assert "bucket_cap" not in each
+
+
+def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first() -> None:
+    found, _ = advise(run := recorded(ONE), analyze(run))
+    assert [each.id for each in found][-1] == "sixteen_bit_gradients"
+    assert found[-1].changes_numerics
+    assert found[-1].verdict == "trial"
+    assert "sixteen_bit_gradients" not in advised(recorded(EACH))
+
+
+def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
+    run = recorded(ONE)
+    ranks = {
+        rank: replace(
+            each, recorded={**each.recorded, "ddp": {**each.recorded["ddp"], "gradient_as_bucket_view": False}}
+        )
+        for rank, each in run.ranks.items()
+    }
+    assert "bucket_view" not in advised(run)
+    case = from_run(replace(run, ranks=ranks))
+    found = {each.id: each for each in bucket_advice(answer(replace(case, copied_ns_per_byte=0.05), search=False), 4)}
+    assert found["bucket_view"].memory_bytes == -8 * 2**20
+
+
+def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
+    late = advised(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
+    assert list(late) == ["late_rank"]
+    assert "rank 1" in late["late_rank"].title
+    assert late_rank(analyze(recorded(ONE))) is None
+    waits = read_inputs([shared_file("kineto/megatron_tp8")])
+    assert list(advised(waits)) == ["late_rank"]
+
+
+def test_what_is_not_understood_gives_no_advice() -> None:
+    base = told(ONE)
+    assert not bucket_advice(msgspec.structs.replace(base, verdict="insufficient_data"), 4)
+    found, reasons = advise(run := recorded(ONE, drop="gradients"), analyze(run))
+    assert not found
+    assert "no gradients" in reasons[0]
+
+
+def test_each_framework_counts_in_its_own_unit() -> None:
+    found = snippets({"bucket_cap_mb": 10.0}, 2)
+    assert found["ddp"] == "DistributedDataParallel(model, bucket_cap_mb=10)"
+    assert json.loads(found["deepspeed"]) == {"zero_optimization": {"reduce_bucket_size": 5_242_880}}
+    assert found["megatron"].endswith("--ddp-bucket-size 5242880")
+    assert found["horovod"] == "HOROVOD_FUSION_THRESHOLD=10485760"
+    assert "5242880 parameters" in found["fsdp2"]
+    assert list(snippets({"bucket_cap_mb_list": [1.0, 2.5]}, 4)) == ["ddp"]
+
+
+def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "overlapscope/advice").glob("*.py")))
+    rules = {*re.findall(r'_of\(\s*told, [^,]+, "([a-z_]+)"', source), *re.findall(r' id="([a-z_]+)"', source)}
+    assert rules == {file.stem for file in (ROOT / PAGES).glob("*.md")}
+    for file in (ROOT / PAGES).glob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        for part in (f"# `{file.stem}`", "**How it is found.**", "**What to do next.**"):
+            assert part in text
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_the_command_prints_how_to_apply_and_verify(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(ROOT / "traces" / name)]) == 0
+    said = capsys.readouterr().out
+    assert ("Set bucket_cap_mb=" in said) == (name == "regressed")
+    assert "verify:" in said
+
+
+def test_json_is_the_analysis_with_its_recommendations(tmp_path: Path) -> None:
+    assert main(["advise", str(ROOT / "traces/regressed"), "--json", "-o", str(tmp_path / "a.json")]) == 0
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert document["schema"] == "overlapscope.analysis/1"
+    assert document["recommendations"][0]["id"] == "bucket_cap"
+    assert document["recommendations"][0]["gain_low_ns"] > 0
