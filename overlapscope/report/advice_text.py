@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.report.text import ms
+from overlapscope.report.amounts import ms
 
 PAGES: Final = "docs/advice"
 
