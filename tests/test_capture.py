@@ -238,7 +238,7 @@ def test_a_job_that_handles_termination_itself_goes_on_to_its_own_end(mode: str,
     assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) >= 2
 
 
-@pytest.mark.parametrize("mode", ["events", "trace"])
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_termination_ends_a_rank_that_hangs_in_a_collective_and_keeps_its_run(mode: str, tmp_path: Path) -> None:
     trained = train("hanging", tmp_path, mode=mode, terminate=0)
     assert trained.codes[0] == -15

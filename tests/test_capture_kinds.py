@@ -34,7 +34,7 @@ def all_reduces(run: LoadedRun, rank: int) -> list[list[int]]:
     return [calls[calls.step == step].bytes.tolist() for step in steps]
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_compiled_model_trains_to_the_same_bits_and_its_buckets_are_seen(backend: str, tmp_path: Path) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("no C++ compiler: inductor cannot compile for the CPU")

@@ -45,7 +45,8 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts.append(_causes(analysis))
     parts.append(where(analysis.exposed_by))
     parts.append(across_ranks.lines(analysis, all_rows=all_rows))
-    parts.append(critical_path.lines(analysis.critical_path))
+    if any(rank.whole.window_ns for rank in analysis.ranks):
+        parts.append(critical_path.lines(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
