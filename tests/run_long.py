@@ -37,9 +37,22 @@ def main() -> None:
     """Run everything; the exit code is that of the first part that failed."""
     codes = [
         properties(),
+        marked(),
         *(subprocess.run([sys.executable, "-m", part], cwd=HERE.parent, check=False).returncode for part in PARTS),
     ]
     sys.exit(next((code for code in codes if code), 0))
+
+
+def marked() -> int:
+    """Run what is marked `long` once: variants of training tests that differ little from those of `make test`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "long", str(HERE)]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
+    last = done.stdout.strip().splitlines()[-1]
+    print(f"marked long: {last}", flush=True)
+    if done.returncode:
+        print(done.stdout)
+    keep("Marked as long", f"    {last}")
+    return done.returncode
 
 
 def properties() -> int:
