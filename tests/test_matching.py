@@ -388,3 +388,21 @@ def test_every_unmatched_call_has_a_reason(numbered):
         found = across(job({0: calls, 1: [Call(op="send", group="other"), *other]}, (PAIR,)))
         assert found.matching.unmatched > 0
         assert found.matching.reasons
+
+
+@pytest.mark.parametrize(("behind", "paired"), [(0, 20), (1, 0)])
+def test_calls_of_steps_of_other_numbers_are_not_paired_by_order(behind: int, paired: int) -> None:
+    """One rank recorded a step later than the other: pairing by order would lag by one, and clocks would hide it."""
+    run = job(
+        {
+            rank: [
+                Call(op="all_reduce", start=100 * MS * step + rank * 3 * MS, length=5 * MS, size=2, step=step)
+                for step in range(1 + behind * rank, 21 + behind * rank)
+            ]
+            for rank in (0, 1)
+        },
+        (Group(name="g", size=2, ranks=(0, 1)),),
+    )
+    found = across(run)
+    assert found.matched == paired
+    assert any("steps of different numbers" in each for each in found.matching.reasons) == (not paired)

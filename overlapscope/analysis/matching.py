@@ -27,6 +27,9 @@ from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
 """Operations that no member leaves before all have come: only these tell waiting from transferring."""
+OTHER_STEPS = 0.1
+"""Of calls paired by order, more than this share in steps of different numbers are not the same calls: an order that
+lags behind by one hides in the clocks."""
 ENDS_TOGETHER = 0.1
 """Ends of one call differ by less than this share of the usual time between calls of its kind ..."""
 ENDS_TOGETHER_ON_ONE_CLOCK = 0.5
@@ -230,12 +233,25 @@ def _pair(
             columns = table[:, (alike | uneven) & (kind == each)]
             whole = members is not None and len(ranks) == len(members)
             block = _block(run, group, calls.kinds[each], ranks, calls.row[columns], numbered=numbered, whole=whole)
-            found.append((int(number[columns[0]].min()), block))
+            if block.by_order and _of_other_steps(run, block) > OTHER_STEPS:
+                why.append(
+                    f"{block.calls} {calls.kinds[each]} would be paired across steps of different numbers: not paired"
+                )
+            else:
+                found.append((int(number[columns[0]].min()), block))
         wrong = np.flatnonzero(~alike & ~uneven)
         if wrong.size:
             reasons.append(_differing(calls, ranks, table[:, wrong[0]], number))
     by_first = sorted(range(len(found)), key=lambda at: (-len(found[at][1].ranks), found[at][0]))
     return [found[at][1] for at in by_first], reasons[:1] + why
+
+
+def _of_other_steps(run: Run, block: Matched) -> float:
+    """Give the share of calls whose members made them in steps of different numbers, where all say their step."""
+    steps = np.array(
+        [run.ranks[rank].collectives.step[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
+    )
+    return float(((steps != NONE).all(axis=0) & (steps != steps[0]).any(axis=0)).mean())
 
 
 def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Ints]], list[str]]:
