@@ -48,6 +48,10 @@ def settled() -> bool:
     return behind == (SCENARIO == "missing" and RANK != WORLD - 1)
 
 
+def states(text: bytes) -> list[str]:
+    return [each["state"] for each in json.loads(text)["entries"]]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(STORE, WORLD)
@@ -58,8 +62,13 @@ def main() -> None:
     end = time.monotonic() + SECONDS
     while not settled() and time.monotonic() < end:
         time.sleep(0.05)
-    Path(f"{PREFIX}{RANK}").write_bytes(c10d._dump_fr_trace())
-    Path(f"{PREFIX}{RANK}.json").write_bytes(c10d._dump_fr_trace_json())
+    text, packed = b"", b""
+    while time.monotonic() < end:  # an entry's state may change between two dumps
+        text, packed, after = c10d._dump_fr_trace_json(), c10d._dump_fr_trace(), c10d._dump_fr_trace_json()
+        if states(text) == states(after):
+            break
+    Path(f"{PREFIX}{RANK}").write_bytes(packed)
+    Path(f"{PREFIX}{RANK}.json").write_bytes(text)
     store.set(f"dumped {RANK}", "")
     store.wait([f"dumped {rank}" for rank in range(WORLD)])
     os._exit(0)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -85,11 +86,16 @@ def test_that_fails_itself(overlap):
 """
 
 
+PLUGIN = "overlapscope.pytest_plugin"
+
+
 def pytest_of(folder: Path, *arguments: str, **environment: str) -> tuple[str, dict[str, str]]:
     """Run pytest there; give what it prints and how each test ended."""
     found = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    installed = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
+    named = [] if installed else ["-p", PLUGIN]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:dash", "-p", "no:cacheprovider", "-p", "overlapscope.pytest_plugin",
+        [sys.executable, "-m", "pytest", "-p", "no:dash", "-p", "no:cacheprovider", *named,
          "--strict-markers", "--junitxml=out.xml", "-q", *arguments],
         cwd=folder, env=found, capture_output=True, text=True, check=False,
     )  # fmt: skip
