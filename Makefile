@@ -35,8 +35,9 @@ check-wheel: $(READY)
 
 # The suite on Python 3.13, without torch and with fewer drawn examples, where there is such a Python. What draws or damages
 # thousands of inputs is left to `make test`: it looks for faults of ours, not for what differs between Pythons.
-THOROUGH := align broken_input calibrate causes chunks ci_files compare critical_path curves docs export formulas fuzz \
-  gate_simulation generated_traces horovod innermost intervals kineto_semantics megatron_timers nccl_log redact replay scaling search synthetic
+THOROUGH := across align broken_input calibrate causes chunks ci_files clocks compare critical_path curves docs export \
+  formulas from_run fuzz gate_simulation generated_traces horovod innermost intervals kineto_semantics matching \
+  megatron_timers nccl_log other_clocks redact replay scaling search synthetic
 test-py313:
 	@if $(PYTHON313) --version >/dev/null 2>&1; then \
 	  test -e .venv313/.ready || { $(PYTHON313) -m venv .venv313 && \

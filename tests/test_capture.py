@@ -147,7 +147,7 @@ def test_the_users_own_communication_hook_keeps_working(tmp_path: Path) -> None:
     assert len(overlapscope.load(tmp_path / "run").table("collectives", 0)) > 0
 
 
-@pytest.mark.parametrize("mode", ["events", "trace"])
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_fsdp2_gathers_and_scatters_are_recorded(mode: str, tmp_path: Path) -> None:
     passed(train("fsdp", tmp_path, mode=mode))
     run = overlapscope.load(tmp_path / "run")
@@ -202,7 +202,7 @@ def test_communication_that_torch_does_not_know_of_counts_alike_in_both_modes(mo
         assert step.compute_ns
 
 
-@pytest.mark.parametrize("mode", ["events", "trace"])
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_a_users_exception_passes_through_unchanged_and_the_run_is_kept(mode: str, tmp_path: Path) -> None:
     trained = passed(train("failing", tmp_path, world=1, mode=mode))
     assert trained.results == [{"error": "the user's own", "notes": 0}]
@@ -261,7 +261,7 @@ def test_an_older_run_in_the_same_place_leaves_no_rank_behind(tmp_path: Path) ->
     assert overlapscope.load(tmp_path / "run").ranks == [0]
 
 
-@pytest.mark.parametrize("mode", ["events", "trace"])
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode: str, tmp_path: Path) -> None:
     trained = passed(train("late_groups", tmp_path, mode=mode))
     run = overlapscope.load(tmp_path / "run")

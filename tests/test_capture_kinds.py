@@ -14,7 +14,6 @@ from tests.test_capture import Trained, passed
 from tests.test_capture import train as train_in
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
-MODES = ("events", "trace")
 
 
 def train(scenario: str, folder: Path, mode: str = "events", world: int = 2) -> Trained:
@@ -97,7 +96,7 @@ def test_a_static_graphs_buckets_are_seen(tmp_path: Path) -> None:
     assert run.run.ranks[0].recorded["ddp"]["static_graph"] is True
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_a_decorated_step_of_a_job_that_takes_its_groups_down_is_recorded_whole(mode: str, tmp_path: Path) -> None:
     trained = train("decorated_ddp", tmp_path, mode)
     assert trained.results[0]
@@ -108,7 +107,7 @@ def test_a_decorated_step_of_a_job_that_takes_its_groups_down_is_recorded_whole(
     assert all(step == trained.results[0]["bucket_bytes"] for step in all_reduces(run, 1))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["events", pytest.param("trace", marks=pytest.mark.long)])
 def test_tensor_parallel_layers_show_their_all_reduces(mode: str, tmp_path: Path) -> None:
     train("tensor_parallel", tmp_path, mode)
     run = overlapscope.load(tmp_path / "run")
