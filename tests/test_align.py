@@ -180,7 +180,7 @@ def test_time_grows_with_the_length_and_not_with_the_product() -> None:
         return time.process_time() - begun
 
     small = min(seconds(1) for _ in range(3))
-    assert seconds(16) < 100 * small
+    assert min(seconds(16) for _ in range(2)) < 100 * small
 
 
 @given(st.sets(st.integers(0, 20), min_size=1), st.lists(st.integers(-4000, 4000), min_size=1, max_size=30))
