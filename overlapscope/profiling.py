@@ -14,7 +14,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.waited import Waited, waited
 from overlapscope.capture import environment, exchange
 from overlapscope.capture.events import telemetry_of
-from overlapscope.capture.session import Session, Settings
+from overlapscope.capture.session import Session
+from overlapscope.capture.settings import Settings
 from overlapscope.ingest.kineto import read_kineto
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render

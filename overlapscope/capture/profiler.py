@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlapscope.capture.guard import Guard
 
 if TYPE_CHECKING:
-    from overlapscope.capture.session import Settings
+    from overlapscope.capture.settings import Settings
 
 
 class TraceRecorder:

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from overlapscope.capture import environment, links, nvtx
 from overlapscope.capture.around import AroundModel
@@ -29,6 +28,7 @@ from overlapscope.capture.points import DevicePoints, HostPoints, Points
 from overlapscope.capture.profiler import TraceRecorder
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.resolve import Resolver
+from overlapscope.capture.settings import Settings
 from overlapscope.capture.sockets import SocketWatch
 from overlapscope.capture.telemetry import Sampler
 from overlapscope.capture.termination import Termination
@@ -56,22 +56,6 @@ _session_numbers = iter(range(1_000_000))
 _open_sessions: list["Session"] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to record."""
-
-    mode: Literal["trace", "events"] = "trace"
-    warmup: int = 3
-    """Steps before recording: DDP rebuilds its buckets after the first."""
-    steps: int = 4
-    """`trace`: steps of one recording."""
-    repeat: int | None = None
-    """`trace`: record again every so many steps."""
-    measure_overhead: bool = True
-    wait_seconds: float = 30.0
-    """How long rank 0 waits for the others at the end."""
-
-
 Finish = Callable[["Session"], None]
 
 
@@ -83,10 +67,7 @@ class Session:
     """
 
     def __init__(self, path: Path, model: Any, settings: Settings, finish: Finish) -> None:
-        if settings.mode not in ("trace", "events"):
-            raise UsageError(f"profile(mode={settings.mode!r}): there is 'trace' and 'events'")
-        if settings.warmup < 0 or settings.steps < 1 or (settings.repeat or settings.steps + 2) <= settings.steps + 1:
-            raise UsageError("profile(): warmup >= 0, steps >= 1 and repeat > steps + 1, for a step of warm-up between")
+        settings.check()
         if model is not None and not hasattr(model, "named_parameters"):
             raise UsageError(f"profile(model=...): {type(model).__name__} is no torch module")
         self.path, self.model, self.settings, self._finish = path, model, settings, finish
