@@ -27,14 +27,14 @@ from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.shared_cores import shared_cores
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.stages import uneven_stages
-from overlapscope.analysis.steps import step_windows, whole_windows
+from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Run, Source
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 MAX_NAMES = 100
@@ -159,58 +159,30 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     together = together or across(run)
-    transfers = together.transfers(run)
     causes = causes_of(run, together, coverage)
-    ranks = []
-    compute_ns = 0
-    for rank, timeline in run.ranks.items():
-        view = _View(coverage[rank], causes[rank], timeline.basis)
-        steps = []
-        for each in windows[rank]:
-            figures = view.of(each.window) if each.window else Breakdown()
-            steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
-        # A log has calls, but no times.
-        whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
-        compute_ns += whole.compute_ns or 0
-        ranks.append(RankInfo(rank=rank, whole=whole, steps=steps))
-    whole_ns = {info.rank: info.whole.window_ns for info in ranks}
+    ranks = [_rank_info(run, rank, _View(coverage[rank], causes[rank], run.ranks[rank].basis), own)
+             for rank, own in windows.items()]  # fmt: skip
+    window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = work_of(run.ranks)
     links = slow_links(run, together.splits, together.pairs.pairs)
-    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, whole_ns)
-    held = beside_slow_links(held, links)
+    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, window_ns)
     unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
+    collectives = collective_rows(run.ranks, windows, together.transfers(run), causes)
     findings = [
-        finding for info in ranks for finding in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)
+        *_of_times(run, ranks),
+        *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
+        *_of_what_was_told(run, ranks),
+        *links,
+        *shared_cores(run.ranks),
+        *recording_gaps(run.sources, _linkage(run)),
+        *uneven_stages(run, work, window_ns),
+        *bounded(run, together),
+        *pipeline_bubbles(run, windows),
+        *expert_imbalance(run, together, coverage, window_ns),
+        *possible_bandwidth(run, collectives, bandwidth),
     ]
-    findings += unplaced(unclassified, fused, compute_ns)
-    findings += [*horovod_findings(run.facts, run.sources), *timer_findings(run.facts, run.sources)]
-    findings += power_falls(run.ranks)
-    findings += [*links, *shared_cores(run.ranks)]
-    findings += recording_gaps(run.sources, _linkage(run))
-    whole_or_step = {(info.rank, None): info.whole for info in ranks}
-    findings += reported_overlap(run.facts, whole_or_step | {(i.rank, s.step): s for i in ranks for s in i.steps})
-    findings += [*desync(run), *uneven_stages(run, work, whole_ns)]
-    findings += bounded(run, together)
-    findings += pipeline_bubbles(run, windows)
-    findings += expert_imbalance(run, together, coverage, {info.rank: info.whole.window_ns for info in ranks})
-    findings += topology_findings(run.facts)
-    findings += nccl_findings(run)
-    collectives = collective_rows(run.ranks, windows, transfers, causes)
-    findings += possible_bandwidth(run, collectives, bandwidth)
     return Analysis(
-        sources=[
-            SourceInfo(
-                path=source.path,
-                format=source.format,
-                ranks=list(source.ranks),
-                events=source.events,
-                repaired=source.repaired,
-                dropped=source.dropped,
-                truncated=source.truncated,
-                warnings=list(source.warnings),
-            )
-            for source in run.sources
-        ],
+        sources=[_source_info(source) for source in run.sources],
         run=RunInfo(
             world_size=run.world_size,
             ranks=list(run.ranks),
@@ -222,11 +194,55 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
         fused=fused,
         collectives=collectives,
         exposed_by=exposed_by(run.ranks, windows, causes),
-        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, held),
+        skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
         findings=findings,
         recommendations=[],
         told=told(run.facts),
         critical_path=critical_path(run, windows, together),
+    )
+
+
+def _rank_info(run: Run, rank: int, view: "_View", windows: Sequence[StepWindow]) -> RankInfo:
+    steps = []
+    for each in windows:
+        figures = view.of(each.window) if each.window else Breakdown()
+        steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
+    timeline = run.ranks[rank]
+    # A log has calls, but no times.
+    whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
+    return RankInfo(rank=rank, whole=whole, steps=steps)
+
+
+def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
+    """Give what stands out in the times of single ranks."""
+    odd = [found for info in ranks for found in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)]
+    return [*odd, *power_falls(run.ranks)]
+
+
+def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
+    """Give what logs and other sources besides times tell, and where they contradict the times."""
+    figures: dict[tuple[int, int | None], Breakdown] = {(info.rank, None): info.whole for info in ranks}
+    figures |= {(info.rank, step.step): step for info in ranks for step in info.steps}
+    return [
+        *horovod_findings(run.facts, run.sources),
+        *timer_findings(run.facts, run.sources),
+        *reported_overlap(run.facts, figures),
+        *desync(run),
+        *topology_findings(run.facts),
+        *nccl_findings(run),
+    ]
+
+
+def _source_info(source: Source) -> SourceInfo:
+    return SourceInfo(
+        path=source.path,
+        format=source.format,
+        ranks=list(source.ranks),
+        events=source.events,
+        repaired=source.repaired,
+        dropped=source.dropped,
+        truncated=source.truncated,
+        warnings=list(source.warnings),
     )
 
 

@@ -3,25 +3,16 @@
 Means over ranks thin out what one rank does; whoever compares wants its number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.analysis.replicate import Replicate
 
 MOST_RUNS: Final = 0.5
 """A rank is a side's straggler when more than this share of its runs name it."""
-_HELD_BY: Final[Mapping[str, str]] = {
-    "host": "idle, held up on its host",
-    "data_loading": "loading data",
-    "garbage_collector": "collecting garbage",
-    "allocator": "its device's memory was full",
-    "throttled": "its clocks were held down",
-    "more_work": "more work than its peers",
-    "slower_compute": "slower kernels than its peers'",
-    "unknown": "by what is not known",
-}
 
 
 def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
@@ -37,7 +28,7 @@ def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate])
                 Finding(
                     id=f"straggler_{'appeared' if appeared else 'vanished'}:rank{rank}",
                     severity="warning" if appeared else "info",
-                    title=f"rank {rank} {when}, {blame_ns / 1e6:.3f} ms in all: {_HELD_BY[held_by]}",
+                    title=f"rank {rank} {when}, {blame_ns / 1e6:.3f} ms in all: {HELD_BY[held_by]}",
                     evidence={"rank": rank, "held_by": held_by, "blame_ns": blame_ns},
                     known_from="comparison",
                 )

@@ -48,7 +48,6 @@ class Alignment:
     places: tuple[_Places, ...]
     left_out: Flags
     """Rows of the pattern that may have no partner."""
-    text_size: int
 
     @property
     def count(self) -> int:
@@ -120,7 +119,7 @@ def align(pattern: Ints, text: Ints, max_gaps: int) -> Alignment | Nowhere:
     if exact.size:
         everywhere = np.ones((1, pattern.size), np.bool_)
         none = np.zeros(pattern.size, np.bool_)
-        return Alignment(0, (_Places(exact, everywhere),), none, text.size)
+        return Alignment(0, (_Places(exact, everywhere),), none)
     if max_gaps <= 0 or pattern.size <= max_gaps + 2:
         return Nowhere(why="nowhere")
     return _align_with_gaps(pattern, text, max_gaps)
@@ -154,7 +153,7 @@ def _align_with_gaps(pattern: Ints, text: Ints, max_gaps: int) -> Alignment | No
         if cost.paired.min() <= least + 1
     )
     left_out = np.any([cost.unpaired <= least for cost in costs], axis=0)
-    return Alignment(least, places, left_out, text.size)
+    return Alignment(least, places, left_out)
 
 
 def _seeds(pattern: Ints, text: Ints, limit: int) -> Ints:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from overlapscope.analysis.analyze import Analysis, Skew, Straggler
+from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import count, ms, percent
 
@@ -14,16 +15,6 @@ CLOCK_SHOWS_NS: Final = 1_000_000
 """A clock that is off by more than this is worth a line: logs of the ranks cannot be read side by side then."""
 APART: Final = 1.05
 """A straggler's blame and that of the table are told apart from this factor."""
-HELD_BY: Final = {
-    "host": "it was idle, its host had not given it more to do",
-    "data_loading": "it was between two steps, as in loading data",
-    "garbage_collector": "its interpreter collected garbage",
-    "allocator": "its device's memory was full: the allocator gave memory back and asked again",
-    "throttled": "its clocks were held down, or its processes' share of the cores",
-    "more_work": "it ran more kernels than its peers",
-    "slower_compute": "its kernels took longer than its peers'",
-    "unknown": "by what is not known",
-}
 
 
 def lines(analysis: Analysis, *, all_rows: bool) -> str:
