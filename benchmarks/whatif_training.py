@@ -42,10 +42,11 @@ def model_of(name: str) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(*layers), torch.randn(320, 1024)
     if name == "wide_end":  # the largest gradient comes first, as of a model with a large head
         return (
-            nn.Sequential(nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768),
-                          nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 6144)),
+            nn.Sequential(
+                *(part for _ in range(10) for part in (nn.Linear(768, 768), nn.ReLU())), nn.Linear(768, 6144)
+            ),
             torch.randn(512, 768),
-        )  # fmt: skip
+        )
     if name == "convolutions":  # large gradients first, then most of the compute
         small = [part for _ in range(4) for part in (nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())]
         first, last = nn.Conv2d(3, 64, 3, stride=2, padding=1), nn.Conv2d(64, 64, 3, stride=2, padding=1)

@@ -18,7 +18,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.from_run import from_run
-from overlapscope.whatif.recorded_link import line, link
+from overlapscope.whatif.recorded_link import line, link, transfer_curve
 from overlapscope.whatif.recorded_steps import taken_up
 from overlapscope.whatif.search import with_cap
 from tests.conftest import ROOT, shared_file
@@ -194,6 +194,20 @@ def test_two_calls_on_one_link_count_its_time_once() -> None:
     found = link(np.array([10, 10, 10]), begun, done, np.array([250.0]))
     assert found.own_ns.tolist() == [100.0, 100.0, 100.0]
     assert found.beside.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_a_small_call_in_the_queue_of_a_large_one_tells_no_latency() -> None:
+    """With 100 ns and 1 ns a byte the small one takes 4.2 us alone; beside a large one it is under way for 30."""
+    small, large = 4096, 100_000
+    begun, done = np.array([[0.0, 0.0]]), np.array([[30_000.0, 104_296.0]])
+    mixed = link(np.array([small, large]), begun, done, np.array([0.0]))
+    assert mixed.own_ns.sum() == pytest.approx(mixed.by_bytes_ns.sum()) == pytest.approx(104_296)
+    assert mixed.told.tolist() == [large]
+    curve = transfer_curve(mixed, 1.0, 100.0, ranks=2, source="here")
+    assert curve.at(small) == pytest.approx(4196, rel=0.01)
+    begun, done = np.array([[0.0, 4196.0]]), np.array([[4196.0, 104_296.0]])
+    alone = link(np.array([small, large]), begun, done, np.array([0.0]))
+    assert alone.told.tolist() == [small, large]
 
 
 def test_calls_wait_for_a_worker_in_order() -> None:

@@ -19,14 +19,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         try:
             with network(WORLD_SIZE) as links:
-                found = cell(Path(made), "mlp", RATES_MBIT[-1], 1, links)
+                found = cell(Path(made), "mlp", RATES_MBIT["mlp"][-1], 1, links)
         except NotAllowedError as error:
             keep("What-if against measurement", f"Not measured: {error}")
             return 0
     text, _ = report([found])
     keep("What-if against measurement", text)
     sys.stdout.write(text)
-    return int(mean(abs(row.error) for row in found[0]) > LIMITS["mean error"])
+    return int(mean(abs(row.error) for row in found.rows) > LIMITS["mean error"])
 
 
 if __name__ == "__main__":

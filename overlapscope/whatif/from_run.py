@@ -249,8 +249,8 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
 
 def _assumptions(seen: Recorded, moved: Link, *, device: bool, partly: bool) -> list[Assumption]:
     found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
-    if not told_latency(np.unique(moved.bytes)):
-        told = "a prior: buckets of about one size do not tell it"
+    if not told_latency(moved.told):
+        told = "a prior: the sizes recorded do not tell it"
         found.append(_assumption("latency_us", LATENCY_US[device], told))
     slowed = moved.slowed
     if slowed is None:
