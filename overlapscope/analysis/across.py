@@ -58,11 +58,12 @@ class Across:
         calls = 0
         for each in self.splits:
             if each.block.whole:
+                baseline_ns = each.baseline_ns
                 for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
                     found[rank].transfer_ns[rows] = each.transfer_ns
                     found[rank].last[rows] = np.array(each.block.ranks)[each.last]
-                    if each.baseline_ns is not None:
-                        found[rank].baseline_ns[rows] = round(each.baseline_ns)
+                    if baseline_ns is not None:
+                        found[rank].baseline_ns[rows] = round(baseline_ns)
                     found[rank].call[rows] = calls + np.arange(each.block.calls)
                 calls += each.block.calls
         return found

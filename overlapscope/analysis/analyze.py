@@ -35,6 +35,7 @@ from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
+from overlapscope.timeline.window_sets import WindowSets
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 MAX_NAMES = 100
@@ -203,14 +204,15 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
 
 
 def _rank_info(run: Run, rank: int, view: "_View", windows: Sequence[StepWindow]) -> RankInfo:
-    steps = []
-    for each in windows:
-        figures = view.of(each.window) if each.window else Breakdown()
-        steps.append(StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(figures)))
     timeline = run.ranks[rank]
     # A log has calls, but no times.
-    whole = view.of(*whole_windows(timeline)) if size(timeline.spans) else Breakdown()
-    return RankInfo(rank=rank, whole=whole, steps=steps)
+    whole = whole_windows(timeline) if size(timeline.spans) else ()
+    figures = view.of([whole, *([each.window] if each.window else () for each in windows)])
+    steps = [
+        StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
+        for each, its in zip(windows, figures[1:], strict=True)
+    ]
+    return RankInfo(rank=rank, whole=figures[0], steps=steps)
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
@@ -284,11 +286,25 @@ class _View:
     causes: Causes
     basis: str
 
-    def of(self, *windows: tuple[int, int]) -> Breakdown:
-        """Break down windows taken together, without what a recording of this basis cannot know."""
-        figures = self.coverage.breakdown(*windows)
-        hidden_wait_ns = self.causes.hidden_wait_ns(*windows)
-        known: dict[str, Any] = {"causes": self.causes.within(*windows)}
+    def of(self, windows: Sequence[Sequence[tuple[int, int]]]) -> list[Breakdown]:
+        """Break down each set of windows taken together, without what a recording of this basis cannot know.
+
+        A set without windows has no figures.
+        """
+        sets = WindowSets.of(windows)
+        found = zip(
+            windows,
+            self.coverage.breakdowns(sets),
+            self.causes.hidden_wait_ns(sets),
+            self.causes.within_each(sets),
+            strict=True,
+        )
+        return [
+            self._with(figures, wait_ns, causes) if some else Breakdown() for some, figures, wait_ns, causes in found
+        ]
+
+    def _with(self, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
+        known: dict[str, Any] = {"causes": causes}
         if hidden_wait_ns is not None and figures.overlapped_ns is not None:
             known |= {"hidden_wait_ns": hidden_wait_ns, "hidden_transfer_ns": figures.overlapped_ns - hidden_wait_ns}
         if self.basis == "events":  # events see no copies

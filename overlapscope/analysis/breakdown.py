@@ -3,10 +3,10 @@
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.window_sets import WindowSets
 
 
 class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
@@ -63,31 +63,33 @@ class Coverage:
 
     def breakdown(self, *windows: tuple[int, int]) -> Breakdown:
         """Break down a window [start, end), or several disjoint ones taken together."""
-        starts = np.array([start for start, _ in windows], np.int64)
-        ends = np.array([end for _, end in windows], np.int64)
+        return self.breakdowns(WindowSets.of([windows]))[0]
 
-        def within(busy: BusyTime) -> int:
-            return int(busy.within(starts, ends).sum())
+    def breakdowns(self, sets: WindowSets) -> list[Breakdown]:
+        """Break down each of several sets of windows."""
+        columns = [sets.lengths]
+        columns += [sets.within(each) for each in (self._comm, self._compute, self._copy)]
+        columns += [sets.within(each) for each in (self._comm_or_compute, self._any)]
+        return [_of_sums(*sums) for sums in zip(*columns, strict=True)]
 
-        comm, compute, copy = within(self._comm), within(self._compute), within(self._copy)
-        both, everything = within(self._comm_or_compute), within(self._any)
-        window = int((ends - starts).sum())
-        overlapped = comm + compute - both
-        return Breakdown(
-            window_ns=window,
-            comm_ns=comm,
-            compute_ns=compute,
-            copy_ns=copy,
-            overlapped_ns=overlapped,
-            exposed_comm_ns=comm - overlapped,
-            compute_only_ns=compute - overlapped,
-            copy_only_ns=everything - both,
-            idle_ns=window - everything,
-            overlap_efficiency=_ratio(overlapped, comm),
-            exposed_fraction=_ratio(comm - overlapped, window),
-            comm_comp_ratio=_ratio(comm, compute),
-            overlap_potential=_ratio(min(comm, compute), comm + compute),
-        )
+
+def _of_sums(window: int, comm: int, compute: int, copy: int, both: int, everything: int) -> Breakdown:
+    overlapped = comm + compute - both
+    return Breakdown(
+        window_ns=window,
+        comm_ns=comm,
+        compute_ns=compute,
+        copy_ns=copy,
+        overlapped_ns=overlapped,
+        exposed_comm_ns=comm - overlapped,
+        compute_only_ns=compute - overlapped,
+        copy_only_ns=everything - both,
+        idle_ns=window - everything,
+        overlap_efficiency=_ratio(overlapped, comm),
+        exposed_fraction=_ratio(comm - overlapped, window),
+        comm_comp_ratio=_ratio(comm, compute),
+        overlap_potential=_ratio(min(comm, compute), comm + compute),
+    )
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.following import following
+from overlapscope.analysis.peer_times import PeerTimes
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, parts_inside, union
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.window_sets import WindowSets
 
 CAUSES: Final = (
     "peer_compute",
@@ -62,17 +63,20 @@ class Causes:
 
     def within(self, *windows: tuple[int, int]) -> dict[str, int]:
         """Give the nanoseconds of each cause in the windows taken together; causes without any are left out."""
-        starts = np.array([start for start, _ in windows], np.int64)
-        ends = np.array([end for _, end in windows], np.int64)
-        sums = {cause: int(self.busy[cause].within(starts, ends).sum()) for cause in CAUSES}
-        return {cause: total for cause, total in sums.items() if total}
+        return self.within_each(WindowSets.of([windows]))[0]
 
-    def hidden_wait_ns(self, *windows: tuple[int, int]) -> int | None:
-        """Give the waiting that is hidden under compute; None where some hidden communication could not be split."""
-        starts = np.array([start for start, _ in windows], np.int64)
-        ends = np.array([end for _, end in windows], np.int64)
-        unknown = int(self.hidden_unknown.within(starts, ends).sum())
-        return None if unknown else int(self.hidden_wait.within(starts, ends).sum())
+    def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
+        """Give likewise what each of several sets of windows has."""
+        columns = [sets.within(self.busy[cause]) for cause in CAUSES]
+        return [
+            {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
+            for sums in zip(*columns, strict=True)
+        ]
+
+    def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
+        """Give the waiting that is hidden under compute in each set; None where some of what is hidden is not split."""
+        unknown, waits = sets.within(self.hidden_unknown), sets.within(self.hidden_wait)
+        return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
 
 
 def owned(timeline: RankTimeline) -> Owned:
@@ -98,22 +102,23 @@ def owned(timeline: RankTimeline) -> Owned:
 def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Give every rank's causes."""
     transfers, arrived = together.transfers(run), arrivals(run, together)
+    computing = PeerTimes.of({rank: each.compute for rank, each in coverage.items()}, together.clocks)
+    communicating = PeerTimes.of({rank: each.comm for rank, each in coverage.items()}, together.clocks)
     return {
-        rank: _of_rank(rank, timeline, transfers[rank], arrived[rank], coverage, together.clocks)
+        rank: _of_rank(timeline, transfers[rank], arrived[rank], coverage[rank], computing, communicating)
         for rank, timeline in run.ranks.items()
     }
 
 
 def _of_rank(
-    rank: int,
     timeline: RankTimeline,
     transfers: Transfers,
     arrived_last: Arrivals,
-    coverage: Mapping[int, Coverage],
-    clocks: Clocks,
+    cover: Coverage,
+    computing: PeerTimes,
+    communicating: PeerTimes,
 ) -> Causes:
     mine = owned(timeline)
-    cover = coverage[rank]
     exposed, hidden = difference(cover.comm, cover.compute), intersection(cover.comm, cover.compute)
     transfer = _of_rows(transfers.transfer_ns, mine, NONE)
     matched = transfer != NONE
@@ -122,10 +127,8 @@ def _of_rank(
     arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
     waiting = _cut(mine, mine.start_ns, arrived)
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
-    for other in np.unique(last[last != NONE]).tolist():
-        _by_what_the_last_did(
-            parts, intersection(_only(waiting, last == other), exposed), rank, other, coverage, clocks
-        )
+    for cause, found in _by_what_the_last_did(timeline.rank, waiting, last, exposed, computing, communicating).items():
+        parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(timeline, mine, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
         parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
@@ -154,32 +157,23 @@ def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None)
 
 
 def _by_what_the_last_did(
-    parts: dict[str, list[Intervals]],
-    waiting: Intervals,
     rank: int,
-    last: int,
-    coverage: Mapping[int, Coverage],
-    clocks: Clocks,
-) -> None:
-    """Share waiting for rank `last` by what it did at that instant: computed, communicated, or neither."""
-    compute = _on_clock_of(rank, last, coverage[last].compute, clocks)
-    comm = _on_clock_of(rank, last, coverage[last].comm, clocks)
-    parts["peer_compute"].append(intersection(waiting, compute))
-    other = difference(waiting, compute)
-    parts["peer_comm"].append(intersection(other, comm))
-    parts["peer_host"].append(difference(other, comm))
-
-
-def _on_clock_of(rank: int, other: int, times: Intervals, clocks: Clocks) -> Intervals:
-    """Give times of another rank as this rank's clock shows them."""
-    apart = clocks.offset_ns.get(rank, 0.0) - clocks.offset_ns.get(other, 0.0)
-    drift = clocks.drift.get(rank, 0.0) - clocks.drift.get(other, 0.0)
-
-    def told(at: Ints) -> Ints:
-        moved: Ints = at + np.rint(apart + drift * (at - clocks.reference_ns)).astype(np.int64)
-        return moved
-
-    return union((told(times.starts), told(times.ends)))
+    waiting: tuple[Ints, Ints],
+    last: Ints,
+    exposed: Intervals,
+    computing: PeerTimes,
+    communicating: PeerTimes,
+) -> dict[str, Intervals]:
+    """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
+    begin, until = waiting
+    held = np.flatnonzero((last != NONE) & (until > begin))
+    held = held[np.argsort(begin[held], kind="stable")]  # what owners own is disjoint
+    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
+    others = last[held][owner]
+    compute = computing.within(rank, pieces, others)
+    comm = difference(communicating.within(rank, pieces, others), compute)
+    host = difference(difference(union(pieces), compute), comm)
+    return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
 
 
 def _transfer_parts(

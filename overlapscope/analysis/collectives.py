@@ -1,8 +1,7 @@
 """The collectives of a run, one row for each kind of call."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.call_kind import CallFields, CallKind
 from overlapscope.analysis.causes import Causes
+from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
 from overlapscope.timeline.columns import NONE, Ints, size
@@ -52,13 +52,13 @@ class _Calls:
     """All calls of one kind, while they are gathered."""
 
     by_rank: dict[int, int] = field(default_factory=dict)
-    durations: list[int] = field(default_factory=list)
-    transfers: dict[int, int] = field(default_factory=dict)
-    """Transfer of each matched call, by its number."""
+    durations: list[Ints] = field(default_factory=list)
+    transfers: list[Ints] = field(default_factory=list)
+    """Of the calls whose duration could be split, on each rank ..."""
+    numbers: list[Ints] = field(default_factory=list)
+    """... and the numbers of those calls, the same on all members."""
     exposed_ns: int = 0
     waited: int = 0
-    split: int = 0
-    """Calls of a rank whose duration could be split."""
 
 
 def collective_rows(
@@ -74,21 +74,20 @@ def collective_rows(
     """
     kinds: dict[_Key, _Calls] = {}
     for rank, timeline in ranks.items():
-        known = transfers[rank]
-        for key, row in _keyed(timeline, chosen_rows(timeline, windows[rank])):
+        known, table = transfers[rank], timeline.collectives
+        for key, rows in _by_kind(timeline, chosen_rows(timeline, windows[rank])):
             calls = kinds.setdefault(key, _Calls())
-            calls.by_rank[rank] = calls.by_rank.get(rank, 0) + 1
-            calls.exposed_ns += int(causes[rank].exposed_ns[row])
-            start, end = int(timeline.collectives.start_ns[row]), int(timeline.collectives.end_ns[row])
-            if NONE in (start, end):
-                continue
-            calls.durations.append(end - start)
-            transfer = int(known.transfer_ns[row])
-            if transfer != NONE:
-                calls.split += 1
-                calls.waited += end - start - transfer
-                calls.transfers[int(known.call[row])] = transfer
-    order = sorted(kinds, key=lambda key: (-sum(kinds[key].durations), key.op, key.group or "", key.bytes or 0))
+            calls.by_rank[rank] = calls.by_rank.get(rank, 0) + rows.size
+            calls.exposed_ns += int(causes[rank].exposed_ns[rows].sum())
+            timed = rows[(table.start_ns[rows] != NONE) & (table.end_ns[rows] != NONE)]
+            duration = table.end_ns[timed] - table.start_ns[timed]
+            calls.durations.append(duration)
+            split = known.transfer_ns[timed] != NONE
+            transfer = known.transfer_ns[timed[split]]
+            calls.waited += int((duration[split] - transfer).sum())
+            calls.transfers.append(transfer)
+            calls.numbers.append(known.call[timed[split]])
+    order = sorted(kinds, key=lambda key: (-_total(kinds[key]), key.op, key.group or "", key.bytes or 0))
     return [_row(key, kinds[key]) for key in order]
 
 
@@ -102,8 +101,9 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     if not complete:
         return np.arange(size(calls))
     places = {(each.recording, each.step) for each in complete}
-    keys = zip(calls.recording.tolist(), calls.step.tolist(), strict=True)
-    inside = np.fromiter((key in places for key in keys), np.bool_, size(calls))
+    which, first = distinct([calls.recording, calls.step])
+    told = zip(calls.recording[first].tolist(), calls.step[first].tolist(), strict=True)
+    inside = np.array([place in places for place in told], np.bool_)[which]
     windows_of = sorted(each.window for each in complete if each.window)
     starts = np.array([start for start, _ in windows_of], np.int64)
     ends = np.array([end for _, end in windows_of], np.int64)
@@ -112,28 +112,31 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     return np.flatnonzero(inside | (begun & (calls.launch_ns == NONE)))
 
 
-def _keyed(timeline: RankTimeline, rows: Ints) -> list[tuple[_Key, int]]:
+def _by_kind(timeline: RankTimeline, rows: Ints) -> Iterator[tuple[_Key, Ints]]:
     calls, names = timeline.collectives, timeline.names
-    keyed = []
-    known: dict[tuple[int, ...], _Key] = {}
-    columns = [getattr(calls, name)[rows].tolist() for name in (*_NAMES, *_NUMBERS)]
-    for row, values in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
-        key = known.get(values)
-        if key is None:
-            spelled = {n: names[code] if code >= 0 else None for n, code in zip(_NAMES, values, strict=False)}
-            numbers = values[len(_NAMES) :]
-            counted = {n: None if number == NONE else number for n, number in zip(_NUMBERS, numbers, strict=True)}
-            key = known[values] = _Key(**{**spelled, "op": spelled["op"] or "unknown"}, **counted)  # type: ignore[arg-type]
-        keyed.append((key, row))
-    return keyed
+    columns = [getattr(calls, name)[rows] for name in (*_NAMES, *_NUMBERS)]
+    which, first = distinct(columns)
+    by_kind = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which, minlength=first.size))[:-1])
+    for at, places in zip(first.tolist(), by_kind, strict=False):
+        codes = [int(column[at]) for column in columns]
+        spelled = {name: names[code] if code >= 0 else None for name, code in zip(_NAMES, codes, strict=False)}
+        numbers = zip(_NUMBERS, codes[len(_NAMES) :], strict=True)
+        counted = {name: None if number == NONE else number for name, number in numbers}
+        key = _Key(**{**spelled, "op": spelled["op"] or "unknown"}, **counted)  # type: ignore[arg-type]
+        yield key, rows[places]
+
+
+def _total(calls: _Calls) -> int:
+    return sum(int(each.sum()) for each in calls.durations)
 
 
 def _row(key: _Key, calls: _Calls) -> CollectiveRow:
-    durations, matched = calls.durations, list(calls.transfers.values())
-    total = sum(durations)
-    is_matched = bool(durations) and calls.split == len(durations)
-    transfer = float(median(matched if is_matched else durations)) if durations else None
-    baseline = float(np.quantile(matched, BASELINE_QUANTILE)) if is_matched and len(matched) >= BASELINE_CALLS else None
+    durations, numbers = np.concatenate(calls.durations), np.concatenate(calls.numbers)
+    matched = np.concatenate(calls.transfers)[np.unique(numbers, return_index=True)[1]]
+    total = int(durations.sum())
+    is_matched = durations.size > 0 and numbers.size == durations.size
+    transfer = float(np.median(matched if is_matched else durations)) if durations.size else None
+    baseline = float(np.quantile(matched, BASELINE_QUANTILE)) if is_matched and matched.size >= BASELINE_CALLS else None
     algbw = key.bytes / transfer if key.bytes and transfer else None
     busbw = algbw * bus_factor(key.op, key.group_size) if algbw is not None and key.group_size else None
     return CollectiveRow(
@@ -152,7 +155,7 @@ def _row(key: _Key, calls: _Calls) -> CollectiveRow:
         transfer_ns_median=transfer,
         baseline_ns=baseline,
         wait_fraction=calls.waited / total if is_matched and total else None,
-        exposed_ns=round(calls.exposed_ns / len(calls.by_rank)) if durations else None,
+        exposed_ns=round(calls.exposed_ns / len(calls.by_rank)) if durations.size else None,
         algbw_gbs=algbw,
         busbw_gbs=busbw,
     )

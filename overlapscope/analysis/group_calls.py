@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
@@ -74,7 +75,7 @@ def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Ints]) -> 
     # Every call twice: as it is, and as the uneven exchange that it may be part of.
     every = [np.tile(each, 2) for each in (op, dtype)]
     every += [np.append(volume, np.where(exchange, NONE, volume)), np.append(even, np.where(exchange, 0, even))]
-    code, first = _distinct(every)
+    code, first = distinct(every)
     op_names, dtype_names = list(ops), list(dtypes)
     kinds = tuple(
         Kind(
@@ -95,19 +96,6 @@ def _coded(codes: npt.NDArray[np.int32], names: Sequence[str], known: dict[str, 
     found, at = np.unique(codes, return_inverse=True)
     shared = [known.setdefault(names[code], len(known)) if code >= 0 else -1 for code in found.tolist()]
     return np.array(shared, np.int64)[at]
-
-
-def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Number the distinct rows in the order of their first; give the numbers, and the first row of each."""
-    code = np.zeros(columns[0].size, np.int64)
-    for column in columns:
-        values, at = np.unique(column, return_inverse=True)
-        _, code = np.unique(code * values.size + at, return_inverse=True)
-    _, first, code = np.unique(code, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(order.size, np.int64)
-    rank[order] = np.arange(order.size)
-    return rank[code], first[order]
 
 
 def spelled_size(volume: int | None) -> str:

@@ -54,8 +54,16 @@ def length(a: Intervals) -> int:
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
     """Give the set covered by both."""
+    return parts_inside(a, b)[0]
+
+
+def parts_inside(a: Intervals, b: Intervals) -> tuple[Intervals, Int64s]:
+    """Give the parts of `a` that `b` covers, and of each the place in `a` of what it is a part of.
+
+    Intervals of `a` may touch, and then so may the parts.
+    """
     if a.starts.size == 0 or b.starts.size == 0:
-        return EMPTY
+        return EMPTY, np.empty(0, np.int64)
     # Each a-interval meets the b-intervals first[i] .. last[i] - 1: those ending after its start and
     # starting before its end.
     first = np.searchsorted(b.ends, a.starts, side="right")
@@ -64,7 +72,8 @@ def intersection(a: Intervals, b: Intervals) -> Intervals:
     of_a = np.repeat(np.arange(a.starts.size), counts)
     offsets = np.arange(of_a.size) - np.repeat(np.cumsum(counts) - counts, counts)
     of_b = np.repeat(first, counts) + offsets
-    return Intervals(np.maximum(a.starts[of_a], b.starts[of_b]), np.minimum(a.ends[of_a], b.ends[of_b]))
+    parts = Intervals(np.maximum(a.starts[of_a], b.starts[of_b]), np.minimum(a.ends[of_a], b.ends[of_b]))
+    return parts, of_a
 
 
 def complement(a: Intervals, start: int, end: int) -> Intervals:
