@@ -223,10 +223,7 @@ def _resting(
     """Move the offsets until the ends of each rank lie about the centres of their calls."""
     for _ in range(ROUNDS):
         behind = _distances(sets, offsets, drift)
-        moves = {
-            rank: _middle(np.concatenate([behind[other] for other in theirs]))
-            for rank, theirs in sharing.items()
-        }
+        moves = {rank: _middle(np.concatenate([behind[other] for other in theirs])) for rank, theirs in sharing.items()}
         offsets = {rank: offset + moves[rank] for rank, offset in offsets.items()}
         if max(map(abs, moves.values())) < RESTS_WITHIN_NS:
             break
