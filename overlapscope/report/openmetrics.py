@@ -89,21 +89,21 @@ def _of_history(history: History) -> Iterator[_Family]:
 
 
 def _of_scaling(found: Scaling) -> Iterator[_Family]:
-    sizes = [(each, (("world_size", str(each.world_size)),)) for each in found.points]
+    sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
     for name, words in (
         ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
         ("ideal_step_time_ns", "what the step would take if nothing were lost from the smallest size on"),
         ("scaling_efficiency_ratio", "ideal step over step"),
         ("speedup_ratio", "throughput over that of the smallest size"),
     ):
-        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for each, at in sizes]
+        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
         yield _family(name, words, samples)
-    lost: list[tuple[Labels, str]] = [
-        ((*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")), _value(part.loss_ns, "_ns"))
-        for each, at in sizes
+    lost: dict[Labels, str] = {
+        (*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")): _value(part.loss_ns, "_ns")
+        for at, each in sizes
         for part in each.parts
-    ]
-    yield _family("scaling_loss_ns", "what each part takes more than its ideal, of a step", lost)
+    }
+    yield _family("scaling_loss_ns", "what each part takes more than its ideal, of a step", list(lost.items()))
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
