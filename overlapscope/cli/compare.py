@@ -14,7 +14,7 @@ from pathlib import Path
 
 from overlapscope.cli.arguments import add_output, add_reading, emit
 from overlapscope.cli.scale import add_scale, scaled
-from overlapscope.cli.sides import measured
+from overlapscope.cli.sides import both_sides
 from overlapscope.errors import UsageError
 
 
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         return _scale(args)
     if len(args.inputs) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
-    base, candidate = (measured("compare", path, args) for path in args.inputs)
-    comparison = compare(base, candidate)
+    (base, candidate), left_out = both_sides("compare", args.inputs, args)
+    comparison = compare(base, candidate, left_out=left_out)
     if args.json:
         emit(json.render(comparison), args)
         return 0

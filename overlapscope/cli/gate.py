@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit
 from overlapscope.cli.policy_file import read_floor, read_policy
-from overlapscope.cli.sides import measured
+from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def _judge(args: argparse.Namespace) -> int:
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    sides = [measured("gate", path, args) for path in (args.base, args.candidate)]
-    gate = judge(sides[0], sides[1], policy, floor)
+    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args)
+    gate = judge(base, candidate, policy, floor, left_out)
     emit(json.render(gate) if args.json else gate_text.render(gate) + _next(gate, args), args)
     if os.environ.get("GITHUB_ACTIONS"):
         from overlapscope.report.annotations import annotations  # noqa: PLC0415

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_output, add_reading, emit, read_options, warn
 from overlapscope.cli.progress import Progress
 from overlapscope.cli.scale import add_scale, scaled
-from overlapscope.cli.sides import measured
+from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _document(args: argparse.Namespace) -> "Document":
     if args.history or folder_of_runs or len(args.inputs) > 2:
         return history([run for path in args.inputs for run in measured("report", path, args)])
     if len(args.inputs) == 2:
-        base, candidate = (measured("report", path, args) for path in args.inputs)
-        return compare(base, candidate)
+        (base, candidate), left_out = both_sides("report", args.inputs, args)
+        return compare(base, candidate, left_out=left_out)
     saved = _saved(args.inputs[0])
     if saved is not None:
         return saved
