@@ -199,7 +199,7 @@ def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
         (trace,) = (ROOT / "traces" / "baseline" / f"rank_0000{rank}").glob("*.json.gz")
         content = trace.read_bytes()
         (cut / trace.name).write_bytes(content if rank == 0 else content[:30_000])
-    assert main(["gate", "traces/baseline", str(cut), "--json"]) == 0
+    assert main(["gate", BASE, str(cut), "--json"]) == 0
     gate = json.loads(capsys.readouterr().out)
     comparison = gate["comparison"]
     assert comparison["ranks"] == [0]
@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_read_is_named_in_the_result(tmp_path: Path, capsys
     for number in range(3):
         shutil.copytree(ROOT / "traces" / "baseline", tmp_path / "runs" / str(number))
     (tmp_path / "runs" / "1" / "run.json").write_text('{"schema', encoding="utf-8")
-    assert main(["gate", "traces/baseline", str(tmp_path / "runs")]) == 0
+    assert main(["gate", BASE, str(tmp_path / "runs")]) == 0
     told = capsys.readouterr()
     assert "! candidate: 1 of 3 runs could not be read: " in told.out
     assert "left out: " in told.err
