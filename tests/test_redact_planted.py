@@ -21,7 +21,9 @@ from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
 from overlapscope.ingest.read import read_inputs
+from overlapscope.report import gate_text
 from overlapscope.report import json as as_json
+from overlapscope.report.annotations import annotations
 from overlapscope.report.document import Document, decoded
 from overlapscope.report.own_words import is_own
 from overlapscope.report.redact import VERSIONS, redacted
@@ -166,6 +168,18 @@ def test_the_names_of_a_trace_are_left_nowhere(tmp_path: Path, seed: str) -> Non
         assert left(as_json.render(document)), "a test that cannot fail"
         for name, text in all_formats(redacted(document)).items():
             assert not left(text), (name, text[max(0, text.casefold().find(MARK) - 80) :][:160])
+
+
+def test_the_gate_says_no_name_in_its_text_and_in_annotations(tmp_path: Path) -> None:
+    run = planted_run(tmp_path, "gate")
+    side = [replicate(run, f"{MARK}/gate")]
+    gate = judge(side, side, Policy(budgets={"exposed_comm_ns": 1}))
+    assert gate.exit_code == 1
+    assert left(gate_text.render(gate) + as_json.render(gate)), "a test that cannot fail"
+    hidden = redacted(gate)
+    assert not left(gate_text.render(hidden))
+    assert annotations(hidden)
+    assert not left("".join(annotations(hidden)))
 
 
 def test_the_command_leaves_them_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", type=Path, metavar="RUNS",
         help="measure how much the runs in this folder differ, all of unchanged code; -o FILE keeps it for --floor",
     )  # fmt: skip
+    parser.add_argument(
+        "--redact", action="store_true", help="replace names of files, hosts, groups, modules and kernels in the result"
+    )
     add_reading(parser)
     add_output(parser)
 
@@ -75,6 +78,10 @@ def _judge(args: argparse.Namespace) -> int:
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
     (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args)
     gate = judge(base, candidate, policy, floor, left_out)
+    if args.redact:
+        from overlapscope.report.redact import redacted  # noqa: PLC0415
+
+        gate = redacted(gate)
     emit(json.render(gate) if args.json else gate_text.render(gate) + _next(gate, args), args)
     if os.environ.get("GITHUB_ACTIONS"):
         from overlapscope.report.annotations import annotations  # noqa: PLC0415
