@@ -200,6 +200,8 @@ def test_what_we_say_ourselves_stays() -> None:
     assert is_own("all_reduce")
     assert is_own("3.5ms")
     assert not is_own("layers.19")
+    assert is_own("2.13.0")
+    assert not is_own("17-bob")
     assert not is_own("alice")
 
 

@@ -18,7 +18,7 @@ ROOMS: Final = ("timeline", "ingest", "capture", "analysis", "whatif", "advice",
 COMPOUND: Final = re.compile(r"\w+(?:(?:[-./\\@+~]|::)+\w+)*")
 PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")
 """A word inside an identifier."""
-FIGURE: Final = re.compile(r"\d[\d.,:x+/_-]*[a-zA-Z]{0,3}|(?:rank|step|stage|epoch)\d+")
+FIGURE: Final = re.compile(r"\d[\d.,:x+/_-]*|\d[\d.,]*(?:[a-zA-Z]{1,2}|[KMGT]iB|[MG]Hz)|(?:rank|step|stage|epoch)\d+")
 """Numbers, with a unit or without."""
 TYPE: Final = re.compile(
     r"(?i)(c10::)?(b?float|u?int|complex|bool|half|double|byte|char|short|long|fp|bf|f|i|u)\d*(_?e\dm\d\w{0,5})?"
