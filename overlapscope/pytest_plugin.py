@@ -153,14 +153,15 @@ def _gate(recorder: Recorder, place: Path | None, policy: Policy) -> Gate:
 
     if place is not None and not place.exists():
         raise UsageError(f"there is no baseline {place}: record it with `pytest {SAVE}`")
-    candidate = _measured(recorder.folder)
-    base = candidate if place is None else _measured(place)
+    left_out: tuple[list[str], list[str]] = ([], [])
+    candidate = _measured(recorder.folder, left_out[1])
+    base = candidate if place is None else _measured(place, left_out[0])
     floor = None if policy.floor is None else read_floor(Path(policy.floor))
-    return judge(base, candidate, policy, floor)
+    return judge(base, candidate, policy, floor, left_out)
 
 
-def _measured(place: Path) -> list[Replicate]:
+def _measured(place: Path, left_out: list[str]) -> list[Replicate]:
     from overlapscope.analysis.replicate import replicate  # noqa: PLC0415
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
 
-    return [replicate(run, name) for name, run in read_side(place)]
+    return [replicate(run, name) for name, run in read_side(place, left_out=left_out)]

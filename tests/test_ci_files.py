@@ -93,7 +93,7 @@ def test_the_action_passes_unchanged_code_and_hides_names_where_asked(tmp_path: 
     assert "PASSED" in summary
     assert "::error" not in stderr
     texts = {each.name: each.read_text(encoding="utf-8") for each in (tmp_path / "kept here").iterdir()}
-    assert set(texts) == {"report.html", "junit.xml", "summary.md"}
+    assert set(texts) == {"gate.json", "report.html", "junit.xml", "summary.md"}
     assert not any(BASE in each for each in texts.values())
 
 

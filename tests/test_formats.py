@@ -75,7 +75,7 @@ def test_the_reference_parser_reads_openmetrics_to_the_same_figures() -> None:
     ).text_string_to_metric_families
     for kind, document in documents().items():
         families = {each.name: each for each in parser(openmetrics.render(document))}
-        exposed = families["overlapscope_exposed_comm_seconds"]
+        exposed = families[f"overlapscope_{'scaling_loss' if kind == 'scaling' else 'exposed_comm'}_seconds"]
         assert exposed.type == "gauge"
         assert exposed.unit == "seconds"
         if isinstance(document, Gate):

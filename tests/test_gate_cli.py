@@ -187,3 +187,37 @@ def test_github_is_told_in_at_most_five_annotations(
     assert "all_reduce 18.02 MiB" in lines[0]
     assert main(["gate", BASE, BASE]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_rank_whose_steps_are_cut_off_is_left_out_on_both_sides_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise one side's mean would be over both ranks, the other's over the rank that is left."""
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for rank in range(2):
+        (trace,) = (ROOT / "traces" / "baseline" / f"rank_0000{rank}").glob("*.json.gz")
+        content = trace.read_bytes()
+        (cut / trace.name).write_bytes(content if rank == 0 else content[:30_000])
+    assert main(["gate", BASE, str(cut), "--json"]) == 0
+    gate = json.loads(capsys.readouterr().out)
+    comparison = gate["comparison"]
+    assert comparison["ranks"] == [0]
+    assert {each["difference"] for each in gate["metrics"] if each["gates"]} == {0}
+    findings = {each["id"]: each["title"] for each in comparison["findings"] if each["severity"] == "warning"}
+    assert findings["ranks_differ"] == "compared: rank 0; without a whole step in some run: rank 1"
+    assert any("ends early" in title for id_, title in findings.items() if id_.startswith("damaged_source:candidate:"))
+    saved = tmp_path / "gate.json"
+    saved.write_text(json.dumps(gate), encoding="utf-8")
+    assert main(["report", str(saved)]) == 0
+    assert "without a whole step in some run: rank 1" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_read_is_named_in_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        shutil.copytree(ROOT / "traces" / "baseline", tmp_path / "runs" / str(number))
+    (tmp_path / "runs" / "1" / "run.json").write_text('{"schema', encoding="utf-8")
+    assert main(["gate", BASE, str(tmp_path / "runs")]) == 0
+    told = capsys.readouterr()
+    assert "! candidate: 1 of 3 runs could not be read: " in told.out
+    assert "left out: " in told.err

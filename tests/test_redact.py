@@ -44,7 +44,7 @@ def figures(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison", "gate", "history"])
+@pytest.mark.parametrize("kind", ["run", "comparison", "gate", "history", "scaling"])
 @pytest.mark.usefixtures("at_root")
 def test_figures_are_untouched_and_the_sample_runs_are_not_named(kind: str) -> None:
     document = documents()[kind]

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from html import unescape
 from pathlib import Path
@@ -17,6 +18,7 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
 from overlapscope.analysis.replicate import Replicate, replicate
+from overlapscope.analysis.scaling import scaling
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import escaped, printable
 from overlapscope.errors import InputError
@@ -64,6 +66,7 @@ def documents() -> dict[str, Document]:
         "comparison": compare(*sides),
         "gate": judge(*sides, Policy()),
         "history": history([*sides[0], *sides[0], *sides[1]]),
+        "scaling": scaling([*sides[0], replace(sides[1][0], world_size=4)]),
     }
 
 
@@ -248,7 +251,8 @@ def test_junit_and_openmetrics_keep_their_rules() -> None:
         root = check_junit(junit.render(document))
         families = check_openmetrics(openmetrics.render(document))
         assert root[0].attrib["name"] == f"overlapscope.{'analysis' if kind == 'run' else kind}"
-        assert "overlapscope_exposed_comm_seconds" in families
+        known = "overlapscope_step_time_seconds" if kind == "scaling" else "overlapscope_exposed_comm_seconds"
+        assert known in families
         if kind == "gate":
             assert [case.attrib["name"] for case in root.iter("testcase") if case.find("failure") is not None] == [
                 "step_time_ns", "exposed_comm_ns",

@@ -135,6 +135,29 @@ def test_the_command_tells_it_as_text_and_json(tmp_path: Path, capsys: pytest.Ca
     assert "add --scale" in failed(capsys, 2, "compare", base, base, base)
 
 
+def test_report_tells_it_in_every_format_from_runs_and_from_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, larger, saved = ROOT / "traces" / "baseline", tmp_path / "larger", tmp_path / "scaling.json"
+    shutil.copytree(ROOT / "traces" / "regressed", larger)
+    facts = json.loads((larger / "run.json").read_text(encoding="utf-8"))
+    (larger / "run.json").write_text(json.dumps({**facts, "world_size": 4}), encoding="utf-8")
+    runs = ["--scale", "--scaling", "strong", str(base), str(larger)]
+    assert main(["report", *runs, "--json", "-o", str(saved)]) == 0
+    for name, words in (
+        ("html", "strong scaling efficiency from 2 to 4 ranks"), ("md", "what 4 ranks lose, ms a step"),
+        ("junit", 'testcase classname="overlapscope.scaling" name="4 ranks"'),
+        ("openmetrics", 'overlapscope_scaling_efficiency_ratio{world_size="2"} 1.0'),
+    ):  # fmt: skip
+        assert main(["report", *runs, "--format", name]) == 0
+        from_runs = capsys.readouterr().out
+        assert words in from_runs
+        assert main(["report", str(saved), "--format", name]) == 0
+        assert capsys.readouterr().out == from_runs
+    assert "two world sizes" in failed(capsys, 2, "report", "--scale", base, base)
+    assert "name one" in failed(capsys, 2, "report", "--scale", "--history", base, larger)
+
+
 def test_a_step_that_is_longer_names_its_largest_loss() -> None:
     found = scaling([measured(job_of(2, [50, 50], 30, 15)), measured(job_of(4, [80, 80], 30, 35))])
     assert scaling_text.render(found).startswith("62.5 % weak scaling efficiency from 2 to 4 ranks\n")

@@ -15,6 +15,7 @@ from overlapscope.analysis.comparison_findings import (
     rank_findings,
     side_findings,
     unknown_job,
+    unread_findings,
 )
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.identity import Difference, differences
@@ -102,8 +103,16 @@ def alike(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> Alike:
     return Alike(window=window, ranks=ranks, tables=(ours, theirs))
 
 
-def compare(base: Sequence[Replicate], candidate: Sequence[Replicate], chosen: Alike | None = None) -> Comparison:
-    """Compare two sides of at least one run each; `chosen` is what `alike` gives for them, where known already."""
+def compare(
+    base: Sequence[Replicate],
+    candidate: Sequence[Replicate],
+    chosen: Alike | None = None,
+    left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> Comparison:
+    """Compare two sides of at least one run each; `chosen` is what `alike` gives for them, where known already.
+
+    `left_out` says of each side's runs that could not be read why not.
+    """
     sides = (base, candidate)
     differ = differences([run.identity for run in base], [run.identity for run in candidate])
     chosen = chosen or alike(base, candidate)
@@ -114,7 +123,8 @@ def compare(base: Sequence[Replicate], candidate: Sequence[Replicate], chosen: A
         kernels = kernel_changes(*([_kernels(run, ranks) for run in side if run.ranks] for side in sides))
     families = family_changes(collectives)
     findings = [*difference_findings(differ), *unknown_job(base, candidate)]
-    for name, side, own in zip(("base", "candidate"), sides, tables, strict=True):
+    for name, side, own, unread in zip(("base", "candidate"), sides, tables, left_out, strict=True):
+        findings += unread_findings(name, side, unread)
         findings += side_findings(
             name, side, own, of_steps=window == "step", communicates=any(communicates(table) for table in own)
         )
@@ -146,9 +156,19 @@ def _window(sides: Sequence[Sequence[Replicate]], ranks: Sequence[int]) -> Liter
 
 
 def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tuple[int, ...]:
-    """Give the ranks that all runs with times have; none where the sizes of the jobs differ."""
+    """Give the ranks that all runs with times have; none where the sizes of the jobs differ.
+
+    A rank that a cut file left without a whole step is none of them, as its run's steps would be those of the others.
+    """
+    if not one_size:
+        return ()
+    stepping = [[set(run.steps.ranks_recorded) for run in side if run.steps.recorded.any()] for side in sides]
+    if all(stepping):
+        found = set.intersection(*(ranks for side in stepping for ranks in side))
+        if found:
+            return tuple(sorted(found))
     recorded = [set(run.ranks) for side in sides for run in side if run.ranks]
-    return tuple(sorted(set.intersection(*recorded))) if recorded and one_size else ()
+    return tuple(sorted(set.intersection(*recorded))) if recorded else ()
 
 
 def _table(run: Replicate, window: Literal["step", "recording"] | None, ranks: Sequence[int]) -> StepTable:

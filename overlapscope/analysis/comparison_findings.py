@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
+import msgspec
+
 from overlapscope.analysis.collective_changes import FamilyChange
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
@@ -65,16 +67,38 @@ def side_findings(
     return found
 
 
+def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str]) -> list[Finding]:
+    """Say which runs of a side could not be read, and which files of the others are damaged."""
+    found = []
+    if unread:
+        title = f"{side}: {len(unread)} of {len(unread) + len(runs)} runs could not be read: {listed(unread, 3, '; ')}"
+        found.append(
+            Finding(
+                id=f"run_left_out:{side}:unread",
+                severity="warning",
+                title=title,
+                evidence={"first": list(unread[:MOST])},
+                known_from=KNOWN_FROM,
+            )
+        )
+    damaged = [each for run in runs for each in run.damaged]
+    for each in damaged[:MOST]:
+        kept = {"id": f"damaged_source:{side}:{each.id.partition(':')[2]}", "title": f"{side}: {each.title}"}
+        found.append(msgspec.structs.replace(each, **kept))
+    return found
+
+
 def rank_findings(runs: Iterable[Replicate], ranks: Sequence[int]) -> list[Finding]:
     """Say which ranks are not compared because not all runs have them."""
     recorded = {run.ranks for run in runs if run.ranks}
-    if len(recorded) < 2:
+    others = sorted({rank for each in recorded for rank in each} - set(ranks))
+    if not others or (not ranks and len(recorded) < 2):
         return []
     if not ranks:
         title = "no rank was recorded in all runs, or the jobs have other sizes: all ranks of each run are compared"
         return [Finding(id="ranks_differ", severity="warning", title=title, evidence={}, known_from=KNOWN_FROM)]
-    others = sorted({rank for each in recorded for rank in each} - set(ranks))
-    title = f"compared: {rank_list(ranks)}; not recorded in all runs: {rank_list(others)}"
+    lacking = "without a whole step in some run" if len(recorded) < 2 else "not recorded in all runs"
+    title = f"compared: {rank_list(ranks)}; {lacking}: {rank_list(others)}"
     return [
         Finding(
             id="ranks_differ",

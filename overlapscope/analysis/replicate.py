@@ -7,6 +7,7 @@ from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Straggler, analyze
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.exposed_shares import ExposedShares
+from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.identity import identity
 from overlapscope.analysis.kernel_sums import KernelSums, kernel_sums
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
@@ -30,6 +31,8 @@ class Replicate:
     kernels: Mapping[int, KernelSums]
     collectives: Sequence[CollectiveRow]
     stragglers: Sequence[Straggler] = field(default_factory=tuple)
+    damaged: Sequence[Finding] = field(default_factory=tuple)
+    """What its files lack."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -55,4 +58,5 @@ def replicate(run: Run, name: str = "run") -> Replicate:
         kernels={info.rank: kernel_sums(run.ranks[info.rank], windows[info.rank]) for info in timed},
         collectives=analysis.collectives,
         stragglers=analysis.skew.stragglers,
+        damaged=[each for each in analysis.findings if each.id.startswith("damaged_source:")],
     )

@@ -43,6 +43,11 @@ class StepTable:
     calls: tuple[Shares, ...]
     """For each rank, the calls that each step launched."""
 
+    @property
+    def ranks_recorded(self) -> tuple[int, ...]:
+        """Ranks with at least one step that was recorded whole."""
+        return tuple(rank for rank, row in zip(self.ranks, self.recorded, strict=True) if row.any())
+
     def alike(self, ranks: Sequence[int]) -> "StepTable":
         """Keep these ranks, and of the steps those that the most of them recorded whole.
 

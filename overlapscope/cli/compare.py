@@ -13,22 +13,21 @@ import shlex
 from pathlib import Path
 
 from overlapscope.cli.arguments import add_output, add_reading, emit
-from overlapscope.cli.sides import measured
+from overlapscope.cli.scale import add_scale, scaled
+from overlapscope.cli.sides import both_sides
 from overlapscope.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `compare`."""
     parser.add_argument(
-        "sides", nargs="+", type=Path, metavar="BASE CAND", help="run, trace, folder of traces, or folder of runs, each"
+        "inputs",
+        nargs="+",
+        type=Path,
+        metavar="BASE CAND",
+        help="run, trace, folder of traces, or folder of runs, each",
     )
-    parser.add_argument(
-        "--scale", action="store_true", help="runs of one job at several world sizes: throughput, and what eats it"
-    )
-    parser.add_argument(
-        "--scaling", choices=("weak", "strong"), default="weak",
-        help="with --scale: whether each rank keeps its work, or all share one (default: weak)",
-    )  # fmt: skip
+    add_scale(parser)
     add_reading(parser)
     add_output(parser)
     parser.add_argument("--all", action="store_true", help="show every metric, collective, kernel and finding")
@@ -41,24 +40,23 @@ def run(args: argparse.Namespace) -> int:
 
     if args.scale:
         return _scale(args)
-    if len(args.sides) != 2:
+    if len(args.inputs) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
-    base, candidate = (measured("compare", path, args) for path in args.sides)
-    comparison = compare(base, candidate)
+    (base, candidate), left_out = both_sides("compare", args.inputs, args)
+    comparison = compare(base, candidate, left_out=left_out)
     if args.json:
         emit(json.render(comparison), args)
         return 0
     text = compare_text.render(comparison, all_rows=args.all)
     if not args.all:
-        text += f"\nnext: overlapscope compare {shlex.join(map(str, args.sides))} --all\n"
+        text += f"\nnext: overlapscope compare {shlex.join(map(str, args.inputs))} --all\n"
     emit(text, args)
     return 0
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from overlapscope.analysis.scaling import scaling  # noqa: PLC0415
     from overlapscope.report import json, scaling_text  # noqa: PLC0415
 
-    found = scaling([run for path in args.sides for run in measured("compare", path, args)], args.scaling)
+    found = scaled("compare", args)
     emit(json.render(found) if args.json else scaling_text.render(found), args)
     return 0

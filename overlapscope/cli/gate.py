@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit
 from overlapscope.cli.policy_file import read_floor, read_policy
-from overlapscope.cli.sides import measured
+from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", type=Path, metavar="RUNS",
         help="measure how much the runs in this folder differ, all of unchanged code; -o FILE keeps it for --floor",
     )  # fmt: skip
+    parser.add_argument(
+        "--redact", action="store_true", help="replace names of files, hosts, groups, modules and kernels in the result"
+    )
     add_reading(parser)
     add_output(parser)
 
@@ -73,8 +76,12 @@ def _judge(args: argparse.Namespace) -> int:
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    sides = [measured("gate", path, args) for path in (args.base, args.candidate)]
-    gate = judge(sides[0], sides[1], policy, floor)
+    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args)
+    gate = judge(base, candidate, policy, floor, left_out)
+    if args.redact:
+        from overlapscope.report.redact import redacted  # noqa: PLC0415
+
+        gate = redacted(gate)
     emit(json.render(gate) if args.json else gate_text.render(gate) + _next(gate, args), args)
     if os.environ.get("GITHUB_ACTIONS"):
         from overlapscope.report.annotations import annotations  # noqa: PLC0415

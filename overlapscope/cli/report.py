@@ -1,10 +1,11 @@
-"""Write a report: of one run, of two compared, of a history of many, or of saved JSON of analyze, compare or gate.
+"""Write a report: of one run, of two compared, of many, or of saved JSON of analyze, compare, gate or report.
 
 examples:
   overlapscope report runs/candidate --format openmetrics -o metrics.txt
   overlapscope report runs/baseline runs/candidate --format html -o report.html
   overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
   overlapscope report runs/monday runs/tuesday runs/wednesday --format html -o history.html
+  overlapscope report --scale runs/8 runs/16 runs/32 --format html -o scaling.html
   overlapscope report runs/candidate --redact --format html -o to_send.html
 """
 
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, read_options, warn
 from overlapscope.cli.progress import Progress
-from overlapscope.cli.sides import measured
+from overlapscope.cli.scale import add_scale, scaled
+from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run; a base and a candidate; more runs, or a folder of runs, in their order; or one file of JSON",
     )  # fmt: skip
     parser.add_argument("--history", action="store_true", help="two runs are a history too, not a base and a candidate")
+    add_scale(parser)
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
     parser.add_argument(
         "--redact",
@@ -70,12 +73,16 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.ingest.sides import runs_of  # noqa: PLC0415
 
+    if args.scale:
+        if args.history:
+            raise UsageError("--scale and --history are two reports; name one")
+        return scaled("report", args)
     folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
         return history([run for path in args.inputs for run in measured("report", path, args)])
     if len(args.inputs) == 2:
-        base, candidate = (measured("report", path, args) for path in args.inputs)
-        return compare(base, candidate)
+        (base, candidate), left_out = both_sides("report", args.inputs, args)
+        return compare(base, candidate, left_out=left_out)
     saved = _saved(args.inputs[0])
     if saved is not None:
         return saved

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,19 @@ if TYPE_CHECKING:
     from overlapscope.analysis.replicate import Replicate
 
 
-def measured(verb: str, path: Path, args: argparse.Namespace) -> "list[Replicate]":
-    """Read the runs of one side, one after another; raises InputError where none of them has times."""
+def both_sides(
+    verb: str, paths: Sequence[Path], args: argparse.Namespace
+) -> "tuple[list[list[Replicate]], tuple[list[str], list[str]]]":
+    """Read base and candidate; give them, and why runs of each could not be read."""
+    left_out: tuple[list[str], list[str]] = ([], [])
+    return [measured(verb, path, args, told) for path, told in zip(paths, left_out, strict=True)], left_out
+
+
+def measured(verb: str, path: Path, args: argparse.Namespace, left_out: list[str] | None = None) -> "list[Replicate]":
+    """Read the runs of one side, one after another; raises InputError where none of them has times.
+
+    `left_out` takes why some could not be read.
+    """
     from overlapscope.analysis.replicate import replicate  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
 
@@ -24,7 +36,7 @@ def measured(verb: str, path: Path, args: argparse.Namespace) -> "list[Replicate
 
     found = []
     with Progress("reading") as progress:
-        for name, loaded in read_side(path, read_options(args), progress=progress, note=note):
+        for name, loaded in read_side(path, read_options(args), progress=progress, note=note, left_out=left_out):
             warn(verb, loaded.sources)
             found.append(replicate(loaded, name))
     if not any(each.ranks for each in found):

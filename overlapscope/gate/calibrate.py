@@ -53,7 +53,7 @@ def calibrate(runs: Sequence[Replicate]) -> NoiseFloor:
     usable = [run for run in runs if run.steps.recorded.any()]
     if len(usable) < LEAST_RUNS:
         raise InputError(
-            f"{len(usable)} runs with complete steps do not tell how much runs differ: record at least {LEAST_RUNS}"
+            f"runs with complete steps: {len(usable)}; to tell how much runs differ, record at least {LEAST_RUNS}"
         )
     identities = [run.identity for run in usable]
     others = [each.key for each in differences(identities, identities) if each.key in BLOCKING]

@@ -54,11 +54,18 @@ class Gate(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema
 
 
 def judge(
-    base: Sequence[Replicate], candidate: Sequence[Replicate], policy: Policy, floor: NoiseFloor | None = None
+    base: Sequence[Replicate],
+    candidate: Sequence[Replicate],
+    policy: Policy,
+    floor: NoiseFloor | None = None,
+    left_out: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Gate:
-    """Judge a candidate against a base, each one run or several of the same code."""
+    """Judge a candidate against a base, each one run or several of the same code.
+
+    `left_out` says of each side's runs that could not be read why not.
+    """
     chosen = alike(base, candidate)
-    comparison = compare(base, candidate, chosen)
+    comparison = compare(base, candidate, chosen, left_out)
     differ = mismatches(base, candidate, comparison, policy.allow_mismatch)
     comparable = all(each.allowed for each in differ)
     metrics, budgets = list[MetricVerdict](), list[BudgetVerdict]()

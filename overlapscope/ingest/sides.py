@@ -32,11 +32,12 @@ def read_side(
     *,
     progress: Callable[[Path, int], None] | None = None,
     note: Callable[[str], None] | None = None,
+    left_out: list[str] | None = None,
 ) -> Iterator[tuple[str, Run]]:
     """Read the runs of a side one after another, each with its name, so that only one need be in memory.
 
-    One of several that cannot be read costs only itself, and `note` is told, as it is of what is no run. Raises
-    InputError when none can be read.
+    One of several that cannot be read costs only itself; `note` is told, as it is of what is no run, and `left_out`
+    takes the reason. Raises InputError when none can be read.
     """
     paths, others = runs_of(path)
     tell = note or (lambda _: None)
@@ -51,6 +52,8 @@ def read_side(
             if each == paths[-1] and not usable:
                 raise
             tell(f"left out: {error}")
+            if left_out is not None:
+                left_out.append(" ".join(str(error).split()))
             continue
         usable += 1
         yield shown(each), run

@@ -12,7 +12,7 @@ def ms(ns: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     """Give a ratio as a percentage; n/a for None."""
-    return NOT_APPLICABLE if ratio is None else f"{ratio * 100:.1f} %"
+    return NOT_APPLICABLE if ratio is None else f"{round(ratio * 100, 1) + 0.0:.1f} %"  # no minus before 0
 
 
 def count(number: int, noun: str) -> str:

@@ -25,3 +25,5 @@ class Chart:
     categories: tuple[str, ...]
     series: tuple[Series, ...]
     """Each with a value a category."""
+    tells: Literal["how much", "why"] = "how much"
+    """Which question it answers."""

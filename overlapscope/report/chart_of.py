@@ -1,6 +1,7 @@
 """The charts of a document: where the step goes, why communication is exposed, and how it moves."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from overlapscope.analysis.analyze import Analysis, RankInfo
@@ -11,13 +12,16 @@ from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.report.amounts import ms, size
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.document_sheet import call_name
 from overlapscope.report.history_sheet import charts_of_history
+from overlapscope.report.scaling_sheet import charts_of_scaling
 from overlapscope.report.text import WORDS, mean, windows
+from overlapscope.report.waiting_sheet import waiting_chart
 
 MAX_ROWS = 64
 """Ranks, metrics or parts of a chart of bars."""
@@ -41,6 +45,8 @@ def charts_of(document: Document) -> tuple[Chart, ...]:
         found = [*_of_comparison(comparison)]
     elif isinstance(document, History):
         found = [*charts_of_history(document)]
+    elif isinstance(document, Scaling):
+        found = [*charts_of_scaling(document)]
     else:
         assert isinstance(document, Analysis)
         found = [*_of_analysis(document)]
@@ -66,10 +72,13 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     )
     chosen = [each for steps in by_rank.values() for each in steps]
     causes = [(WORDS[cause], fmean(each.causes.get(cause, 0) for each in chosen)) for cause in CAUSES]
-    yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
     yield from _steps(analysis.ranks)
+    yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
+    yield from waiting_chart(analysis)
     rows = [(_call(each), each.exposed_ns or 0) for each in analysis.collectives]
-    yield _parts("Exposed time by collective", "ms a step and rank", [each for each in rows if each[1]])
+    yield _parts(
+        "Exposed time by collective", "ms, of all its calls, mean over ranks", [each for each in rows if each[1]]
+    )
 
 
 def _call(row: CollectiveRow) -> str:
@@ -87,7 +96,8 @@ def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
     largest = sorted(rows, key=lambda each: -each[1])[:MAX_PARTS]
     words = f"Most: {largest[0][0]}, {ms(largest[0][1])} ms." if largest else ""
     return Chart(
-        title=title, words=words, kind="grouped", axis=axis, categories=tuple(name for name, _ in largest),
+        title=title, words=words, kind="grouped", axis=axis, tells="why",
+        categories=tuple(name for name, _ in largest),
         series=(Series(name="exposed communication", values=tuple(ns / 1e6 for _, ns in largest)),),
     )  # fmt: skip
 
@@ -137,18 +147,22 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     rows = comparison.collectives
     yield _shares("What the step consists of", found.step_time, [part.name for part in found.step_time.parts])
     causes = found.exposed_by_cause
-    yield _shares("Why communication is exposed", causes, [WORDS.get(part.name, part.name) for part in causes.parts])
+    yield _why("Why communication is exposed", causes, [WORDS.get(part.name, part.name) for part in causes.parts])
     names = [
         part.name if part.collective is None else collective_words(rows[part.collective])
         for part in found.exposed_by_collective.parts
     ]
-    yield _shares("Exposed time by collective", found.exposed_by_collective, names)
+    yield _why("Exposed time by collective", found.exposed_by_collective, names)
 
 
 def _shares(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
     parts = list(zip(names, whole.parts, strict=True))[:MAX_PARTS]
     base, candidate = ([getattr(part, side) / 1e6 for _, part in parts] for side in ("base_ns", "candidate_ns"))
     return _two(title, "ms a step, mean over ranks", [short(name) for name, _ in parts], tuple(base), tuple(candidate))
+
+
+def _why(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
+    return replace(_shares(title, whole, names), tells="why")
 
 
 def _two(

@@ -1,4 +1,4 @@
-"""What a report can be made of: a run, a comparison, a gate result or a history, as measured or as saved JSON."""
+"""What a report can be made of: a run, a comparison, a gate result, a history or a scaling study, or its saved JSON."""
 
 import re
 from typing import Final
@@ -9,13 +9,16 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
 
-Document = Analysis | Comparison | Gate | History
+Document = Analysis | Comparison | Gate | History | Scaling
 HEAD_BYTES: Final = 200
-_HEAD: Final = re.compile(rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history)/(\d{1,9})"')
+_HEAD: Final = re.compile(
+    rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history|scaling)/(\d{1,9})"'
+)
 _ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
 """Figures of every window; copies are not known where only events were recorded."""
 _TYPES: Final[dict[bytes, type[Document]]] = {
@@ -23,6 +26,7 @@ _TYPES: Final[dict[bytes, type[Document]]] = {
     b"comparison": Comparison,
     b"gate": Gate,
     b"history": History,
+    b"scaling": Scaling,
 }
 
 
@@ -35,7 +39,7 @@ def decoded(content: bytes) -> Document:
     """Give the document of a saved file; raises InputError where it is not what its schema says."""
     head = _HEAD.match(content)
     if head is None:
-        raise InputError("is no JSON of analyze, compare or gate")
+        raise InputError("is no JSON of analyze, compare, gate or report")
     if int(head[2]) > 1:
         raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")
     try:
@@ -54,7 +58,11 @@ def comparison_of(document: Document) -> Comparison | None:
 
 
 def _check(document: Document) -> None:
-    """Refuse what `analyze`, `compare` and `gate` never write, and what reports could not be made of."""
+    """Refuse what the verbs never write, and what reports could not be made of."""
+    if isinstance(document, Scaling):
+        if len(document.points) < 2 or any(each.step_ns <= 0 for each in document.points):
+            raise InputError("is damaged, or was edited: it needs two world sizes, and steps that take time")
+        return
     if isinstance(document, Analysis):
         windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
         if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):

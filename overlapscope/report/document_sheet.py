@@ -5,6 +5,7 @@ from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report import compare_text, text
 from overlapscope.report.amounts import NOT_APPLICABLE, amount, change, count, ms, percent, signed_percent, size
@@ -13,7 +14,9 @@ from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
 from overlapscope.report.history_sheet import sheet_of_history
 from overlapscope.report.rank_figures import rank_figures
+from overlapscope.report.scaling_sheet import sheet_of_scaling
 from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.waiting_sheet import straggler_table, waiting_table, waiting_words
 
 MAX_RANKS = 64
 MAX_COLLECTIVES = 12
@@ -29,11 +32,13 @@ _SHOWN = {
 
 
 def sheet_of(document: Document) -> Sheet:
-    """Give the sheet of an analysis, a comparison, a gate result or a history."""
+    """Give the sheet of an analysis, a comparison, a gate result, a history or a scaling study."""
     if isinstance(document, Gate):
         return sheet_of_gate(document)
     if isinstance(document, History):
         return sheet_of_history(document)
+    if isinstance(document, Scaling):
+        return sheet_of_scaling(document)
     return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
 
 
@@ -68,7 +73,9 @@ def _of_analysis(analysis: Analysis) -> Sheet:
     return Sheet(
         title=text.headline(analysis),
         lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
-        tables=(_ranks(analysis), _collectives(analysis)),
+        why=waiting_words(analysis),
+        why_table=straggler_table(analysis),
+        tables=(_ranks(analysis), waiting_table(analysis), _collectives(analysis)),
         warnings=tuple(each.title for each in analysis.findings if each.severity == "warning")[:MAX_FINDINGS],
         notes=tuple(each.title for each in analysis.findings if each.severity != "warning")[:MAX_FINDINGS],
     )
@@ -110,6 +117,8 @@ def _collectives(analysis: Analysis) -> Table:
         for each in chosen[:MAX_COLLECTIVES]
     ]
     more = len(chosen) - len(rows)
-    note = f"{count(more, 'more collective')}: overlapscope analyze --all" if more > 0 else ""
+    note = "Exposed: of all its calls, mean over ranks."
+    if more > 0:
+        note += f" {count(more, 'more collective')}: overlapscope analyze --all"
     head = ("collective", "size", "calls", "exposed ms", "transfer ms", "waiting")
     return Table(head=head, rows=tuple(rows), note=note)

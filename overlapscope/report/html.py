@@ -7,10 +7,10 @@ that style by their hash, and nothing else, so that a name which got past the es
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Final, NamedTuple
 
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.chart import Chart
@@ -47,28 +47,53 @@ def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], s
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
+    sections = [each for each in _sections(sheet, charts, steps) if each.content]
     lines = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">',
         f"<title>{escaped(sheet.title)}</title>\n<style>{style}</style>\n</head>\n<body>",
-        '<a class="skip" href="#figures">to the figures</a>',
         f'<header class="{state}">\n<h1>{escaped(sheet.title)}</h1>',
         *(f'<p class="lead">{escaped(line)}</p>' for line in sheet.lead),
-        f"</header>\n{_patterns()}\n<main>",
-        *_told("Not to overlook", sheet.warnings),
-        *_next(steps),
-        *_charts(charts),
-        '<section id="figures" aria-labelledby="figures-head">\n<h2 id="figures-head">Figures</h2>',
-        *(_table(table) for table in sheet.tables if table.rows),
-        "</section>",
-        *_told("Beside it", sheet.notes),
+        f"</header>\n{_way(sections)}\n{_patterns()}\n<main>",
+        *(_section(each) for each in sections),
         "</main>",
         f'<footer class="note"><p>OverlapScope {__version__}. Times are milliseconds; n/a is not known.</p></footer>',
         f'<div id="tip" aria-hidden="true" hidden></div>\n<script>{script}</script>\n</body>\n</html>',
     ]
     return "\n".join(lines) + "\n"
+
+
+class _Section(NamedTuple):
+    id: str
+    title: str
+    content: tuple[str, ...]
+
+
+def _sections(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...]) -> Iterator[_Section]:
+    """Give what is read in its order: how much it is, why, what to do; then all figures."""
+    numbered = list(enumerate(charts))
+    shown = {kind: [_figure(each, at) for at, each in numbered if each.tells == kind] for kind in ("how much", "why")}
+    yield _Section("how-much", "How much", tuple(shown["how much"]))
+    evidence = [_table(sheet.why_table)] if sheet.why_table and sheet.why_table.rows else []
+    why = [*_listed(sheet.why), *evidence, *shown["why"]]
+    yield _Section("why", "Why", tuple(why))
+    yield _Section("not-to-overlook", "Not to overlook", tuple(_listed(sheet.warnings)))
+    yield _Section("what-to-do", "What to do next", tuple(_next(steps)))
+    yield _Section("figures", "Figures", tuple(_table(table) for table in sheet.tables if table.rows))
+    yield _Section("beside-it", "Beside it", tuple(_listed(sheet.notes)))
+
+
+def _section(section: _Section) -> str:
+    head = f'<section id="{section.id}" aria-labelledby="{section.id}-head">\n<h2 id="{section.id}-head">'
+    return "\n".join([f"{head}{section.title}</h2>", *section.content, "</section>"])
+
+
+def _way(sections: Sequence[_Section]) -> str:
+    """Link to each section: charts may put the next one off the screen."""
+    links = "".join(f'<li><a href="#{each.id}">{each.title}</a></li>' for each in sections)
+    return f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
 
 
 def _state(document: Document) -> str:
@@ -94,29 +119,24 @@ def _patterns() -> str:
     return f'<svg class="patterns" aria-hidden="true"><defs>{drawn}</defs></svg>'
 
 
-def _told(title: str, lines: tuple[str, ...]) -> Iterator[str]:
+def _listed(lines: tuple[str, ...]) -> Iterator[str]:
     if lines:
-        told = "".join(f"<li>{escaped(each)}</li>\n" for each in lines)
-        yield f"<section>\n<h2>{title}</h2>\n<ul>\n{told}</ul>\n</section>"
+        yield "<ul>\n" + "".join(f"<li>{escaped(each)}</li>\n" for each in lines) + "</ul>"
 
 
 def _next(steps: tuple[NextStep, ...]) -> Iterator[str]:
     if steps:
         told = "".join(f"<li>{escaped(e.words)}: <code>{escaped(e.command)}</code></li>\n" for e in steps)
-        yield f"<section>\n<h2>What to do next</h2>\n<ol>\n{told}</ol>\n</section>"
+        yield f"<ol>\n{told}</ol>"
 
 
-def _charts(charts: tuple[Chart, ...]) -> Iterator[str]:
-    if not charts:
-        return
-    yield "<section>\n<h2>Charts</h2>"
-    for number, each in enumerate(charts):
-        yield f"<figure>\n<figcaption>{escaped(each.title)}</figcaption>\n<p>{escaped(each.words)}</p>"
-        if len(each.series) > 1:
-            yield _legend(each)
-        yield svg(each, number)
-        yield f"<details><summary>As a table</summary>\n{_table(_table_of(each))}\n</details>\n</figure>"
-    yield "</section>"
+def _figure(chart: Chart, number: int) -> str:
+    lines = [f"<figure>\n<figcaption>{escaped(chart.title)}</figcaption>\n<p>{escaped(chart.words)}</p>"]
+    if len(chart.series) > 1:
+        lines.append(_legend(chart))
+    lines.append(svg(chart, number))
+    lines.append(f"<details><summary>As a table</summary>\n{_table(_table_of(chart))}\n</details>\n</figure>")
+    return "\n".join(lines)
 
 
 def _legend(chart: Chart) -> str:

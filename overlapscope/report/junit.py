@@ -8,9 +8,10 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.policy import GATING
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.amounts import change, with_unit
+from overlapscope.report.amounts import change, ms, percent, with_unit
 from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import budget_words, headline, label, metric_words
 from overlapscope.report.grown import grown_table
@@ -59,6 +60,8 @@ def _cases(document: Document) -> Iterator[_Case]:
         return _of_gate(document)
     if isinstance(document, History):
         return _of_history(document)
+    if isinstance(document, Scaling):
+        return _of_scaling(document)
     return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
 
 
@@ -97,6 +100,12 @@ def _of_history(history: History) -> Iterator[_Case]:
             value = each.values[name]
             words = f"{label(name)}: {with_unit(value, units[name])}"
             yield _Case(f"run {each.name} {name}", "skipped" if value is None else "passed", words)
+
+
+def _of_scaling(found: Scaling) -> Iterator[_Case]:
+    for each in found.points:
+        words = f"step {ms(each.step_ns)} ms, ideal {ms(each.ideal_ns)} ms: {percent(each.efficiency)} efficiency"
+        yield _Case(f"{each.world_size} ranks", "passed", words)
 
 
 def _of_analysis(analysis: Analysis) -> Iterator[_Case]:

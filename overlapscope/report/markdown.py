@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from overlapscope.report.inert import inert
-from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.sheet import Sheet, Table, tables_of
 
 LIMIT_BYTES: Final = 1_000_000
 """GitHub refuses a step summary of more than 1 MiB whole."""
@@ -23,7 +23,8 @@ def render(sheet: Sheet) -> str:
     """Give the page, ending in a newline, below GitHub's limit."""
     parts = [f"### {escaped(sheet.title)}"]
     parts += ["  \n".join(escaped(line) for line in sheet.lead)] if sheet.lead else []
-    parts += [_table(table) for table in sheet.tables if table.rows]
+    parts += ["  \n".join(escaped(line) for line in sheet.why)] if sheet.why else []
+    parts += [_table(table) for table in tables_of(sheet) if table.rows]
     lines = [f"- **{escaped(each)}**" for each in sheet.warnings] + [f"- {escaped(each)}" for each in sheet.notes]
     parts += ["\n".join(lines)] if lines else []
     return _bounded("\n\n".join(parts) + "\n")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.history import History
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.text import FINDING_PAGES, page
@@ -31,6 +32,8 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         ids = [each.id for each in comparison.findings]
     elif isinstance(document, History):
         return tuple(_of_history(document))
+    elif isinstance(document, Scaling):
+        return tuple(_of_scaling(document))
     else:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
@@ -75,14 +78,32 @@ def _of_history(found: History) -> Iterator[NextStep]:
         yield NextStep("say whether it is more than chance", f"overlapscope gate {names}")
 
 
+def _of_scaling(found: Scaling) -> Iterator[NextStep]:
+    first, last = found.points[0].runs, found.points[-1].runs
+    if len(first) == len(last) == 1:
+        yield NextStep(
+            "see what differs, by collective and cause", f"overlapscope compare {shlex.join([*first, *last])}"
+        )
+    if last:
+        yield NextStep(
+            "see why communication is exposed in the largest", f"overlapscope analyze {shlex.quote(last[0])}"
+        )
+
+
 def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     paths = list(dict.fromkeys(each.path for each in analysis.sources))
+    run = shlex.quote(paths[0]) if len(paths) == 1 else "RUN"
     for each in analysis.recommendations:
         yield NextStep(each.title, each.verify)
-    if len(paths) == 1:
-        yield NextStep("see every rank, step and collective", f"overlapscope analyze {shlex.quote(paths[0])} --all")
-    if len(paths) == 1 and analysis.ranks:
-        yield NextStep("look at the ranks on one clock", _export(paths[0]))
+    if not analysis.ranks:
+        return
+    if analysis.skew.stragglers:
+        rank = analysis.skew.stragglers[0].rank
+        yield NextStep(f"find what held rank {rank}, before any other change", f"{FINDING_PAGES}/{page('straggler')}")
+    elif not analysis.recommendations:
+        yield NextStep("see whether other settings would gain anything", f"overlapscope advise {run}")
+    yield NextStep("see every rank, step and collective", f"overlapscope analyze {run} --all")
+    yield NextStep("look at the ranks on one clock", f"overlapscope export {run} -o trace.perfetto.json.gz")
 
 
 def _export(path: str) -> str:

@@ -12,6 +12,7 @@ from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.compare_text import NAMES
 from overlapscope.report.document import Document, comparison_of
@@ -19,6 +20,11 @@ from overlapscope.report.inert import inert
 from overlapscope.report.rank_figures import RATIOS, TIMES, rank_figures
 
 PREFIX: Final = "overlapscope_"
+_FIELDS: Final = {
+    "step_time_ns": "step_ns", "ideal_step_time_ns": "ideal_ns", "scaling_efficiency_ratio": "efficiency",
+    "speedup_ratio": "speedup",
+}  # fmt: skip
+"""Fields of a scaling study's points by the names of what they are."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -47,6 +53,9 @@ def _families(document: Document) -> Iterator[_Family]:
         return
     if isinstance(document, History):
         yield from _of_history(document)
+        return
+    if isinstance(document, Scaling):
+        yield from _of_scaling(document)
         return
     comparison = comparison_of(document)
     if comparison is not None:
@@ -77,6 +86,24 @@ def _of_history(history: History) -> Iterator[_Family]:
             if (value := run.values[definition.name]) is not None
         ]
         yield _family(definition.name, f"{NAMES[definition.name]}: median over steps of each run", samples)
+
+
+def _of_scaling(found: Scaling) -> Iterator[_Family]:
+    sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
+    for name, words in (
+        ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
+        ("ideal_step_time_ns", "what the step would take if nothing were lost from the smallest size on"),
+        ("scaling_efficiency_ratio", "ideal step over step"),
+        ("speedup_ratio", "throughput over that of the smallest size"),
+    ):
+        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
+        yield _family(name, words, samples)
+    lost: dict[Labels, str] = {
+        (*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")): _value(part.loss_ns, "_ns")
+        for at, each in sizes
+        for part in each.parts
+    }
+    yield _family("scaling_loss_ns", "what each part takes more than its ideal, of a step", list(lost.items()))
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Family]:

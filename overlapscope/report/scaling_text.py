@@ -1,70 +1,10 @@
-"""Scaling as text: efficiency first, then what eats it, the largest loss first."""
+"""Scaling as text."""
 
-from collections.abc import Iterator
-from typing import Final
-
-from overlapscope.analysis.rank_words import listed, short
-from overlapscope.analysis.scaling import ScalePoint, Scaling
-from overlapscope.report.amounts import ms, percent, signed_ms
-from overlapscope.report.sheet import Sheet, Table, text_of
-from overlapscope.report.text import WORDS
-
-MAX_PARTS: Final = 6
-WORTH: Final = 0.001
-"""Share of the step from which a loss has a row."""
-UNITS: Final = {"weak": "rank steps/s", "strong": "steps/s"}
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.report.scaling_sheet import sheet_of_scaling
+from overlapscope.report.sheet import text_of
 
 
 def render(found: Scaling) -> str:
     """Give the text, ending in a newline."""
     return text_of(sheet_of_scaling(found))
-
-
-def sheet_of_scaling(found: Scaling) -> Sheet:
-    """Give the sheet of a scaling study."""
-    first, last = found.points[0], found.points[-1]
-    most = next((part for part in last.parts if part.loss_ns > 0), None)
-    lead = [
-        f"{last.speedup:.2f} times the throughput of {first.world_size} ranks; a step takes {ms(last.step_ns)} ms "
-        f"instead of {ms(last.ideal_ns)} ms."
-    ]
-    if most is not None:
-        lead.append(f"Most of it: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms a step.")
-    rows = tuple(
-        (str(each.world_size), ms(each.step_ns), ms(each.ideal_ns), f"{each.throughput:,.4g}", f"{each.speedup:.2f}",
-         percent(each.efficiency), listed([short(name) for name in each.runs], 2, ", "))
-        for each in found.points
-    )  # fmt: skip
-    head = ("ranks", "step ms", "ideal ms", UNITS[found.mode], "speedup", "efficiency", "runs")
-    return Sheet(
-        title=f"{percent(last.efficiency)} {found.mode} scaling efficiency "
-        f"from {first.world_size} to {last.world_size} ranks",
-        lead=tuple(lead),
-        tables=(Table(head=head, rows=rows, note="Means over ranks, complete steps and runs."), *_losses(found)),
-        warnings=tuple(found.warnings),
-        notes=(),
-    )
-
-
-def _losses(found: Scaling) -> Iterator[Table]:
-    for point in found.points[1:]:
-        yield Table(
-            head=(f"what {point.world_size} ranks lose, ms a step", "ideal", "here", "lost", "of the step"),
-            rows=tuple(_rows(point)),
-        )
-
-
-def _rows(point: ScalePoint) -> Iterator[tuple[str, ...]]:
-    shown = [part for part in point.parts if abs(part.share) >= WORTH][:MAX_PARTS]
-    for part in shown:
-        name = _name(part.name, exposed=part.exposed)
-        yield name, ms(part.ideal_ns), ms(part.here_ns), signed_ms(part.loss_ns), percent(part.share)
-    rest = [part for part in point.parts if part not in shown]
-    if rest:
-        sums = [sum(getattr(part, name) for part in rest) for name in ("ideal_ns", "here_ns", "loss_ns")]
-        yield "all else", ms(sums[0]), ms(sums[1]), signed_ms(sums[2]), percent(sums[2] / point.step_ns)
-    yield "all", ms(point.ideal_ns), ms(point.step_ns), signed_ms(point.loss_ns), percent(point.loss_ns / point.step_ns)
-
-
-def _name(name: str, *, exposed: bool) -> str:
-    return f"exposed, {WORDS.get(name, name)}" if exposed else name

@@ -1,4 +1,4 @@
-"""A report before it has a format: the verdict or the sentence first, then tables, then what not to overlook."""
+"""A report before it has a format: the verdict or the sentence first, then why, then tables, then warnings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +25,10 @@ class Sheet:
     tables: tuple[Table, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    why: tuple[str, ...] = ()
+    """Who was waited for and why, and how far that can be known."""
+    why_table: Table | None = None
+    """The evidence for it."""
 
 
 def text_of(sheet: Sheet) -> str:
@@ -32,9 +36,15 @@ def text_of(sheet: Sheet) -> str:
     return "\n\n".join("\n".join(part) for part in _parts(sheet) if part) + "\n"
 
 
+def tables_of(sheet: Sheet) -> tuple[Table, ...]:
+    """Give all tables, those that say why first."""
+    return (*([sheet.why_table] if sheet.why_table else []), *sheet.tables)
+
+
 def _parts(sheet: Sheet) -> Iterator[list[str]]:
     yield [sheet.title, *sheet.lead]
-    for table in sheet.tables:
+    yield list(sheet.why)
+    for table in tables_of(sheet):
         if table.rows:
             yield [*aligned([table.head, *table.rows], table.left), *([table.note] if table.note else [])]
     yield [f"! {each}" for each in sheet.warnings] + [f"- {each}" for each in sheet.notes]

@@ -8,14 +8,14 @@ from overlapscope.report.chart import Chart
 from overlapscope.report.markup import escaped
 
 WIDTH: Final = 860
-LABELS: Final = 270
+LABELS: Final = 300
 """Width of the names at the left of bars."""
 ROW: Final = 22
 MARGIN: Final = 34
 TICKS: Final = 5
 LINES_HEIGHT: Final = 260
 LINES_LEFT: Final = 64
-LONGEST: Final = 38
+LONGEST: Final = 46
 """Letters of a name at the left; the whole stands in its tip."""
 MARKED: Final = 120
 """Points that are drawn as such; more would be a band."""
