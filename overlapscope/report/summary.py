@@ -47,10 +47,16 @@ def render(
         fewest = count(min(each.steps for each in known), "step")
         lines += [
             f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each",
-            f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
-            f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
-            *_waiting(waiting),
-            f"  hidden   {ms(hidden):>12} ms",
+            *(
+                [
+                    f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
+                    f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
+                    *_waiting(waiting),
+                    f"  hidden   {ms(hidden):>12} ms",
+                ]
+                if exposed + hidden
+                else [f"  exposed  {'n/a':>12}      no communication was seen in these steps"]
+            ),
             f"  idle     {ms(idle):>12} ms",
         ]
     else:
