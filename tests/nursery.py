@@ -9,11 +9,12 @@ groups, signals, exit code and end of the interpreter. What is ours is imported 
 import atexit
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -36,7 +37,7 @@ PRELOADED = (
     "pyarrow.dataset",
     "pandas",
 )
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """With more threads numpy would start some when it is imported, and a fork takes none along."""
 OF_ALLOCATOR = "jemalloc_bg_thd"
 """The one thread that may be there: it is pyarrow's allocator's, which sees to it at a fork."""
@@ -61,15 +62,19 @@ class Job:
         """Wait for the end of all processes; those that take longer are killed, which fails the test."""
         if not self.connection.poll(seconds):
             for pid in self.pids:
-                os.kill(pid, 9)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             raise TimeoutError(f"not done after {seconds} s: {self.connection.recv()}")
         return [Ended(code=code, output=output) for code, output in self.connection.recv()]
 
 
-def start(commands: Sequence[Sequence[str]], **environment: str) -> Job:
-    """Start processes, side by side, each as `python` would with these arguments: `-m MODULE ...` or `-c CODE ...`."""
+def start(commands: Sequence[Sequence[str]], *, folder: Path = ROOT, **environment: str) -> Job:
+    """Start processes, side by side, each as `python` would with these arguments: `-m MODULE ...` or `-c CODE ...`.
+
+    Each job must be waited for before the next.
+    """
     connection = _nursery()
-    connection.send((commands, environment))
+    connection.send((commands, folder, environment))
     return Job(connection, connection.recv())
 
 
@@ -95,7 +100,7 @@ def serve(connection: Connection) -> Sequence[str] | None:
     """Fork for each command of each job; return the command in its process, and None where no more jobs come."""
     while True:
         try:
-            commands, environment = connection.recv()
+            commands, folder, environment = connection.recv()
         except EOFError:
             return None
         with ExitStack() as files:
@@ -105,6 +110,7 @@ def serve(connection: Connection) -> Sequence[str] | None:
                 pid = os.fork()
                 if not pid:
                     connection.close()
+                    os.chdir(folder)
                     os.environ.update(environment)
                     os.dup2(output.fileno(), 1)
                     os.dup2(output.fileno(), 2)
