@@ -5,15 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
+READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
 
-.PHONY: demo test lint bench test-long test-py313 check-wheel schema clean
+.PHONY: demo test tests environments lint bench test-long test-py313 check-wheel schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
 
-test: $(READY)
+# Under `make -j2` the wheel is built beside the tests, many of which wait for each other's processes.
+test: tests check-wheel
+
+tests: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
-	$(MAKE) --no-print-directory check-wheel
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,11 +40,8 @@ check-wheel: $(READY)
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
 TELLS_PYTHONS_APART := archives assemble breakdown cli compare_cli facts formats gate gate_cli html nsight one_run \
   plain_pickle plan points pytest_plugin readers report rocprof steps store timestamps topology whatif_cli
-test-py313:
-	@if $(PYTHON313) --version >/dev/null 2>&1; then \
-	  test -e .venv313/.ready || { $(PYTHON313) -m venv .venv313 && \
-	    .venv313/bin/pip install -q -c constraints.txt -e . \
-	      pytest pytest-xdist hypothesis jsonschema && touch .venv313/.ready; }; \
+test-py313: $(READY313)
+	@if test -n "$(READY313)"; then \
 	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not long" \
 	    $(foreach name,$(TELLS_PYTHONS_APART),tests/test_$(name).py); \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
@@ -57,6 +57,14 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
+
+# After the other environment, never beside it: both build in this tree.
+.venv313/.ready: pyproject.toml constraints.txt | $(READY)
+	test -x .venv313/bin/python || $(PYTHON313) -m venv .venv313
+	.venv313/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist hypothesis jsonschema
+	@touch $@
+
+environments: $(READY) $(READY313)
 
 clean:
 	rm -rf $(VENV) .venv313 build dist *.egg-info overlapscope-demo benchmarks/.cache

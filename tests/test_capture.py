@@ -2,8 +2,8 @@
 
 import json
 import os
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import pytest
 
 import overlapscope
 from overlapscope.cli.main import main
-from tests.conftest import ROOT
+from tests.nursery import start
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
@@ -46,28 +46,23 @@ def train(
     The rank `terminate` is sent SIGTERM once it says, by a file beside its answer, that it waits.
     """
     store = folder / f"store-{scenario}-{mode}"
-    processes, outs = [], []
-    for rank in range(world):
-        run = runs[rank] if runs else folder / "run"
-        out = folder / f"out-{scenario}-{mode}-{rank}.json"
-        outs.append(out)
-        command = [sys.executable, "-m", module, scenario, str(rank), str(world), str(store), str(run), mode]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        processes.append(
-            subprocess.Popen(
-                [*command, str(out)],
-                cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
+    outs = [folder / f"out-{scenario}-{mode}-{rank}.json" for rank in range(world)]
+    job = start(
+        [
+            ["-m", module, scenario, str(rank), str(world), str(store), str(runs[rank] if runs else folder / "run"),
+             mode, str(out)]
+            for rank, out in enumerate(outs)
+        ]
+    )  # fmt: skip
     if terminate is not None:
         end = time.monotonic() + TIMEOUT_SECONDS
         while not outs[terminate].with_suffix(".waiting").exists() and time.monotonic() < end:
             time.sleep(0.1)
         time.sleep(1)
-        processes[terminate].terminate()
-    output = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+        os.kill(job.pids[terminate], signal.SIGTERM)
+    ended = job.wait(TIMEOUT_SECONDS)
     results = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else None for out in outs]
-    return Trained(results=results, codes=[process.returncode for process in processes], output=output)
+    return Trained(results=results, codes=[each.code for each in ended], output=[each.output for each in ended])
 
 
 def passed(trained: Trained) -> Trained:

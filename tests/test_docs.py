@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,18 +14,23 @@ import pytest
 
 from overlapscope.report.json import DOCUMENTS, schema
 from tests.conftest import ROOT
+from tests.nursery import start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BY_CI = ("make demo", "make test", "make lint")
 """Commands that .ci/run itself calls."""
 BY_CHECK_WHEEL = "pip install '.[torch]'"
 """Setting up an environment is what tests/check_wheel.py and the Makefile do."""
+COMMAND = "import sys; from overlapscope.cli.main import main; sys.exit(main())"
+OF_A_SHELL = frozenset("*?[]{}()<>|&;$`~#!\\")
+"""A command with one of these is given to a shell; others begin where Python and what we import stand already."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.xdist_group("training")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:
     for folder in ("traces", "examples"):
@@ -42,6 +48,10 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
             continue
         for command in text.strip().splitlines():
             if command in BY_CI or command == BY_CHECK_WHEEL:
+                continue
+            if command.startswith("overlapscope ") and not missing and not OF_A_SHELL & set(command):
+                (ended,) = start([["-c", COMMAND, *shlex.split(command)[1:]]], folder=tmp_path).wait(300)
+                assert ended.code == 0, (command, ended.output)
                 continue
             done = subprocess.run(
                 command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -1,10 +1,7 @@
 """Dumps of real jobs over gloo, recorded by the torch that is installed."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from overlapscope.ingest.plain_pickle import decode_plain
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.run import Run
 from tests.builders import spelled
-from tests.conftest import ROOT
+from tests.nursery import start
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
@@ -32,17 +29,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def job(scenario: str) -> Path:
         folder = tmp_path_factory.mktemp(scenario)
         (folder / "dumps").mkdir()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_FR_BUFFER_SIZE": "500"}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.flight_job", scenario, str(rank), str(WORLD), str(folder / "store"),
-                 str(folder / "dumps" / "fr_")],
-                cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(WORLD)
-        ]  # fmt: skip
-        output = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0] * WORLD, output
+        job = start(
+            [
+                ["-m", "tests.flight_job", scenario, str(rank), str(WORLD), str(folder / "store"),
+                 str(folder / "dumps" / "fr_")]
+                for rank in range(WORLD)
+            ],
+            TORCH_FR_BUFFER_SIZE="500",
+        )  # fmt: skip
+        ended = job.wait(TIMEOUT_SECONDS)
+        assert [each.code for each in ended] == [0] * WORLD, ended
         return folder / "dumps"
 
     return job

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.facts import Facts
 from tests.builders import EPOCH_NS
 from tests.call_logs import Call, log
+from tests.nursery import start
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
@@ -68,12 +66,8 @@ def dumped(entry: dict[str, Any]) -> Call:
 
 def test_a_trace_in_mid_run_is_found_in_the_dump_of_the_whole_run(tmp_path: Path) -> None:
     """A call is created after its annotation began, and before that of the next one did."""
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", TRAINING, str(rank), str(tmp_path)], env=environment)
-        for rank in range(2)
-    ]
-    codes = [process.wait(120) for process in processes]
+    job = start([["-c", TRAINING, str(rank), str(tmp_path)] for rank in range(2)], TORCH_FR_BUFFER_SIZE="2000")
+    codes = [each.code for each in job.wait(120)]
     if 77 in codes:
         pytest.skip("this torch writes no flight-recorder dumps of gloo")
     assert codes == [0, 0]

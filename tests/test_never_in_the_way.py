@@ -4,8 +4,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 import overlapscope
-from tests.conftest import ROOT
+from tests.nursery import Ended, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
 
@@ -29,11 +27,9 @@ def profiled(path: Path, **options: Any) -> Any:
     return overlapscope.profile(path, **{"mode": "events", "warmup": 0, "measure_overhead": False, **options})
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+def run(script: str, *arguments: str) -> Ended:
+    (ended,) = start([["-c", textwrap.dedent(script), *arguments]]).wait(120)
+    return ended
 
 
 def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: Path) -> None:
@@ -56,10 +52,10 @@ def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: 
         """,
         str(tmp_path / "run"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "status 15" in done.stdout
-    assert "steps 2" in done.stdout
-    assert done.stdout.count("overlapscope:") == 1
+    assert done.code == 0, done.output
+    assert "status 15" in done.output
+    assert "steps 2" in done.output
+    assert done.output.count("overlapscope:") == 1
     assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["failures"] == []
 
 
@@ -77,9 +73,9 @@ def test_a_forked_child_that_ends_writes_no_run(tmp_path: Path) -> None:
         """,
         str(tmp_path / "run"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "there False" in done.stdout
-    assert done.stdout.count("overlapscope:") == 1
+    assert done.code == 0, done.output
+    assert "there False" in done.output
+    assert done.output.count("overlapscope:") == 1
 
 
 def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) -> None:

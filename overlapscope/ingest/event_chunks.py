@@ -24,7 +24,8 @@ MAX_EVENT_BYTES = 128 << 20
 """An event that has not ended by then is none; the trace is read up to it."""
 DAMAGED_BYTES = 8 << 20
 """Without a whole event in so much text, strings are out of balance: it is cut where an event seems to begin."""
-_EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_EVENTS_KEY = re.compile(rb'"traceEvents"(?<!\\"traceEvents")\s*:\s*\[')
+"""Not within a string; looking back after the name leaves the name to begin with, which is found many times faster."""
 _BETWEEN = re.compile(rb"\}\s*(,)\s*\{")
 _BETWEEN_KNOWN = re.compile(rb'\}\s*(,)\s*\{\s*"(?:ph|name|cat|pid|tid|ts|id|args)"\s*:')
 _SEARCH_BYTES = 64 << 10
