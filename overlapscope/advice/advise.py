@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.advice.algorithm_trial import algorithm_trial
 from overlapscope.advice.buckets import bucket_advice
 from overlapscope.advice.busy_lane import busy_lane
@@ -16,8 +18,9 @@ from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.across import Across, across
-from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.errors import InputError
+from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.whatif.answer import answer
@@ -36,6 +39,16 @@ RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     repair_link,
     algorithm_trial,
 )
+
+
+def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
+    """Give the analysis with what rules recommend: what `overlapscope analyze --json` prints.
+
+    `bandwidth` holds measurements of what the run's collectives could reach.
+    """
+    together = across(run)
+    analysis = analyze(run, together, bandwidth)
+    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, together))
 
 
 def by_rules(run: Run, analysis: Analysis, together: Across) -> list[Recommendation]:

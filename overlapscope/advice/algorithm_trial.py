@@ -15,7 +15,11 @@ OTHERS: Final = frozenset({"RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET_DIRECT"
 def algorithm_trial(given: Given) -> Recommendation | None:
     """Give the trial, without a gain, for the all-reduces that lose most; None where the choice is not known."""
     library = Library.of(given.run)
-    low = [each.evidence for each in given.analysis.findings if each.id.startswith(LOW) and each.evidence["op"] == "all_reduce"]
+    low = [
+        each.evidence
+        for each in given.analysis.findings
+        if each.id.startswith(LOW) and each.evidence["op"] == "all_reduce"
+    ]
     if library is None or not low:
         return None
     worst = max(low, key=lambda each: each["lost_ns_a_call"] * each["calls"])

@@ -37,8 +37,8 @@ def busy_lane(given: Given) -> Recommendation | None:
     return recommended(
         given,
         id="busy_lane",
-        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_said(behind)} waits on its "
-        f"lane for {_said(before)}: give it a communicator of its own",
+        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_said(behind)} waits on "
+        f"its lane for {_said(before)}: give it a communicator of its own",
         at_most_ns=queued * share,
         apply={
             "torch": "own = torch.distributed.new_group(ranks)  # a communicator and a stream of its own",

@@ -68,7 +68,9 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
     transfer = given.transfers[timeline.rank].transfer_ns[timed]
-    start = np.where(transfer == NONE, calls.start_ns[timed], np.maximum(calls.start_ns[timed], calls.end_ns[timed] - transfer))
+    start = np.where(
+        transfer == NONE, calls.start_ns[timed], np.maximum(calls.start_ns[timed], calls.end_ns[timed] - transfer)
+    )
     lone = np.flatnonzero((spans.kind == COMM) & (spans.collective == NONE))
     return union((start, calls.end_ns[timed]), (spans.start_ns[lone], spans.end_ns[lone]))
 

@@ -80,7 +80,7 @@ class Given:
 def recommended(
     given: Given,
     *,
-    id: str,  # noqa: A002 - as the field is called
+    id: str,
     title: str,
     apply: Mapping[str, str],
     evidence: Mapping[str, Any],

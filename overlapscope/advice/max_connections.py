@@ -34,7 +34,7 @@ def max_connections(given: Given) -> Recommendation | None:
         return _of(given, value, why, f"unset {NAME}  # the default is 8")
     old = BEFORE_BLACKWELL.search(str(given.run.fingerprint.get("device") or ""))
     if value != "1" and splits and _megatron(given.run) and old and not _fsdp(given.run):
-        why = "Megatron's overlap of tensor-parallel collectives needs launches kept in order on a device before Blackwell"
+        why = "Megatron's overlap of tensor-parallel collectives needs launches kept in order before Blackwell"
         return _of(given, value, why, f"export {NAME}=1")
     return None
 

@@ -21,7 +21,7 @@ def use_infiniband(given: Given) -> Recommendation | None:
         title=f"Let NCCL use the InfiniBand or RoCE cards of {', '.join(map(str, hosts[:3]))}: it fell back to sockets",
         apply={
             "nccl_variables": "unset NCCL_IB_DISABLE NCCL_NET; export NCCL_IB_HCA=mlx5  # the prefix of your cards\n"
-            "NCCL_SOCKET_IFNAME only chooses the interface to begin with, and may stay",
+            "# NCCL_SOCKET_IFNAME only chooses the interface to begin with, and may stay",
             "container": "docker run --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK ...",
         },
         evidence=dict(found.evidence),
@@ -40,10 +40,10 @@ def use_gpu_direct(given: Given) -> Recommendation | None:
     return recommended(
         given,
         id="use_gpu_direct",
-        title=f"Let network cards read the devices' memory (GPUDirect RDMA): {some} of {network} connections go through "
-        "the host's",
+        title=f"Let network cards read the devices' memory (GPUDirect RDMA): {some} of {network} connections go "
+        "through the host's",
         apply={
-            "driver": "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem  # or dma-buf: kernel 5.12, open driver",
+            "driver": "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem  # or dma-buf (kernel 5.12)",
             "nccl_variables": "export NCCL_NET_GDR_LEVEL=PHB  # how far apart card and device may be; default PXB",
         },
         evidence=dict(found.evidence),
@@ -66,9 +66,7 @@ def repair_link(given: Given) -> Recommendation | None:
         title=f"Look at the link itself: {found.title}",
         verdict="look",
         at_most_ns=slow if since and given.is_worth(slow) else None,
-        apply={
-            "host": "nvidia-smi nvlink --errorcounters; ibstat; ethtool -S IFACE | grep -i err  # on both ends"
-        },
+        apply={"host": "nvidia-smi nvlink --errorcounters; ibstat; ethtool -S IFACE | grep -i err  # on both ends"},
         evidence=dict(found.evidence),
         measured=["transfers of the same size over this link and over others, or before and after"],
         assumed=[] if since else ["what it gains: what the link could do was not measured"],
