@@ -135,7 +135,8 @@ def test_libraries_without_a_setting_get_the_older_one() -> None:
 
 def test_one_operation_is_told_from_others_only_since_2_24() -> None:
     before = without_algorithm(Library(version=(2, 21, 5)), "all_reduce", "RING", 16)
-    assert before["nccl_variables"].startswith("NCCL_ALGO=^RING ")
+    assert before["nccl_variables"].startswith("NCCL_ALGO=^ring ")
+    assert "allreduce:^nvlstree" in without_algorithm(NEW, "all_reduce", "NVLS_TREE", 16)["nccl_variables"]
     assert "nccl_tuner" not in before
     assert "nccl_tuner" not in without_algorithm(NEW, "all_reduce", "RING", None)  # one channel, were it left open
 

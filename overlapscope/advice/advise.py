@@ -71,7 +71,10 @@ def advise(run: Run, analysis: Analysis, together: Across | None = None) -> tupl
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
     told = answer(case)
-    return ranked([*bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]]), *found]), list(told.reasons)
+    of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
+    if any(each.id == "bucket_view" for each in of_buckets):  # which predicts what the copies' time only bounds
+        found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
+    return ranked([*of_buckets, *found]), list(told.reasons)
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:

@@ -52,7 +52,10 @@ def interference(given: Given) -> Recommendation | None:
             "compared": worst.told, "interference_ns": round(cost), "channels": present,
         },
         measured=["the same kernels beside transfers and free of them, in different steps"],
-        assumed=["that fewer channels slow the transfers themselves by nothing, which bounds the gain"],
+        assumed=[
+            "that fewer channels slow the transfers themselves by nothing, which bounds the gain",
+            *(["waiting counts as transfer: not all ranks were recorded"] if not given.is_whole else []),
+        ],
     )  # fmt: skip
 
 

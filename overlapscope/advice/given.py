@@ -62,6 +62,11 @@ class Given:
         """Steps of the rank that has most; 1 for a recording."""
         return max(map(len, self.windows.values()), default=0) if self.per == "step" else 1
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the job is known to be recorded."""
+        return len(self.run.ranks) == self.run.world_size
+
     def cause_ns(self, cause: str) -> int:
         """Give the exposed time of one cause."""
         return self.figures.causes.get(cause, 0)

@@ -1,8 +1,9 @@
 """The device waits for its host: collectives are enqueued after their data was ready, and kernels stand apart."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def late_launches(given: Given) -> Recommendation | None:
         id="late_launches",
         title=f"The host is behind its device: {' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{while_}",
         at_most_ns=late + gaps,
-        apply=_loading() if loads else _launching(calls),
+        apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
         evidence={
             "late_launch_ns": late,
             "idle_ns": given.figures.idle_ns,
@@ -54,6 +55,7 @@ def late_launches(given: Given) -> Recommendation | None:
         measured=["launches after the data was ready, and idle time that the critical path puts down to the host"],
         assumed=[
             "that none of it would be left, which bounds the gain",
+            *(["that no rank came later still: not all were recorded"] if not given.is_whole else []),
             *(["how much of it is the profiler's, which slows the host"] if _profiled(given) else []),
         ],
     )
@@ -98,11 +100,11 @@ def _named(timeline: RankTimeline, codes: list[int]) -> Intervals:
     return union((notes.start_ns[rows], notes.end_ns[rows]))
 
 
-def _launching(calls: dict[str, Any]) -> dict[str, str]:
-    first = next(iter(calls), None)
+def _launching(stop: Sequence[str]) -> dict[str, str]:
+    """Give what makes launches fewer; `stop` are the calls in which the host waits for long."""
     sync = (
-        f"\n# {first} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
-        if first
+        f"\n# {', '.join(stop)} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
+        if stop
         else ""
     )
     return {

@@ -74,13 +74,14 @@ def fewer_channels(library: Library, channels: int) -> dict[str, str]:
 
 def without_algorithm(library: Library, op: str, algorithm: str, channels: int | None) -> dict[str, str]:
     """Give how to keep NCCL from choosing an algorithm for one operation; it then takes the best of the others."""
+    name = algorithm.replace("_", "").lower()  # the log's NVLS_TREE is the variable's nvlstree
     if library.version and library.version >= FUNCTIONS_SINCE:
-        said = f'NCCL_ALGO="{_function(op)}:^{algorithm.lower()}"'
+        said = f'NCCL_ALGO="{_function(op)}:^{name}"'
     else:
-        said = f"NCCL_ALGO=^{algorithm.upper()}  # of all operations: this version cannot tell them apart"
+        said = f"NCCL_ALGO=^{name}  # of all operations: before 2.24 they cannot be told apart"
     found = {"nccl_variables": said}
     if library.version >= TUNER_SINCE and channels and not library.is_rccl:
-        other = "tree" if algorithm.lower() == "ring" else "ring"
+        other = "tree" if name == "ring" else "ring"
         found["nccl_tuner"] = (
             "NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf  # which holds:\n"
             + "\n".join(tuner_lines(_function(op), other, channels))

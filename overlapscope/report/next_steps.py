@@ -8,10 +8,12 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.history import History
 from overlapscope.gate.verdict import Gate
+from overlapscope.report.advice_text import PAGES, gain
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.text import FINDING_PAGES, page
 
 MOST_PAGES = 6
+MOST_ADVISED = 3
 
 
 class NextStep(NamedTuple):
@@ -77,8 +79,10 @@ def _of_history(found: History) -> Iterator[NextStep]:
 
 def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     paths = list(dict.fromkeys(each.path for each in analysis.sources))
-    for each in analysis.recommendations:
-        yield NextStep(each.title, each.verify)
+    for each in analysis.recommendations[:MOST_ADVISED]:
+        yield NextStep(f"{each.title}{f' ({told})' if (told := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
+    if analysis.recommendations and len(paths) == 1:
+        yield NextStep("see how to apply and verify that", f"overlapscope advise {shlex.quote(paths[0])}")
     if len(paths) == 1:
         yield NextStep("see every rank, step and collective", f"overlapscope analyze {shlex.quote(paths[0])} --all")
     if len(paths) == 1 and analysis.ranks:
