@@ -55,7 +55,7 @@ def embedding_tail(given: Given) -> Recommendation | None:
         apply={
             "ddp": "with model.no_sync():  # all but the last of k micro-batches: sent once in k\n"
             "    loss.backward()",
-            "fsdp2": "fully_shard(embedding)  # reduce-scatter sends half of what all-reduce does",
+            "fsdp2": "fully_shard([embedding, head])  # one group, as they share it; a scatter sends half",
             "megatron": "--untie-embeddings-and-output-weights  # another model: train it anew",
         },
         evidence={

@@ -33,7 +33,7 @@ def late_launches(given: Given) -> Recommendation | None:
     if not given.is_worth(late) and not gaps:
         return None
     seen = [_gaps(timeline, own) for timeline, own in given.some_ranks() if timeline.has_device]
-    loading = fmean(each[0] for each in seen)
+    loading = fmean([each[0] for each in seen] or [0])
     calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
     parts = [f"collectives enqueued late cost {ms(late)}"] if given.is_worth(late) else []
     parts += [f"the device stands idle for {ms(gaps)}"] if gaps else []

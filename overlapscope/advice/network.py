@@ -44,7 +44,7 @@ def use_gpu_direct(given: Given) -> Recommendation | None:
         "through the host's",
         apply={
             "driver": "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem  # or dma-buf (kernel 5.12)",
-            "nccl_variables": "export NCCL_NET_GDR_LEVEL=PHB  # how far apart card and device may be; default PXB",
+            "nccl_variables": "export NCCL_NET_GDR_LEVEL=PHB  # LOC, PIX, PXB, PHB, SYS: how far apart they may be",
         },
         evidence=dict(found.evidence),
         measured=["connections without GPUDirect, from NCCL's log"],
