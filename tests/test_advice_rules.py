@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from overlapscope.advice.advise import RULES, advise, analyzed, by_rules, ranked
@@ -273,24 +274,45 @@ def test_where_waiting_dominates_nothing_else_is_said_whatever_else_would_be() -
     assert [each.id for each in advise(run, analysis, together)[0]] == ["late_rank"]
 
 
+def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:
+    """Two ranks are late in turn: each waits for half of its time in collectives, and none is to blame."""
+    run = always(WORK, Sent(start=100, end=200))
+    ranks = {
+        rank: replace(
+            each,
+            collectives=replace(
+                each.collectives,
+                start_ns=each.collectives.start_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
+                launch_ns=each.collectives.launch_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
+            ),
+        )
+        for rank, each in run.ranks.items()
+    }
+    late = fired(replace(run, ranks=ranks))
+    assert list(late) == ["late_rank"]
+    assert late["late_rank"].title.startswith("Waiting is 57% of the time")
+    assert "which may be chance" in late["late_rank"].title
+
+
 def test_predicted_gains_stand_before_bounds_and_bounds_before_trials() -> None:
-    def one(name: str, gain: int | None, most: int | None, **more: object) -> Recommendation:
+    def one(name: str, gain: int | None, most: int | None, least: int = 0, **more: object) -> Recommendation:
         return Recommendation(
-            id=name, title="", predicted_gain_ns=gain, gain_low_ns=0, gain_high_ns=most, confidence="mixed",
+            id=name, title="", predicted_gain_ns=gain, gain_low_ns=least, gain_high_ns=most, confidence="mixed",
             memory_bytes=None, apply={}, verify="",
             **{"verdict": "trial", "changes_numerics": False, **more},  # type: ignore[arg-type]
         )  # fmt: skip
 
     found = [
         one("keeps", None, None, verdict="no_change"),
-        one("loses_bits", 90, 99, changes_numerics=True),
+        one("loses_bits", 90, 99, 80, changes_numerics=True),
         one("no_figure", None, None),
         one("bound", None, 70),
-        one("less", 5, 6),
+        one("less", 5, 6, 4),
+        one("may_be_none", 75, 95, -5),
         one("larger_bound", None, 80),
-        one("more", 9, 10),
+        one("more", 9, 10, 8),
     ]
-    order = ["more", "less", "larger_bound", "bound", "no_figure", "loses_bits", "keeps"]
+    order = ["more", "less", "larger_bound", "may_be_none", "bound", "no_figure", "loses_bits", "keeps"]
     assert [each.id for each in ranked(found)] == order
 
 

@@ -78,14 +78,13 @@ def advise(run: Run, analysis: Analysis, together: Across | None = None) -> tupl
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:
-    """Sort: predicted gains first, the largest before others; then what is only bounded; then what has no figure.
-
-    What changes numerics, and that all is well as it is, come last.
+    """Sort: predicted gains that are sure first, the largest before others; then what may be none, by what it comes to
+    or what bounds it; then what has no figure. What changes numerics, and that all is well as it is, come last.
     """
     return sorted(found, key=_rank)
 
 
 def _rank(each: Recommendation) -> tuple[bool, bool, bool, int]:
-    bounded = each.predicted_gain_ns is None
-    gain = each.gain_high_ns if bounded else each.predicted_gain_ns
-    return each.verdict == "no_change", each.changes_numerics, bounded, -(gain or 0)
+    gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+    is_sure = each.predicted_gain_ns is not None and (each.gain_low_ns or 0) > 0
+    return each.verdict == "no_change", each.changes_numerics, not is_sure, -(gain or 0)
