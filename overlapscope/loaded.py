@@ -9,7 +9,8 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
-from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.advice.advise import analyzed
+from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.replicate import replicate
@@ -50,7 +51,7 @@ class LoadedRun:
     def analysis(self) -> Analysis:
         """Give every figure: the value that `overlapscope analyze --json` prints."""
         if self._analysis is None:
-            self._analysis = analyze(self.run)
+            self._analysis = analyzed(self.run)
         return self._analysis
 
     def breakdown(self) -> pd.DataFrame:

@@ -69,6 +69,20 @@ def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
     assert found["bucket_view"].memory_bytes == -8 * 2**20
 
 
+def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(ONE)
+    case = from_run(run)
+    unset = replace(case, baseline=replace(case.baseline, gradient_as_bucket_view=False), copied_ns_per_byte=0.05)
+    copies = msgspec.structs.replace(
+        advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
+    )
+    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.advise.from_run", lambda *_: unset)
+    assert {"bucket_view"} == {"bucket_view", "communication_copies"} & advised(run).keys()
+    monkeypatch.setattr("overlapscope.advice.advise.from_run", lambda *_: case)
+    assert {"communication_copies"} == {"bucket_view", "communication_copies"} & advised(run).keys()
+
+
 def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
     late = advised(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
     assert list(late) == ["late_rank"]

@@ -1,25 +1,90 @@
-"""All recommendations for a run: the late rank and nothing else where waiting dominates, else what a replay tells."""
+"""All recommendations for a run: the late rank and nothing else where waiting dominates, else rules and a replay."""
 
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from overlapscope.advice.algorithm_trial import algorithm_trial
 from overlapscope.advice.buckets import bucket_advice
+from overlapscope.advice.busy_lane import busy_lane
+from overlapscope.advice.communication_copies import communication_copies
+from overlapscope.advice.embedding_tail import embedding_tail
+from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.given import Given
+from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.max_connections import max_connections
+from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
+from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.across import Across, across
-from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.errors import InputError
+from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.whatif.answer import answer
 from overlapscope.whatif.from_run import from_run
 
+RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
+    late_launches,
+    embedding_tail,
+    small_collectives,
+    busy_lane,
+    interference,
+    communication_copies,
+    max_connections,
+    use_infiniband,
+    use_gpu_direct,
+    repair_link,
+    algorithm_trial,
+)
+
+
+def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
+    """Give the analysis with what rules recommend: what `overlapscope analyze --json` prints.
+
+    `bandwidth` holds measurements of what the run's collectives could reach.
+    """
+    together = across(run)
+    analysis = analyze(run, together, bandwidth)
+    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, together))
+
+
+def by_rules(run: Run, analysis: Analysis, together: Across) -> list[Recommendation]:
+    """Give what rules say of the figures alone, best first; a replay costs ten times what the figures do."""
+    late = late_rank(analysis)
+    if late is not None:
+        return [late]
+    given = Given.of(run, analysis, together)
+    return ranked([each for rule in RULES if (each := rule(given)) is not None])
+
 
 def advise(run: Run, analysis: Analysis, together: Across | None = None) -> tuple[list[Recommendation], list[str]]:
     """Give recommendations, best first, and the reasons that stand beside them or for there being none."""
-    late = late_rank(analysis)
-    if late is not None:
-        return [late], []
+    together = together or across(run)
+    found = by_rules(run, analysis, together)
+    if any(each.id == "late_rank" for each in found):
+        return found, []
     try:
-        case = from_run(run, together or across(run))
+        case = from_run(run, together)
     except InputError as error:
-        return [], [f"no setting was replayed: {error}"]
+        return found, [f"no setting was replayed: {error}"]
     told = answer(case)
-    found = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
-    return sorted(found, key=lambda each: (each.changes_numerics, -(each.predicted_gain_ns or 0))), list(told.reasons)
+    of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
+    if any(each.id == "bucket_view" for each in of_buckets):  # which predicts what the copies' time only bounds
+        found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
+    return ranked([*of_buckets, *found]), list(told.reasons)
+
+
+def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:
+    """Sort: predicted gains that are sure first, the largest before others; then what may be none, by what it comes to
+    or what bounds it; then what has no figure. What changes numerics, and that all is well as it is, come last.
+    """
+    return sorted(found, key=_rank)
+
+
+def _rank(each: Recommendation) -> tuple[bool, bool, bool, int]:
+    gain = each.gain_high_ns if each.predicted_gain_ns is None else each.predicted_gain_ns
+    is_sure = each.predicted_gain_ns is not None and (each.gain_low_ns or 0) > 0
+    return each.verdict == "no_change", each.changes_numerics, not is_sure, -(gain or 0)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from overlapscope.advice.given import VERIFY
 from overlapscope.advice.units import snippets
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.whatif.answer import Scenario, WhatIf
-
-VERIFY = "record the new run, then: overlapscope compare RUN NEW_RUN"
 
 
 def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
@@ -86,4 +85,13 @@ def _of(
         changes_numerics=row.changes_numerics,
         apply=apply or {},
         verify=VERIFY,
+        evidence={
+            "step_ns": measured,
+            "predicted_step_ns": row.predicted_step_ns,
+            "exposed_comm_ns": row.exposed_comm_ns,
+            "buckets": row.buckets,
+            "replay_error": told.baseline.replay_error,
+        },
+        measured=["the present step, its gradients and transfers"] if told.baseline.measured_step_ns else [],
+        assumed=[each.name.replace("_", " ") for each in told.assumptions],
     )

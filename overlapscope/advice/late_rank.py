@@ -19,7 +19,10 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
     by = f", held by {held.held_by.replace('_', ' ')}" if held and held.held_by != "unknown" else ""
     return Recommendation(
         id="late_rank",
-        title=f"Look at rank {rank}{by}: waiting is {waited / total:.0%} of the time in collectives, no setting helps",
+        title=f"Look at rank {rank}{by}: waiting is {waited / total:.0%} of the time in collectives, no setting helps"
+        if held
+        else f"Waiting is {waited / total:.0%} of the time in collectives, for rank {rank} most, which may be chance: "
+        "no setting helps",
         verdict="look",
         predicted_gain_ns=None,
         gain_low_ns=None,
@@ -29,4 +32,6 @@ def late_rank(analysis: Analysis) -> Recommendation | None:
         changes_numerics=False,
         apply={},
         verify="overlapscope analyze RUN --all",
+        evidence={"rank": rank, "waited_ns": waited, "collective_ns": total, "held_by": held.held_by if held else None},
+        measured=["waiting, told from transfers by the quickest rank of each collective"],
     )

@@ -116,7 +116,10 @@ class Skew(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
-    """A change worth trying, with what it would gain."""
+    """A change worth trying, with what it would gain.
+
+    Without a predicted gain, `gain_high_ns` is a bound: what the cause takes today, all of which no change may save.
+    """
 
     id: str
     title: str
@@ -128,7 +131,14 @@ class Recommendation(msgspec.Struct, kw_only=True, frozen=True):
     memory_bytes: int | None
     changes_numerics: bool
     apply: dict[str, str]
+    """What to change, in the units of each framework that has it."""
     verify: str
+    per: Literal["step", "recording"] = "step"
+    """What the gains are of: a recording without steps has only itself."""
+    evidence: dict[str, Any] = {}
+    """The figures that it rests on."""
+    measured: list[str] = []
+    assumed: list[str] = []
 
 
 class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):

@@ -14,7 +14,8 @@ from overlapscope.timeline.run import Run
 
 FORMAT: Final = "nccl-log"
 MAX_LISTED: Final = 10
-_REMOTE_DMA: Final = re.compile(r"NET/.*(?:IB|RoCE|UCX|RDMA)", re.I)
+_REMOTE_DMA: Final = re.compile(r"NET/.*(?:(?<![a-z])IB|RoCE|UCX|RDMA)", re.I)
+"""`Libfabric` has these letters, too."""
 _OTHER_FABRIC: Final = re.compile(r"NET/.*(?:Libfabric|OFI|EFA|PSM)", re.I)
 _LISTED_CARDS: Final = "NET/IB : Using ["
 

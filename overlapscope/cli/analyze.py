@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, print the table or the JSON."""
-    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415 - keeps --help light
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
@@ -37,16 +37,20 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    analysis = analyze(loaded, bandwidth=reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     warn("analyze", analysis.sources)
     if args.json:
         emit(json.render(analysis), args)
         return 0
     table = text.render(analysis, all_rows=args.all)
+    given = [str(path) for path in args.inputs]
+    for option in ("rank", "comm", "compute"):
+        given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+    if any(each.whole.comm_ns for each in analysis.ranks):
+        table += (
+            f"\nFor gains, how to apply, and other buckets replayed:\nnext: overlapscope advise {shlex.join(given)}\n"
+        )
     if not is_run_directory(args.inputs[0]):
-        given = [str(path) for path in args.inputs]
-        for option in ("rank", "comm", "compute"):
-            given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
         table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
     emit(table, args)
     return 0

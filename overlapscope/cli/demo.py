@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, ingest, print the table and the next command."""
     import sys  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
     from overlapscope.cli.demo_job import train_and_record  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     with replace_run(args.output) as place:
         train_and_record(place)
     recorded = load_run(args.output)
-    analysis = analyze(recorded)
+    analysis = analyzed(recorded)
     args.output, where = None, args.output
     if args.json:
         emit(json.render(analysis), args)

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(args: argparse.Namespace) -> "Document":
-    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
@@ -88,7 +88,7 @@ def _document(args: argparse.Namespace) -> "Document":
         return saved
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    analysis = analyze(loaded)
+    analysis = analyzed(loaded)
     warn("report", analysis.sources)
     return analysis
 

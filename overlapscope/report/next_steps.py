@@ -9,10 +9,12 @@ from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
+from overlapscope.report.advice_text import PAGES, gain
 from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.text import FINDING_PAGES, page
 
 MOST_PAGES = 6
+MOST_ADVISED = 3
 
 
 class NextStep(NamedTuple):
@@ -92,18 +94,21 @@ def _of_scaling(found: Scaling) -> Iterator[NextStep]:
 
 def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     paths = list(dict.fromkeys(each.path for each in analysis.sources))
-    run = shlex.quote(paths[0]) if len(paths) == 1 else "RUN"
-    for each in analysis.recommendations:
-        yield NextStep(each.title, each.verify)
+    path = paths[0] if len(paths) == 1 else "RUN"
+    run = shlex.quote(path)
+    for each in analysis.recommendations[:MOST_ADVISED]:
+        yield NextStep(f"{each.title}{f' ({told})' if (told := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
     if not analysis.ranks:
         return
-    if analysis.skew.stragglers:
+    if analysis.recommendations:
+        yield NextStep("see how to apply and verify that", f"overlapscope advise {run}")
+    elif analysis.skew.stragglers:
         rank = analysis.skew.stragglers[0].rank
         yield NextStep(f"find what held rank {rank}, before any other change", f"{FINDING_PAGES}/{page('straggler')}")
-    elif not analysis.recommendations:
+    else:
         yield NextStep("see whether other settings would gain anything", f"overlapscope advise {run}")
     yield NextStep("see every rank, step and collective", f"overlapscope analyze {run} --all")
-    yield NextStep("look at the ranks on one clock", f"overlapscope export {run} -o trace.perfetto.json.gz")
+    yield NextStep("look at the ranks on one clock", _export(path))
 
 
 def _export(path: str) -> str:

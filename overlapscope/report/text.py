@@ -8,7 +8,7 @@ from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.report import across_ranks, critical_path
+from overlapscope.report import across_ranks, advice_text, critical_path
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.inert import one_row
@@ -50,6 +50,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
+    parts.append(advice_text.shortly(analysis.recommendations))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

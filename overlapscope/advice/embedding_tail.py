@@ -1,0 +1,120 @@
+"""The gradient that is ready last is by far the largest, as a tied embedding's: no cap hides its all-reduce."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.given import Given, Windows, ms, recommended
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.volume import ITEM_BYTES
+
+OF_BUCKET: Final = 0.5
+"""Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""
+LARGER: Final = 2.0
+"""Times the largest of another size: what no layer has."""
+MOST_STEPS: Final = 32
+EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tail:
+    """The last gradient of the steps of one rank, and how long its bucket's transfer ran beside no compute."""
+
+    name: str
+    elements: int
+    item_bytes: int
+    of_bucket: float
+    alone_of_its_size: bool
+    exposed_ns: float
+
+
+def embedding_tail(given: Given) -> Recommendation | None:
+    """Give the recommendation where the last bucket is mostly one outstanding gradient, and its transfer is exposed."""
+    tails = [each for timeline, own in given.some_ranks() if (each := _tail(given, timeline, own)) is not None]
+    if not tails or len({each.elements for each in tails}) > 1:
+        return None
+    exposed = sum(each.exposed_ns for each in tails) / len(tails)
+    if not given.is_worth(exposed):
+        return None
+    one = tails[0]
+    tied = one.alone_of_its_size
+    what = " (a tied embedding?)" if tied and EMBEDDING.search(one.name) else ""
+    volume = one.elements * one.item_bytes
+    return recommended(
+        given,
+        id="embedding_tail",
+        title=f"{one.name}{what}, {volume / 1e6:.1f} MB, is ready last and {one.of_bucket:.0%} of the last bucket: "
+        f"{ms(exposed)} of its all-reduce are exposed, and no cap changes that",
+        at_most_ns=exposed,
+        apply={
+            "ddp": "with model.no_sync():  # all but the last of k micro-batches: sent once in k\n"
+            "    loss.backward()",
+            "fsdp2": "fully_shard([embedding, head])  # one group, as they share it; a scatter sends half",
+            "megatron": "--untie-embeddings-and-output-weights  # another model: train it anew",
+        },
+        evidence={
+            "gradient": one.name, "bytes": volume, "share_of_bucket": one.of_bucket, "tail_ns": round(exposed),
+            "no_other_of_its_size": tied,
+        },
+        measured=["the order of gradients, and the exposed part of the last bucket's transfer"],
+        assumed=["that all of it could be hidden or left out, which bounds the gain"],
+    )  # fmt: skip
+
+
+def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | None:
+    table = timeline.gradients
+    calls = timeline.collectives
+    reduces = timeline.names.index("all_reduce") if "all_reduce" in timeline.names else -2
+    transfer = given.transfers[timeline.rank].transfer_ns
+    compute = BusyTime(Coverage.of(timeline.spans).compute)
+    exposed: list[int] = []
+    last = -1
+    bucket = 0
+    for step in np.unique(table.step[table.step != NONE])[-MOST_STEPS:].tolist():
+        rows = np.flatnonzero((calls.step == step) & (calls.op == reduces) & (calls.end_ns != NONE))
+        rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
+        own = np.flatnonzero(table.step == step)
+        own = own[np.argsort(table.order[own], kind="stable")]
+        row = _last_bucket(calls.elements[rows], table.elements[own])
+        if row is None or not _inside(int(calls.start_ns[rows[row]]), windows):
+            continue
+        at = int(rows[row])
+        last, bucket = int(own[-1]), int(calls.elements[at])
+        start, end = int(calls.start_ns[at]), int(calls.end_ns[at])
+        if transfer[at] != NONE:
+            start = max(start, end - int(transfer[at]))
+        exposed.append(end - start - int(compute.within(np.array([start]), np.array([end]))[0]))
+    if last < 0:
+        return None
+    elements = int(table.elements[last])
+    sizes = table.elements[table.step == table.step[last]]
+    others = sizes[sizes != elements]
+    if not others.size or elements < LARGER * int(others.max()) or elements < OF_BUCKET * bucket:
+        return None
+    return _Tail(
+        name=timeline.names[table.name[last]] if table.name[last] >= 0 else "the last gradient",
+        elements=elements,
+        item_bytes=ITEM_BYTES.get(timeline.names[table.dtype[last]] if table.dtype[last] >= 0 else "", 4),
+        of_bucket=min(elements / bucket, 1.0),
+        alone_of_its_size=int((sizes == elements).sum()) == 1,
+        exposed_ns=sum(exposed) / len(exposed),
+    )
+
+
+def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
+    """Give the last all-reduce that carries just the last gradients; None where none does."""
+    if not gradients.size or (gradients < 0).any():
+        return None
+    sums = np.cumsum(gradients[::-1])
+    matching = np.flatnonzero(np.isin(sent, sums))
+    return int(matching[-1]) if matching.size else None
+
+
+def _inside(moment: int, windows: Windows) -> bool:
+    return any(start <= moment < end for start, end in windows)

@@ -1,0 +1,119 @@
+"""The device waits for its host: collectives are enqueued after their data was ready, and kernels stand apart."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.given import Given, Windows, ms, recommended
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.held_by_host import LOADING
+from overlapscope.timeline.intervals import Intervals, complement, intersection, length, union
+from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.run import RankTimeline
+
+GAPS: Final = 0.1
+"""Share of a step that a device may stand idle between kernels before its host is the matter."""
+LOADS: Final = 0.5
+"""Share of the idle time that fetching batches takes, from which on it is what to change."""
+MOST_CALLS: Final = 5
+HOST: Final = ("host", "launch")
+"""Parts of a critical path that are the host's."""
+
+
+def late_launches(given: Given) -> Recommendation | None:
+    """Give the recommendation where the host holds the device up; None for runs without devices or communication."""
+    if not given.figures.comm_ns or not any(each.has_device for each in given.run.ranks.values()):
+        return None
+    late = given.cause_ns("late_launch")
+    gaps = min(_on_path(given), given.figures.idle_ns or 0)
+    gaps = gaps if gaps >= GAPS * given.step_ns else 0
+    if not given.is_worth(late) and not gaps:
+        return None
+    seen = [_gaps(timeline, own) for timeline, own in given.some_ranks() if timeline.has_device]
+    loading = fmean([each[0] for each in seen] or [0])
+    calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
+    parts = [f"collectives enqueued late cost {ms(late)}"] if given.is_worth(late) else []
+    parts += [f"the device stands idle for {ms(gaps)}"] if gaps else []
+    loads = bool(gaps) and loading >= LOADS * (given.figures.idle_ns or 0)
+    while_ = f", {ms(loading)} of it while a batch is fetched" if loads else ""
+    return recommended(
+        given,
+        id="late_launches",
+        title=f"The host is behind its device: {' and '.join(parts)} of a {ms(given.step_ns)} {given.per}{while_}",
+        at_most_ns=late + gaps,
+        apply=_loading() if loads else _launching([name for name, each in calls.items() if given.is_worth(each[1])]),
+        evidence={
+            "late_launch_ns": late,
+            "idle_ns": given.figures.idle_ns,
+            "host_on_critical_path_ns": _on_path(given),
+            "loading_while_idle_ns": round(loading),
+            "synchronising_calls": {name: {"calls": each[0], "ns": each[1]} for name, each in calls.items()},
+        },
+        measured=["launches after the data was ready, and idle time that the critical path puts down to the host"],
+        assumed=[
+            "that none of it would be left, which bounds the gain",
+            *(["that no rank came later still: not all were recorded"] if not given.is_whole else []),
+            *(["how much of it is the profiler's, which slows the host"] if _profiled(given) else []),
+        ],
+    )
+
+
+def _profiled(given: Given) -> bool:
+    return any(each.basis == "trace" for each in given.run.ranks.values())
+
+
+def _on_path(given: Given) -> int:
+    """Give the host's time on the critical path, mean over the steps followed."""
+    steps = given.analysis.critical_path.steps
+    return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
+
+
+def _gaps(timeline: RankTimeline, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
+    """Give the time that the device was idle while a batch was fetched, and calls that wait for the device, a window:
+    how many of each name, and for how long.
+    """
+    spans, notes = timeline.spans, timeline.annotations
+    busy = union((spans.start_ns, spans.end_ns))
+    parts = [complement(busy, start, end) for start, end in windows]
+    idle = union(*parts)
+    loading = _named(timeline, [at for at, name in enumerate(timeline.names) if LOADING.fullmatch(name)])
+    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
+    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for at, name in enumerate(timeline.names):
+        if WAITS_FOR_DEVICE.fullmatch(name):
+            rows = np.flatnonzero(notes.name == at)
+            where = np.searchsorted(inside.starts, notes.start_ns[rows], side="right") - 1
+            rows = rows[(where >= 0) & (notes.start_ns[rows] < np.append(inside.ends, 0)[where])]
+            if rows.size:
+                waited = int((notes.end_ns[rows] - notes.start_ns[rows]).sum())
+                found[name] = (round(rows.size / len(windows), 1), round(waited / len(windows)))
+    most = sorted(found, key=lambda name: -found[name][1])[:MOST_CALLS]
+    return length(intersection(idle, loading)) / len(windows), {name: found[name] for name in most}
+
+
+def _named(timeline: RankTimeline, codes: list[int]) -> Intervals:
+    notes = timeline.annotations
+    rows = np.isin(notes.name, codes)
+    return union((notes.start_ns[rows], notes.end_ns[rows]))
+
+
+def _launching(stop: Sequence[str]) -> dict[str, str]:
+    """Give what makes launches fewer; `stop` are the calls in which the host waits for long."""
+    sync = (
+        f"\n# {', '.join(stop)} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
+        if stop
+        else ""
+    )
+    return {
+        "torch": 'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: one launch for many kernels\n'
+        f"optimizer = torch.optim.AdamW(model.parameters(), fused=True){sync}",
+        "fsdp2": "block.set_modules_to_forward_prefetch([next_block])  # enqueues the gather before the compute",
+        "megatron": "--cuda-graph-impl local",
+    }
+
+
+def _loading() -> dict[str, str]:
+    return {"torch": "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=True, persistent_workers=True)"}

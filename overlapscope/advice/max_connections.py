@@ -1,0 +1,66 @@
+"""`CUDA_DEVICE_MAX_CONNECTIONS` against what the job does: 1 keeps launches in order, and streams from overlapping.
+
+Megatron-LM before Blackwell asks for 1 with tensor or context parallelism, that a collective launched first also begins
+first; with FSDP it refuses 1 (`megatron/training/arguments.py`).
+"""
+
+import re
+from typing import Final
+
+from overlapscope.advice.given import Given, recommended
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.timeline.dimensions import CONTEXT, TENSOR
+from overlapscope.timeline.run import Run
+
+NAME: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+BEFORE_BLACKWELL: Final = re.compile(r"\b(?:[VAH]100|[AH]800|H200|H20|GH200|[AL]40S?|A10|A30|L4|T4)\b")
+MEGATRON: Final = re.compile(r"TENSOR_MODEL_PARALLEL|CONTEXT_PARALLEL_GROUP")
+"""Descriptions of Megatron's groups (`megatron/core/parallel_state.py`)."""
+
+
+def max_connections(given: Given) -> Recommendation | None:
+    """Give the recommendation where the variable is known from the recording and contradicts what the job does."""
+    environments = [_environment(each.recorded) for each in given.run.ranks.values() if each.has_device]
+    if not environments or any(each is None for each in environments):
+        return None
+    values = {(each or {}).get(NAME) for each in environments}
+    if len(values) > 1:
+        return None
+    value = values.pop()
+    dimensions = {row.dimension for row in given.analysis.collectives}
+    splits = bool({TENSOR, CONTEXT} & dimensions)
+    if value == "1" and _fsdp(given.run) and not splits:
+        why = "FSDP's gathers and scatters cannot run beside compute: all streams share one queue of the device"
+        return _of(given, value, why, f"unset {NAME}  # the default is 8")
+    old = BEFORE_BLACKWELL.search(str(given.run.fingerprint.get("device") or ""))
+    if value != "1" and splits and _megatron(given.run) and old and not _fsdp(given.run):
+        why = "Megatron's overlap of tensor-parallel collectives needs launches kept in order before Blackwell"
+        return _of(given, value, why, f"export {NAME}=1")
+    return None
+
+
+def _of(given: Given, value: str | None, why: str, apply: str) -> Recommendation:
+    return recommended(
+        given,
+        id="max_connections",
+        title=f"{NAME} is {value or 'not set'}: {why}",
+        apply={"environment": apply},
+        evidence={"value": value, "device": given.run.fingerprint.get("device")},
+        measured=["the variable, as recorded on every rank"],
+        assumed=["what it gains: nobody measured this job with the other value"],
+    )
+
+
+def _environment(recorded: object) -> dict[str, str] | None:
+    settings = recorded.get("settings") if hasattr(recorded, "get") else None
+    found = settings.get("environment") if isinstance(settings, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _fsdp(run: Run) -> bool:
+    """Whether it was FSDP, by its annotations."""
+    return any(name.startswith("FSDP::") for each in run.ranks.values() for name in each.names)
+
+
+def _megatron(run: Run) -> bool:
+    return any(MEGATRON.search(f"{group.name} {group.description or ''}") for group in run.groups)

@@ -1,0 +1,107 @@
+"""NCCL's settings, per communicator first, then variables by version, then a file for its example tuner plugin.
+
+Versions as in NCCL's release notes and sources: `ncclConfig_t.maxCTAs` and `NCCL_MAX_CTAS` since 2.17, functions in
+`NCCL_ALGO` since 2.24, the example tuner's CSV since 2.27.7. torch has `ProcessGroupNCCL.Options().config` (`min_ctas`,
+`max_ctas`, `cga_cluster_size`, `net_name`, `blocking`) since 2.1, where it is built with NCCL 2.17 or later.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.timeline.run import Run
+
+CTAS_SINCE: Final = (2, 17)
+FUNCTIONS_SINCE: Final = (2, 24)
+TUNER_SINCE: Final = (2, 27, 7)
+TORCH_CONFIG_SINCE: Final = (2, 1)
+WHOLE: Final = 2**64 - 1
+"""The largest size of the tuner's file: above the 4294967295 of its documentation nothing would match."""
+LATENCY_BYTES: Final = 64 << 10
+"""Smaller calls go by the protocol of least latency in a tuner's file."""
+TUNED: Final = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """The communication library of a run; a version is () where no source tells it."""
+
+    version: tuple[int, ...] = ()
+    torch: tuple[int, ...] = ()
+    is_rccl: bool = False
+
+    @classmethod
+    def of(cls, run: Run) -> "Library | None":
+        """Give the library of a run; None where it was not NCCL or RCCL, as far as is known."""
+        told = [run.facts.name(code) or "" for code in set(run.facts.members.library.tolist())]
+        known = run.fingerprint
+        said = [*told, str(known.get("nccl_version") or "")]
+        if known.get("backend") != "nccl" and not any(said):
+            return None
+        rocm = known.get("hip_runtime_version") is not None or any("RCCL" in each for each in told)
+        version = next((found for each in said if (found := version_of(each))), ())
+        return cls(version=version, torch=version_of(str(known.get("torch_version") or "")), is_rccl=rocm)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Give the numbers of the first version in a text; () where there is none."""
+    found = _VERSION.search(text)
+    return tuple(int(each or 0) for each in found.groups()) if found else ()
+
+
+def fewer_channels(library: Library, channels: int) -> dict[str, str]:
+    """Give how to let collectives have at most so many channels (blocks, hence multiprocessors, of the device)."""
+    found = {}
+    ctas = not library.is_rccl and (not library.version or library.version >= CTAS_SINCE)
+    if ctas and (not library.torch or library.torch >= TORCH_CONFIG_SINCE):
+        found["nccl_communicator"] = (
+            "options = torch.distributed.ProcessGroupNCCL.Options()\n"
+            f"options.config.max_ctas = {channels}\n"
+            "group = torch.distributed.new_group(ranks, pg_options=options)  # of this group alone"
+        )
+    if ctas:
+        found["megatron"] = (
+            "--nccl-communicator-config-path nccl.yaml  # of each group its own; in nccl.yaml:\n"
+            f"dp: {{min_ctas: 1, max_ctas: {channels}, cga_cluster_size: 2}}"
+        )
+    name = "NCCL_MAX_CTAS" if ctas else "NCCL_MAX_NCHANNELS"
+    older = "; before NCCL 2.17: NCCL_MAX_NCHANNELS" if ctas and not library.version else ""
+    found["nccl_variables"] = f"{name}={channels}  # of all communicators of the process{older}"
+    return found
+
+
+def without_algorithm(library: Library, op: str, algorithm: str, channels: int | None) -> dict[str, str]:
+    """Give how to keep NCCL from choosing an algorithm for one operation; it then takes the best of the others."""
+    name = algorithm.replace("_", "").lower()  # the log's NVLS_TREE is the variable's nvlstree
+    if library.version and library.version >= FUNCTIONS_SINCE:
+        said = f'NCCL_ALGO="{_function(op)}:^{name}"'
+    else:
+        said = f"NCCL_ALGO=^{name}  # of all operations: before 2.24 they cannot be told apart"
+    found = {"nccl_variables": said}
+    if library.version >= TUNER_SINCE and channels and not library.is_rccl:
+        other = "tree" if name == "ring" else "ring"
+        found["nccl_tuner"] = (
+            "NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf  # which holds:\n"
+            + "\n".join(tuner_lines(_function(op), other, channels))
+        )
+    return found
+
+
+def tuner_lines(function: str, algorithm: str, channels: int) -> Sequence[str]:
+    """Give the lines of a file for NCCL's example tuner, which runs one function by an algorithm, the rest by rings.
+
+    It takes one channel for whatever no line matches, and where a line leaves channels to NCCL: so that every size of
+    every operation stands here, with its channels. LL128 is never asked for: where it is not supported it corrupts.
+    """
+    lines = ["# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"]
+    for each in TUNED:
+        name = algorithm if each == function else "ring"
+        lines.append(f"{each},0,{LATENCY_BYTES - 1},{name},ll,{channels},-1,-1")
+        lines.append(f"{each},{LATENCY_BYTES},{WHOLE},{name},simple,{channels},-1,-1")
+    return lines
+
+
+def _function(op: str) -> str:
+    return op.replace("_", "")

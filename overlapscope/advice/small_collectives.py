@@ -1,0 +1,131 @@
+"""Many collectives that take as long as their latency, whatever they carry: send fewer, larger ones."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.advice.given import Given, ms, recommended
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.timeline.columns import size
+from overlapscope.timeline.dimensions import DATA
+from overlapscope.timeline.operations import POINT_TO_POINT
+
+MOVING: Final = 0.2
+"""A call is latency where its bytes would take no more than this share of its time, as fast as others of its group."""
+TINY_BYTES: Final = 64 << 10
+"""So few bytes take less than a call's latency on any link that a job is trained over (52 us at 10 Gbit/s)."""
+SHORT_NS: Final = 30_000
+"""A call of unknown size that takes no longer is latency: NCCL's own is 7 to 14 us and some for each hop
+(`src/graph/tuning.cc`)."""
+FEWEST_CALLS: Final = 8
+"""Calls a step; to fuse fewer is not worth the work."""
+
+
+def small_collectives(given: Given) -> Recommendation | None:
+    """Give the recommendation where calls that are all latency are exposed for long enough."""
+    rows = [row for row in given.analysis.collectives if _counts(given, row)]
+    small = [row for row in rows if _is_latency(row, _fastest(row, rows))]
+    calls = sum(row.count for row in small) / max(given.steps, 1)
+    exposed = sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in small)
+    exposed /= max(given.steps, 1)
+    if calls < FEWEST_CALLS or not given.is_worth(exposed):
+        return None
+    ops = _listed(small)
+    typical = sorted(small, key=lambda row: -row.count)[0]
+    spent = (typical.transfer_ns_median or 0) / 1e3
+    return recommended(
+        given,
+        id="small_collectives",
+        title=f"Send fewer, larger ones: {calls:.0f} calls of {', '.join(ops)} a {given.per} take about {spent:.0f} us "
+        f"each whatever they carry, {ms(exposed)} of them exposed",
+        at_most_ns=exposed * (1 - 1 / calls),
+        apply=_apply(ops),
+        evidence={
+            "calls": round(calls, 1),
+            "exposed_ns": round(exposed),
+            "by_op": {op: _sum_up(given, [row for row in small if row.op == op]) for op in ops},
+        },
+        measured=["calls, sizes, durations, and what of them is exposed"],
+        assumed=[
+            "that all of them can be sent as one: what one step needs before the next cannot",
+            *(["durations hold waiting for ranks that were not matched"] if _unmatched(small) else []),
+        ],
+    )
+
+
+def _counts(given: Given, row: CollectiveRow) -> bool:
+    if row.op in POINT_TO_POINT or not row.transfer_ns_median:
+        return False
+    # What buckets should be is for the replay to say, wherever gradients were recorded.
+    reduces = row.op == "all_reduce" and row.dimension in (None, DATA)
+    buckets = reduces and any(size(each.gradients) for each in given.run.ranks.values())
+    return not buckets
+
+
+def _fastest(row: CollectiveRow, rows: Sequence[CollectiveRow]) -> float | None:
+    """Give the most bytes a nanosecond that a matched call of this operation and group reaches."""
+    speeds = [
+        each.bytes / each.transfer_ns_median
+        for each in rows
+        if (each.op, each.group) == (row.op, row.group) and each.estimate == "matched"
+        if each.bytes and each.transfer_ns_median
+    ]  # fmt: skip
+    return max(speeds, default=None)
+
+
+def _is_latency(row: CollectiveRow, bytes_per_ns: float | None) -> bool:
+    spent = row.transfer_ns_median or 0
+    if row.bytes is None:
+        return spent <= SHORT_NS
+    if row.bytes <= TINY_BYTES:
+        return True
+    return row.estimate == "matched" and bytes_per_ns is not None and row.bytes / bytes_per_ns <= MOVING * spent
+
+
+def _listed(rows: Sequence[CollectiveRow]) -> list[str]:
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        counts[row.op] += row.count
+    return sorted(counts, key=lambda op: -counts[op])
+
+
+def _sum_up(given: Given, rows: Sequence[CollectiveRow]) -> dict[str, int | float | None]:
+    steps = max(given.steps, 1)
+    sizes = [row.bytes for row in rows if row.bytes is not None]
+    return {
+        "calls": round(sum(row.count for row in rows) / steps, 1),
+        "exposed_ns": round(sum(row.exposed_ns or 0 for row in rows) / steps),
+        "least_bytes": min(sizes, default=None),
+        "most_bytes": max(sizes, default=None),
+    }
+
+
+def _unmatched(rows: Sequence[CollectiveRow]) -> bool:
+    return any(row.estimate == "upper_bound" for row in rows)
+
+
+def _apply(ops: Sequence[str]) -> dict[str, str]:
+    found = {
+        "torch": "with torch.distributed._coalescing_manager(group):  # one launch for all of them\n"
+        f"    for tensor in tensors:\n        torch.distributed.{_spelled(ops[0])}(..., group=group)"
+    }
+    if "all_reduce" in ops:
+        found |= {
+            "ddp": "DistributedDataParallel(model)  # buckets of 25 MiB, not a call for each gradient",
+            "horovod": "HOROVOD_FUSION_THRESHOLD=134217728 HOROVOD_CYCLE_TIME=5",
+        }
+    if {"all_gather", "reduce_scatter"} & set(ops):
+        found |= {
+            "fsdp2": "fully_shard([block_a, block_b])  # several modules share one gather and one scatter",
+            "deepspeed": '{"zero_optimization": {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}}',
+        }
+    return found
+
+
+def _spelled(op: str) -> str:
+    return {
+        "all_gather": "all_gather_into_tensor",
+        "reduce_scatter": "reduce_scatter_tensor",
+        "all_to_all": "all_to_all_single",
+    }.get(op, op)
