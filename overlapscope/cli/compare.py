@@ -5,6 +5,7 @@ Each side is a run, a trace file, a folder of the traces of one run, or a folder
 examples:
   overlapscope compare runs/baseline runs/candidate
   overlapscope compare runs/baseline/ runs/candidate/ --json -o comparison.json
+  overlapscope compare runs/baseline runs/candidate --record
   overlapscope compare --scale runs/8 runs/16 runs/32
 """
 
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scaling", choices=("weak", "strong"), default="weak",
         help="with --scale: whether each rank keeps its work, or all share one (default: weak)",
     )  # fmt: skip
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="keep in BASE what CAND measured of the predictions that `advise --record` noted there",
+    )
     add_reading(parser)
     add_output(parser)
     parser.add_argument("--all", action="store_true", help="show every metric, collective, kernel and finding")
@@ -36,15 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read both sides, print the comparison; exit code 3 where a side has no times."""
-    from overlapscope.analysis.compare import compare  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import must_keep, note  # noqa: PLC0415
+    from overlapscope.cli.tested import Tested  # noqa: PLC0415
     from overlapscope.report import compare_text, json  # noqa: PLC0415
 
     if args.scale:
         return _scale(args)
     if len(args.sides) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
-    base, candidate = (measured("compare", path, args) for path in args.sides)
-    comparison = compare(base, candidate)
+    if args.record:
+        must_keep(args.sides[0])
+    tested = Tested("compare", args.sides[:1])
+    base = measured("compare", args.sides[0], args)
+    candidate = measured("compare", args.sides[1], args, tested.look)
+    comparison = msgspec.structs.replace(compare(base, candidate), predictions=tested.outcomes)
+    if args.record and tested.outcomes:
+        note(args.sides[0], tested=tested.outcomes)
     if args.json:
         emit(json.render(comparison), args)
         return 0

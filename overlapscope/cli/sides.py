@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,16 @@ from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
     from overlapscope.analysis.replicate import Replicate
+    from overlapscope.timeline.run import Run
 
 
-def measured(verb: str, path: Path, args: argparse.Namespace) -> "list[Replicate]":
-    """Read the runs of one side, one after another; raises InputError where none of them has times."""
+def measured(
+    verb: str, path: Path, args: argparse.Namespace, look: "Callable[[str, Run], None] | None" = None
+) -> "list[Replicate]":
+    """Read the runs of one side, one after another; raises InputError where none of them has times.
+
+    `look` gets each run with its name while it is in memory.
+    """
     from overlapscope.analysis.replicate import replicate  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
 
@@ -27,6 +34,8 @@ def measured(verb: str, path: Path, args: argparse.Namespace) -> "list[Replicate
         for name, loaded in read_side(path, read_options(args), progress=progress, note=note):
             warn(verb, loaded.sources)
             found.append(replicate(loaded, name))
+            if look is not None:
+                look(name, loaded)
     if not any(each.ranks for each in found):
         raise InputError(f"{path}: holds no times of any rank, so there is nothing to compare")
     return found

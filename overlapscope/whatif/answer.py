@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, Floats
 from overlapscope.whatif.calibrate import (
     SELF_TEST,
     Assumption,
@@ -22,6 +20,7 @@ from overlapscope.whatif.calibrate import (
     step_ns,
 )
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.paired import gains
 from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
@@ -50,7 +49,7 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     low_ns: int
     high_ns: int
     gain: float
-    """1 - predicted / measured, or / replayed where the present settings were not measured."""
+    """1 - replayed / replayed with the present settings, or 1 - measured / measured where both were measured."""
     gain_low: float
     gain_high: float
     exposed_comm_ns: int
@@ -132,7 +131,7 @@ class Case(Protocol):
 
     @property
     def noise(self) -> float:
-        """By what share two measurements of one setting differ."""
+        """Half the 90 % interval of a measured step, as a share of it."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -222,8 +221,7 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
     step = np.where(np.isnan(told), steps[0], told)
     half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
     half = np.where(np.isnan(told), half, plan.noise * step)
-    gain = 1 - step / step[0]
-    gain_half = _gain_half(predictions, ~np.isnan(told))
+    gain, gain_half = gains(predictions, told)
     rows = []
     for place, each in enumerate(predictions.settings):
         rows.append(
@@ -244,16 +242,6 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
             )
         )
     return rows
-
-
-def _gain_half(predictions: Predictions, measured: Flags) -> Floats:
-    """Give half the interval of each gain: what is wrong for both steps alike cancels; two measurements have noise."""
-    gains = 1 - predictions.steps_ns / predictions.steps_ns[:, :1]
-    modelled = np.sqrt(predictions.half_width(gains) ** 2 + model_error(predictions) ** 2)
-    both = measured & measured[0]
-    half: Floats = np.where(both, sqrt(2) * predictions.noise, modelled)
-    half[0] = 0.0
-    return half
 
 
 def _to_choose(scenarios: Sequence[Scenario]) -> list[Scenario]:

@@ -160,7 +160,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     )
     if not (moved.own_ns > 0).all():
         raise InputError("some of its all-reduces ended before they began on every rank: its times cannot be right")
-    measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
+    measured_ns = seen.steps_ns
     baseline, notes = recorded_settings(run, seen)
     copied, optimizer = _after(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
@@ -170,7 +170,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         baseline=baseline,
         measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
         assumptions=tuple(_assumptions(seen, moved, device=device, partly=_partly(run, seen))),
-        noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
+        noise=max(SPREAD * steps_error, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
         told=told,
         shares=shares,

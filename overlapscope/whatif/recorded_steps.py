@@ -61,6 +61,12 @@ class Recorded:
     """Complete steps that did something else."""
 
     @property
+    def steps_ns(self) -> Floats:
+        """How long each step took, from the first rank's start to the last one's end."""
+        lasted: Floats = self.end_ns.max(axis=0) - self.start_ns.min(axis=0)
+        return lasted
+
+    @property
     def grad_bytes(self) -> Ints:
         """Bytes of each gradient."""
         return self.elements * np.array([ITEM_BYTES[each] for each in self.dtypes], np.int64)
