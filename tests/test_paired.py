@@ -59,7 +59,7 @@ def test_a_replay_that_is_slow_by_one_share_throughout_gains_the_same() -> None:
 
 
 def test_where_the_present_setting_is_the_best_a_change_is_hardly_ever_advised() -> None:
-    """Truths are drawn: what is assumed, the paces of the three states, noise; the best cap of each is the present one."""
+    """Truths are drawn: what is assumed, what the model misses, noise; the best cap of each is the present one."""
     drawn = random.Random(3)
     false, covered = 0, []
     for _ in range(16):

@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.advice.noted import noted  # noqa: PLC0415
     from overlapscope.analysis.across import across  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
     from overlapscope.report import advice_text, json, predictions_text  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 

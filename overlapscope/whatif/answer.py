@@ -138,6 +138,10 @@ class Case(Protocol):
         """What else there is to say."""
 
     @property
+    def fixed(self) -> str:
+        """Why no other buckets can be replayed; empty where they can."""
+
+    @property
     def lateness_ns(self) -> tuple[float, ...]:
         """How much later than the first each rank begins; empty where all begin at once."""
 
@@ -192,6 +196,19 @@ def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
 
 def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
     base = plan.baseline
+    found: list[Settings] = []
+    if not plan.fixed:
+        found = _other_buckets(plan, workload, caps_mb, search=search)
+    if base.communicated == 1.0 and plan.halves:
+        found.append(replace(base, communicated=HALF))
+    found.append(replace(base, link_speed=2.0))
+    if len(set(workload.lateness_ns)) > 1:
+        found.append(replace(base, late_ranks=False))
+    return found
+
+
+def _other_buckets(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+    base = plan.baseline
     found = [each.settings for each in plan.measured if each.settings.accumulation == base.accumulation]
     found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
     if not base.gradient_as_bucket_view and workload.pass_ns_per_byte:
@@ -205,11 +222,6 @@ def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search:
             return step_ns(workload, with_groups(workload, base, groups), slowdown)
 
         found.append(with_groups(workload, base, improved(merged(workload), cost)))
-    if base.communicated == 1.0 and plan.halves:
-        found.append(replace(base, communicated=HALF))
-    found.append(replace(base, link_speed=2.0))
-    if len(set(workload.lateness_ns)) > 1:
-        found.append(replace(base, late_ranks=False))
     return found
 
 
@@ -273,6 +285,8 @@ def _verdict(
     if error is not None and abs(error) > SELF_TEST:
         missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
+    if plan.fixed:
+        return "insufficient_data", [plan.fixed, *reasons]
     late = plan.lateness_ns
     waiting_ns = max(late) - min(late) if late else 0.0
     if waiting_ns > WAITING * base.exposed_comm_ns:

@@ -16,6 +16,7 @@ from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer
 from overlapscope.whatif.recorded_settings import recorded_settings, sent_elements
 from overlapscope.whatif.recorded_slowdown import told_slowdown
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
+from overlapscope.whatif.split_graphs import split_graphs
 from overlapscope.whatif.workload import Gradients, Interference, Workload, freed
 
 US: Final = 1e3
@@ -52,6 +53,8 @@ class RecordedCase:
     width: int
     copied_ns_per_byte: float
     optimizer_ns: float
+    fixed: str = ""
+    """Why no other buckets can be replayed; empty where they can."""
 
     @property
     def lateness_ns(self) -> tuple[float, ...]:
@@ -178,6 +181,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         width=1 if device else GLOO_THREADS,
         copied_ns_per_byte=copied,
         optimizer_ns=optimizer,
+        fixed=split_graphs(next(iter(run.ranks.values())), seen),
     )
 
 

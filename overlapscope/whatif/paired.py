@@ -8,10 +8,10 @@ at once; the interval holds what the *ratio* does then.
 
 What the model itself misses is known only from the self-test: the replay of the present settings may be off by
 `SELF_TEST` of the step, E. A step is spent in three states: compute alone, compute beside transfers, and exposed
-communication. Let the pace of each state s be off by a share e_s of its own, independent, of one spread T. With p_s the
-share of the present step spent in s, the present replay is off by sum(p_s e_s), so that E = T |p|. The candidate takes r
-times as long and spends q_s of the *present* step in s; to first order the ratio r is off by sum((q_s - r p_s) e_s),
-whose half-width is
+communication. Let the pace of each state s be off by a share e_s of its own, independent, of one spread T. With p_s
+the share of the present step spent in s, the present replay is off by sum(p_s e_s), so that E = T |p|. The candidate
+takes r times as long and spends q_s of the *present* step in s; to first order the ratio r is off by
+sum((q_s - r p_s) e_s), whose half-width is
 
     T |q - r p| = E |q - r p| / |p| .
 

@@ -1,0 +1,96 @@
+"""torch.compile's splitting of DDP's graph is told from its marks; then no cap is replayed, and else it is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from overlapscope.advice.advise import advise
+from overlapscope.analysis.analyze import analyze
+from overlapscope.ingest.read import read_inputs
+from overlapscope.timeline.columns import Annotations, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import COMPILED
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.answer import answer
+from overlapscope.whatif.from_run import from_run
+from tests.kineto_writer import TORCH_2024, Event, write
+from tests.made_ddp import STEPS, Made, recorded
+
+MB = 2**18
+MADE = Made(
+    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
+    elements=(MB,) * 8,
+    buckets=(tuple(range(8)),),
+    ticks_per_mb=120,
+)
+
+
+def compiled(regions: int, graphs: int) -> Run:
+    """Give a recording of DDP in which every step ran so many compiled regions, and graphs of their backward."""
+    run = recorded(MADE)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        names = NameTable(each.names)
+        codes = [names.code(f"Torch-Compiled Region: {at}/0") for at in range(regions)]
+        codes += [names.code("CompiledFunctionBackward")] * graphs
+        starts = (each.steps.start_ns[:, None] + 1000 * (1 + np.arange(len(codes)))).ravel()
+        notes = make(
+            Annotations, starts.size, recording=0, lane=0, name=codes * STEPS, start_ns=starts, end_ns=starts + 500
+        )
+        ranks[rank] = replace(each, annotations=notes, names=tuple(names.to_list()))
+    return replace(run, ranks=ranks)
+
+
+def noted(run: Run, *, splits: bool) -> Run:
+    ranks = {
+        rank: replace(each, recorded={**each.recorded, "ddp": {**each.recorded["ddp"], "compile_splits": splits}})
+        for rank, each in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "run", [compiled(1, 4), compiled(2, 5), noted(recorded(MADE), splits=True)], ids=["one", "two", "noted"]
+)
+def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
+    told = answer(from_run(run), [1.0, 4.0])
+    assert told.verdict == "insufficient_data"
+    assert "DDPOptimizer" in told.reasons[0]
+    assert "optimize_ddp = False" in told.reasons[0]
+    caps = {each.knobs.get("bucket_cap_mb") for each in told.scenarios}
+    assert caps == {told.baseline.knobs["bucket_cap_mb"]}
+    assert any("link_speed" in each.knobs for each in told.scenarios)
+    found, reasons = advise(run, analyze(run))
+    assert not found
+    assert "DDPOptimizer" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "run", [recorded(MADE), compiled(1, 1), compiled(3, 3), compiled(0, 3), noted(recorded(MADE), splits=False)],
+    ids=["eager", "one graph", "graph breaks", "no regions", "noted"],
+)  # fmt: skip
+def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
+    told = answer(from_run(run), [1.0, 4.0], search=False)
+    assert told.verdict == "change"
+    assert {each.knobs.get("bucket_cap_mb") for each in told.scenarios} >= {1.0, 4.0}
+
+
+def test_a_trace_keeps_the_marks_of_compiled_graphs_and_no_other_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    names = [
+        "Torch-Compiled Region: 0/0",
+        "CompiledFunctionBackward",
+        "autograd::engine::evaluate_function: CompiledFunctionBackward",
+        "CompiledFunction",
+        "aten::mm",
+    ]
+    events = [
+        Event(sort="cpu_op", name=each, start_ns=1_000_000 * at, duration_ns=500_000)
+        for at, each in enumerate(names, 1)
+    ]
+    file = tmp_path / "rank0.json"
+    file.write_bytes(write(events, TORCH_2024))
+    timeline = next(iter(read_inputs([file]).ranks.values()))
+    kept = [timeline.names[code] for code in timeline.annotations.name.tolist()]
+    assert sorted(kept) == sorted(names[:2])
+    assert [bool(COMPILED.match(each)) for each in names] == [True, True, False, False, False]
