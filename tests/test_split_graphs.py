@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from overlapscope.advice.advise import advise
@@ -15,7 +14,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import answer
 from overlapscope.whatif.from_run import from_run
 from tests.kineto_writer import TORCH_2024, Event, write
-from tests.made_ddp import STEPS, Made, recorded
+from tests.made_ddp import Made, recorded
 
 MB = 2**18
 MADE = Made(
@@ -26,18 +25,28 @@ MADE = Made(
 )
 
 
-def compiled(regions: int, graphs: int) -> Run:
-    """Give a recording of DDP in which every step ran so many compiled regions, and graphs of their backward."""
+def compiled(*graphs: int, outer: bool = False) -> Run:
+    """Give a recording of DDP in which every step ran compiled regions, each with so many graphs, one after another.
+
+    With `outer` they all ran inside another region, which called no graph itself: DDP's own frame.
+    """
     run = recorded(MADE)
     ranks = {}
     for rank, each in run.ranks.items():
         names = NameTable(each.names)
-        codes = [names.code(f"Torch-Compiled Region: {at}/0") for at in range(regions)]
-        codes += [names.code("CompiledFunctionBackward")] * graphs
-        starts = (each.steps.start_ns[:, None] + 1000 * (1 + np.arange(len(codes)))).ravel()
-        notes = make(
-            Annotations, starts.size, recording=0, lane=0, name=codes * STEPS, start_ns=starts, end_ns=starts + 500
-        )
+        rows: list[tuple[int, int, int]] = []
+        for at, count in enumerate(graphs):
+            begin = 1000 * (1 + 100 * at)
+            rows.append((names.code(f"Torch-Compiled Region: {at + 1}/0"), begin, begin + 90_000))
+            inside = (begin + 1000 * (1 + graph) for graph in range(count))
+            rows += [(names.code("CompiledFunction"), start, start + 900) for start in inside]
+        if outer:
+            rows.append((names.code("Torch-Compiled Region: 0/0"), 500, 100_000 * (1 + len(graphs))))
+        rows = [
+            (code, start + begin, start + end) for start in each.steps.start_ns.tolist() for code, begin, end in rows
+        ]
+        code, start, end = (list(column) for column in zip(*rows, strict=True))
+        notes = make(Annotations, len(rows), recording=0, lane=0, name=code, start_ns=start, end_ns=end)
         ranks[rank] = replace(each, annotations=notes, names=tuple(names.to_list()))
     return replace(run, ranks=ranks)
 
@@ -51,7 +60,9 @@ def noted(run: Run, *, splits: bool) -> Run:
 
 
 @pytest.mark.parametrize(
-    "run", [compiled(1, 4), compiled(2, 5), noted(recorded(MADE), splits=True)], ids=["one", "two", "noted"]
+    "run",
+    [compiled(4), compiled(1, 2), compiled(2, outer=True), noted(recorded(MADE), splits=True)],
+    ids=["one", "of two", "inside DDP's", "noted"],
 )
 def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
     told = answer(from_run(run), [1.0, 4.0])
@@ -67,8 +78,9 @@ def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> 
 
 
 @pytest.mark.parametrize(
-    "run", [recorded(MADE), compiled(1, 1), compiled(3, 3), compiled(0, 3), noted(recorded(MADE), splits=False)],
-    ids=["eager", "one graph", "graph breaks", "no regions", "noted"],
+    "run",
+    [recorded(MADE), compiled(1), compiled(1, 1, 1), compiled(1, 1, outer=True), noted(recorded(MADE), splits=False)],
+    ids=["eager", "one graph", "graph breaks", "inside DDP's", "noted"],
 )  # fmt: skip
 def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
     told = answer(from_run(run), [1.0, 4.0], search=False)
@@ -79,9 +91,9 @@ def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
 def test_a_trace_keeps_the_marks_of_compiled_graphs_and_no_other_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = [
         "Torch-Compiled Region: 0/0",
-        "CompiledFunctionBackward",
-        "autograd::engine::evaluate_function: CompiledFunctionBackward",
         "CompiledFunction",
+        "autograd::engine::evaluate_function: CompiledFunctionBackward",
+        "CompiledFunctionBackward",
         "aten::mm",
     ]
     events = [

@@ -15,7 +15,7 @@ WAITS_FOR_DEVICE: Final = re.compile(
 timeline holds them as annotations of this name."""
 COMPILED_REGION: Final = "Torch-Compiled Region"
 """What the operation that stands for a frame compiled by torch.compile is named, followed by a number."""
-COMPILED_BACKWARD: Final = "CompiledFunctionBackward"
-"""The backward of one compiled graph; AOTAutograd names its function so."""
-COMPILED: Final = re.compile(rf"{COMPILED_REGION}\b|{COMPILED_BACKWARD}$")
+COMPILED_GRAPH: Final = "CompiledFunction"
+"""One compiled graph in forward; AOTAutograd names its function so."""
+COMPILED: Final = re.compile(rf"{COMPILED_REGION}\b|{COMPILED_GRAPH}$")
 """Both; the timeline holds them as annotations of this name."""

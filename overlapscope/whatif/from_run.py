@@ -302,6 +302,10 @@ def _notes(run: Run, seen: Recorded) -> list[str]:
         world = run.world_size or "an unknown number of"
         told = f"{len(seen.ranks)} of {world} ranks were recorded"
         found.append(f"{told}: transfers may hold waiting for the others")
+    if seen.unsynced:
+        often = 1 + seen.unsynced / max(len(seen.steps) - 1, 1)
+        said = f"one recorded step in {often:.3g} reduces gradients, the others leave them to it (no_sync)"
+        found.append(f"{said}: the step here is one that reduces, and a gain is had once in so many steps")
     if seen.left_out > 0:
         found.append(f"{seen.left_out} recorded steps did something else, or are not whole, and are left out")
     return found

@@ -5,15 +5,15 @@ for each bucket, so that buckets need not wait for the end of one backward graph
 was recorded of these tells nothing of those, and no cap is replayed.
 
 A trace shows it. What Dynamo compiled of one frame runs as one `Torch-Compiled Region` (a graph break begins another),
-which calls one graph, so that backward runs as many graphs as forward ran regions. More of them are a split region.
+and calls one graph, a `CompiledFunction`, or none; a region that calls several was split.
 """
 
 from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, Ints
-from overlapscope.timeline.operations import COMPILED_BACKWARD, COMPILED_REGION
+from overlapscope.ingest.innermost import NOWHERE, innermost
+from overlapscope.timeline.operations import COMPILED_GRAPH, COMPILED_REGION
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.recorded_steps import Recorded
 
@@ -30,21 +30,18 @@ def split_graphs(timeline: RankTimeline, seen: Recorded) -> str:
     noted = timeline.recorded.get("ddp")
     if isinstance(noted, dict) and noted.get(SPLITS):
         return why
-    regions, graphs = _starts(timeline, COMPILED_REGION), _starts(timeline, COMPILED_BACKWARD)
-    if not regions.size or not graphs.size:
-        return ""
-    table = timeline.steps
-    rows = np.flatnonzero(np.isin(table.step, seen.steps))
-    windows = np.stack((table.start_ns[rows], table.end_ns[rows]), axis=1)
-    split: Flags = _within(graphs, windows) > np.maximum(_within(regions, windows), 1)
-    return why if split.mean() > 0.5 else ""
+    return why if _calls_several(timeline, seen) else ""
 
 
-def _starts(timeline: RankTimeline, beginning: str) -> Ints:
-    notes = timeline.annotations
-    named = np.array([each.startswith(beginning) for each in timeline.names], np.bool_)
-    return np.sort(notes.start_ns[named[notes.name]])
-
-
-def _within(starts: Ints, windows: Ints) -> Ints:
-    return np.searchsorted(starts, windows[:, 1]) - np.searchsorted(starts, windows[:, 0])
+def _calls_several(timeline: RankTimeline, seen: Recorded) -> bool:
+    """Whether a region calls several graphs, in most of the steps."""
+    notes, names = timeline.annotations, timeline.names
+    regions = np.array([each.startswith(COMPILED_REGION) for each in names], np.bool_)[notes.name]
+    graphs = np.flatnonzero(np.array([each == COMPILED_GRAPH for each in names], np.bool_)[notes.name])
+    if not regions.any() or not graphs.size:
+        return False
+    step = np.searchsorted(timeline.steps.start_ns, notes.start_ns[graphs], side="right") - 1
+    graphs = graphs[(step >= 0) & np.isin(timeline.steps.step[step], seen.steps)]
+    around = innermost(notes.lane, notes.start_ns, notes.end_ns, notes.lane[graphs], notes.start_ns[graphs], regions)
+    called = np.unique(around[around != NOWHERE], return_counts=True)[1]
+    return int((called > 1).sum()) > len(seen.steps) / 2
