@@ -1,6 +1,7 @@
 """Predictions are noted in a run, held against later runs, and kept: `advise --record`, `compare`, `report`."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,18 @@ def test_a_candidate_whose_settings_are_not_told_is_still_compared(
     said = capsys.readouterr()
     assert json.loads(said.out)["predictions"] == []
     assert "another model or number of ranks" in said.err
+
+
+def test_the_page_shows_what_the_commands_print(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "traces").mkdir()
+    for name in ("regressed", "baseline"):
+        (runs / name).rename(runs / "traces" / name)
+    monkeypatch.chdir(runs)
+    page = (ROOT / "docs" / "whatif.md").read_text(encoding="utf-8").partition("## Was it right?")[2]
+    commands = page.split("```bash\n")[1].split("```")[0].splitlines()
+    for command in commands[:3]:
+        capsys.readouterr()
+        assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.endswith(page.split("```text\n")[1].split("```")[0])

@@ -28,6 +28,8 @@ from overlapscope.whatif.workload import Workload
 
 WAITING: Final = 0.5
 """Share of the exposed time from which on waiting for a late rank is the matter, and no setting is advised."""
+ONE_MEASURED: Final = 2**0.5
+"""By how much one measured step is surer than the difference of two: a replayed gain stands beside one only."""
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
 
@@ -131,7 +133,7 @@ class Case(Protocol):
 
     @property
     def noise(self) -> float:
-        """Half the 90 % interval of a measured step, as a share of it."""
+        """By what share two measurements of one setting differ."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -292,8 +294,9 @@ def _verdict(
     if waiting_ns > WAITING * base.exposed_comm_ns:
         held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
         return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
-    if best.gain <= plan.noise or best is base:
-        spread = f"the best setting gains {best.gain:.1%}, the noise is {plan.noise:.1%}"
+    noise = plan.noise if best.known_from == "measured" else plan.noise / ONE_MEASURED
+    if best.gain <= noise or best is base:
+        spread = f"the best setting gains {best.gain:.1%}, the noise is {noise:.1%}"
         return "no_change", [
             f"{spread}: leave it as it is" if best is not base else "the present settings are the best",
             *reasons,

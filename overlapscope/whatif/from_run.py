@@ -173,7 +173,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         baseline=baseline,
         measured=(Measured(settings=baseline, step_ns=float(np.median(measured_ns))),),
         assumptions=tuple(_assumptions(seen, moved, device=device, partly=_partly(run, seen))),
-        noise=max(SPREAD * steps_error, LEAST_NOISE),
+        noise=max(SPREAD * steps_error * 2**0.5, LEAST_NOISE),
         notes=(*notes, *_notes(run, seen)),
         told=told,
         shares=shares,
