@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 import numpy as np
 
+from overlapscope.errors import UsageError
 from overlapscope.whatif.calibrate import (
     SELF_TEST,
     Assumption,
@@ -19,6 +20,7 @@ from overlapscope.whatif.calibrate import (
     predict,
     step_ns,
 )
+from overlapscope.whatif.compression import Compression
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
 from overlapscope.whatif.paired import gains
 from overlapscope.whatif.plan import MS
@@ -28,6 +30,9 @@ from overlapscope.whatif.workload import Workload
 
 WAITING: Final = 0.5
 """Share of the exposed time from which on waiting for a late rank is the matter, and no setting is advised."""
+COMPRESSED: Final = (
+    "compressed gradients: what is sent is counted, what compressing costs is assumed, and nothing is said of accuracy"
+)
 ONE_MEASURED: Final = 2**0.5
 """By how much one measured step is surer than the difference of two: a replayed gain stands beside one only."""
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
@@ -162,8 +167,13 @@ class Case(Protocol):
         """Give it as all assumptions are taken to be."""
 
 
-def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) -> WhatIf:
-    """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps."""
+def answer(
+    plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True, compressions: Sequence[Compression] = ()
+) -> WhatIf:
+    """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps.
+
+    Raises UsageError for `compressions` where the shapes of gradients or the memory's bandwidth are not known.
+    """
     workload = plan.workload()
     settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
     predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
@@ -171,6 +181,7 @@ def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) ->
     best = _best(rows, plan.noise)
     place = rows.index(best)
     verdict, reasons = _verdict(plan, predictions, rows, place)
+    compressed = _compressed(plan, workload, compressions)
     return WhatIf(
         baseline=Baseline(
             knobs=rows[0].knobs,
@@ -178,15 +189,33 @@ def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) ->
             replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
             replay_error=predictions.replay_error,
         ),
-        scenarios=rows,
+        scenarios=rows + compressed,
         bounds=_bounds(workload, plan.baseline),
         verdict=verdict,
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
         flat_region=_flat(rows, best, plan.noise),
-        reasons=[*reasons, *plan.notes],
+        reasons=[*reasons, *plan.notes, *([COMPRESSED] if compressed else [])],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(plan, predictions, place),
     )
+
+
+def _compressed(plan: Case, workload: Workload, compressions: Sequence[Compression]) -> list[Scenario]:
+    """Give the scenarios of compressed gradients: their intervals span what compressing may cost."""
+    if compressions and not workload.gradients.shapes:
+        raise UsageError("--compress: the shapes of gradients are not known")
+    if compressions and not workload.pass_ns_per_byte:
+        raise UsageError("--compress: what compressing costs is told by the memory's bandwidth: give device.memory_gbs")
+    found = []
+    for each in compressions:
+        settings = [replace(plan.baseline, compression=one) for one in each.range()]
+        least, usual, most = scenarios(plan, settings)[1:]
+        found.append(
+            msgspec.structs.replace(
+                usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high
+            )
+        )
+    return found
 
 
 def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
@@ -250,7 +279,8 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
                 exposed_comm_ns=round(float(predictions.exposed_ns[place])),
                 memory_bytes=bucket_memory_bytes(workload, each),
                 buckets=len(buckets_of(workload, each)),
-                changes_numerics=each.communicated != plan.baseline.communicated,
+                changes_numerics=(each.communicated, each.compression)
+                != (plan.baseline.communicated, plan.baseline.compression),
                 hypothetical=each.hypothetical,
                 known_from="replay" if measured[place] is None else "measured",
             )
