@@ -142,6 +142,9 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     shown = capsys.readouterr().out
     assert "the last on 2026-01-31; measured since:" in shown
     assert "bucket_cap_mb=4" in shown
+    assert main(["report", str(base), str(candidate), "--redact", "--json"]) == 0
+    hidden = json.loads(capsys.readouterr().out)
+    assert hidden["predictions"][0]["run"] == hidden["candidate"][0]["name"] == "run-2"
     for extra in ([], ["--history"]):
         assert main(["report", str(base), str(candidate), *extra]) == 0
         assert "1 of 1 measured prediction inside the interval" in capsys.readouterr().out
@@ -174,6 +177,7 @@ def test_what_keeps_no_predictions_is_refused_before_anything_is_read(
         (["advise", str(trace), "--record"], "is no run directory"),
         (["advise", str(runs / "none"), "--record"], "is no run directory"),
         (["compare", str(trace), inputs[1], "--record"], "is no run directory"),
+        (["compare", *inputs, "--scale", "--record"], "takes no --scale"),
         (["advise", *inputs, "--record"], "name one run"),
         (["advise", inputs[0], "--date", "2026-01-31"], "add --record"),
         (["advise", inputs[0], "--record", "--date", "yesterday"], "takes a date"),

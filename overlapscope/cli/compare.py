@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.tested import Tested  # noqa: PLC0415
     from overlapscope.report import compare_text, json  # noqa: PLC0415
 
+    if args.scale and args.record:
+        raise UsageError("--record keeps what CAND measured of predictions in BASE; it takes no --scale")
     if args.scale:
         return _scale(args)
     if len(args.sides) != 2:
