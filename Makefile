@@ -21,6 +21,7 @@ tests: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@mkdir -p build/typed && ln -sfn ../../dashboards build/typed/overlapscope_dashboards
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 

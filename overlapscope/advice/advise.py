@@ -23,8 +23,8 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.answer import answer
-from overlapscope.whatif.from_run import from_run
+from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.from_run import RecordedCase, from_run
 
 RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     late_launches,
@@ -60,8 +60,17 @@ def by_rules(run: Run, analysis: Analysis, together: Across) -> list[Recommendat
     return ranked([each for rule in RULES if (each := rule(given)) is not None])
 
 
-def advise(run: Run, analysis: Analysis, together: Across | None = None) -> tuple[list[Recommendation], list[str]]:
-    """Give recommendations, best first, and the reasons that stand beside them or for there being none."""
+def advise(
+    run: Run,
+    analysis: Analysis,
+    together: Across | None = None,
+    caps_mb: Sequence[float] = (),
+    keep: Callable[[RecordedCase, WhatIf], None] | None = None,
+) -> tuple[list[Recommendation], list[str]]:
+    """Give recommendations, best first, and the reasons that stand beside them or for there being none.
+
+    `caps_mb` are the caps to try; `keep` gets what was replayed and what it told, if it was.
+    """
     together = together or across(run)
     found = by_rules(run, analysis, together)
     if any(each.id == "late_rank" for each in found):
@@ -70,7 +79,9 @@ def advise(run: Run, analysis: Analysis, together: Across | None = None) -> tupl
         case = from_run(run, together)
     except InputError as error:
         return found, [f"no setting was replayed: {error}"]
-    told = answer(case)
+    told = answer(case, caps_mb)
+    if keep is not None:
+        keep(case, told)
     of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
     if any(each.id == "bucket_view" for each in of_buckets):  # which predicts what the copies' time only bounds
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]

@@ -22,6 +22,7 @@ from overlapscope.analysis.identity import Difference, differences
 from overlapscope.analysis.kernel_changes import KernelChanges, kernel_changes
 from overlapscope.analysis.kernel_sums import KernelSums
 from overlapscope.analysis.metrics import Metric, communicates, metrics
+from overlapscope.analysis.predictions import Outcome
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import WHOLE, StepTable
 from overlapscope.analysis.straggler_changes import straggler_changes
@@ -81,6 +82,8 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     """The collectives, all sizes of an operation on a group together."""
     kernels: KernelChanges | None
     findings: list[Finding]
+    predictions: list[Outcome] = []
+    """What was predicted from the base (`advise --record`) and the candidate's runs measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import msgspec
 
 from overlapscope.analysis.compare import alike
 from overlapscope.analysis.metrics import metrics
+from overlapscope.analysis.predictions import Outcome
 from overlapscope.analysis.replicate import Replicate
 
 SCHEMA: Literal["overlapscope.history/1"] = "overlapscope.history/1"
@@ -46,6 +47,8 @@ class History(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sch
     """Ranks that all runs have, and that the figures are of; all of each run where there are none."""
     runs: list[HistoryRun]
     """In the order in which they were given."""
+    predictions: list[Outcome] = []
+    """What was predicted from a run (`advise --record`) and others measured: as kept with it, and as found here."""
 
 
 def history(runs: Sequence[Replicate]) -> History:

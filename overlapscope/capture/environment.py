@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+import sys
 from typing import Any
 
 from overlapscope.timeline.run import Group
@@ -100,7 +101,22 @@ def ddp_buckets(model: Any) -> dict[str, Any]:
         "static_graph": bool(said.get("static_graph")),
         "find_unused_parameters": bool(said.get("find_unused_parameters")),
         "comm_hook": said.get("comm_hook") or None,
+        "compile_splits": _compile_splits(model),
     }
+
+
+def _compile_splits(model: Any) -> bool:
+    """Whether torch.compile makes a graph for each bucket: what it compiles runs inside DDP, or is DDP itself.
+
+    `_compiled_call_impl` is what `Module.compile()` sets; `torch.compile(module)` gives an OptimizedModule around it.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or dynamo.config.optimize_ddp not in (True, "ddp_optimizer"):
+        return False
+    return any(
+        isinstance(each, dynamo.OptimizedModule) or getattr(each, "_compiled_call_impl", None) is not None
+        for each in _modules(model)
+    )
 
 
 def _modules(model: Any) -> Any:

@@ -62,20 +62,33 @@ def _save(args: argparse.Namespace) -> int:
     def note(words: str) -> None:
         print(one_line(f"overlapscope baseline: warning: {' '.join(words.split())}"), file=sys.stderr)
 
-    found = []
+    found, read = [], list[Path]()
     with Progress("reading") as progress:
-        for _, loaded in read_side(args.runs, read_options(args), progress=progress, note=note):
+        for name, loaded in read_side(args.runs, read_options(args), progress=progress, note=note):
             warn("baseline", loaded.sources)
             found.append(loaded)
+            read.append(Path(name))
     if not any(each.ranks for each in found):
         raise InputError(f"{args.runs}: holds no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
+    _keep_predictions(read, place)
     if args.json:
         return _print_json(args.folder, [each for each in baselines(args.folder) if each.name == args.name])
     saved = next(each for each in baselines(args.folder) if each.name == args.name)
     print(printable(f"{place}: {_words(saved)}"))
     print(f"next: overlapscope gate {shlex.quote(str(place))} CAND")
     return 0
+
+
+def _keep_predictions(read: list[Path], place: Path) -> None:
+    """Note in a new baseline what the runs keep of predictions: it stands for them."""
+    from overlapscope.cli.prediction_file import note, noted_in  # noqa: PLC0415 - keeps --help light
+    from overlapscope.timeline.baselines import runs_inside  # noqa: PLC0415
+
+    for run, copy in zip(read, runs_inside(place), strict=True):
+        kept = noted_in([run])
+        if kept.predictions:
+            note(copy, kept.predictions, kept.outcomes)
 
 
 def _list(args: argparse.Namespace) -> int:

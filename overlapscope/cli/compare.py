@@ -5,6 +5,7 @@ Each side is a run, a trace file, a folder of the traces of one run, or a folder
 examples:
   overlapscope compare runs/baseline runs/candidate
   overlapscope compare runs/baseline/ runs/candidate/ --json -o comparison.json
+  overlapscope compare runs/baseline runs/candidate --record
   overlapscope compare --scale runs/8 runs/16 runs/32
 """
 
@@ -28,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run, trace, folder of traces, or folder of runs, each",
     )
     add_scale(parser)
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="keep in BASE what CAND measured of the predictions that `advise --record` noted there",
+    )
     add_reading(parser)
     add_output(parser)
     parser.add_argument("--all", action="store_true", help="show every metric, collective, kernel and finding")
@@ -35,15 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read both sides, print the comparison; exit code 3 where a side has no times."""
-    from overlapscope.analysis.compare import compare  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import must_keep, note  # noqa: PLC0415
+    from overlapscope.cli.tested import Tested  # noqa: PLC0415
     from overlapscope.report import compare_text, json  # noqa: PLC0415
 
+    if args.scale and args.record:
+        raise UsageError("--record keeps what CAND measured of predictions in BASE; it takes no --scale")
     if args.scale:
         return _scale(args)
     if len(args.inputs) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
-    (base, candidate), left_out = both_sides("compare", args.inputs, args)
-    comparison = compare(base, candidate, left_out=left_out)
+    if args.record:
+        must_keep(args.inputs[0])
+    tested = Tested("compare", args.inputs[:1])
+    (base, candidate), left_out = both_sides("compare", args.inputs, args, tested.look)
+    comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
+    if args.record and tested.outcomes:
+        note(args.inputs[0], tested=tested.outcomes)
     if args.json:
         emit(json.render(comparison), args)
         return 0

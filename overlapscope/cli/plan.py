@@ -3,6 +3,7 @@
 examples:
   overlapscope plan WORKLOAD.toml
   overlapscope plan WORKLOAD.toml --bucket-cap-mb 1,5,10,25,100 --json
+  overlapscope plan WORKLOAD.toml --compress powersgd:2,topk:0.01
 """
 
 import argparse
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `plan`."""
     parser.add_argument("workload", type=Path, metavar="WORKLOAD.toml", help="description, see docs/whatif.md")
     parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument(
+        "--compress", metavar="METHOD:N,...", help="gradients sent compressed: powersgd:RANK, topk:SHARE"
+    )
     parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
     add_output(parser)
 
@@ -32,12 +36,14 @@ def run(args: argparse.Namespace) -> int:
     """Read the description and its table, print the answer."""
     from overlapscope.report import json, whatif_text  # noqa: PLC0415 - keeps --help light
     from overlapscope.whatif.answer import answer  # noqa: PLC0415
+    from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
 
     caps = caps_of(args.bucket_cap_mb)
+    compressions = compressions_of(args.compress) if args.compress else []
     document = _document(args.workload)
     made = plan(document, _tables(document, args.workload.parent))
-    found = answer(made, caps, search=not args.no_search)
+    found = answer(made, caps, search=not args.no_search, compressions=compressions)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
     return 0
 

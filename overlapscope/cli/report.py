@@ -67,9 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(args: argparse.Namespace) -> "Document":
+    import msgspec  # noqa: PLC0415
+
     from overlapscope.advice.advise import analyzed  # noqa: PLC0415
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
+    from overlapscope.analysis.predictions import joined  # noqa: PLC0415
+    from overlapscope.cli.tested import Tested  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.ingest.sides import runs_of  # noqa: PLC0415
 
@@ -79,10 +83,13 @@ def _document(args: argparse.Namespace) -> "Document":
         return scaled("report", args)
     folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
-        return history([run for path in args.inputs for run in measured("report", path, args)])
+        tested = Tested("report", args.inputs)
+        told = history([run for path in args.inputs for run in measured("report", path, args, tested.look)])
+        return msgspec.structs.replace(told, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
     if len(args.inputs) == 2:
-        (base, candidate), left_out = both_sides("report", args.inputs, args)
-        return compare(base, candidate, left_out=left_out)
+        tested = Tested("report", args.inputs[:1])
+        (base, candidate), left_out = both_sides("report", args.inputs, args, tested.look)
+        return msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     saved = _saved(args.inputs[0])
     if saved is not None:
         return saved

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,31 @@ from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
     from overlapscope.analysis.replicate import Replicate
+    from overlapscope.timeline.run import Run
 
 
 def both_sides(
-    verb: str, paths: Sequence[Path], args: argparse.Namespace
+    verb: str, paths: Sequence[Path], args: argparse.Namespace, look: "Callable[[str, Run], None] | None" = None
 ) -> "tuple[list[list[Replicate]], tuple[list[str], list[str]]]":
-    """Read base and candidate; give them, and why runs of each could not be read."""
+    """Read base and candidate; give them, and why runs of each could not be read.
+
+    `look` gets each run of the candidate with its name while it is in memory.
+    """
     left_out: tuple[list[str], list[str]] = ([], [])
-    return [measured(verb, path, args, told) for path, told in zip(paths, left_out, strict=True)], left_out
+    base = measured(verb, paths[0], args, left_out=left_out[0])
+    return [base, measured(verb, paths[1], args, look, left_out[1])], left_out
 
 
-def measured(verb: str, path: Path, args: argparse.Namespace, left_out: list[str] | None = None) -> "list[Replicate]":
+def measured(
+    verb: str,
+    path: Path,
+    args: argparse.Namespace,
+    look: "Callable[[str, Run], None] | None" = None,
+    left_out: list[str] | None = None,
+) -> "list[Replicate]":
     """Read the runs of one side, one after another; raises InputError where none of them has times.
 
-    `left_out` takes why some could not be read.
+    `look` gets each run with its name while it is in memory; `left_out` takes why some could not be read.
     """
     from overlapscope.analysis.replicate import replicate  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
@@ -39,6 +50,8 @@ def measured(verb: str, path: Path, args: argparse.Namespace, left_out: list[str
         for name, loaded in read_side(path, read_options(args), progress=progress, note=note, left_out=left_out):
             warn(verb, loaded.sources)
             found.append(replicate(loaded, name))
+            if look is not None:
+                look(name, loaded)
     if not any(each.ranks for each in found):
         raise InputError(f"{path}: holds no times of any rank, so there is nothing to compare")
     return found

@@ -1,9 +1,11 @@
 """Gradients in the order in which autograd accumulated them, with their sizes, where torch's profiler recorded shapes.
 
-A trace does not name parameters: they are told by their place in the step and their shape. DistributedDataParallel
-fills its buckets in this order.
+A trace does not name parameters: they are told by their place in the pass and their shape. DistributedDataParallel
+fills its buckets in this order. A step has as many passes as DDP's forward ran in it, where each of them has gradients
+of the same shapes in the same order.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -18,6 +20,8 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+FORWARD: Final = "DistributedDataParallel.forward"
+"""torch's own annotation around it (1.10 and later)."""
 MAX_DIMS: Final = 16
 
 
@@ -36,9 +40,16 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
     if not kept:
         return timeline
     begins = np.flatnonzero(np.diff(step[kept], prepend=NONE))
-    order = np.arange(len(kept)) - np.repeat(begins, np.diff(begins, append=len(kept)))
+    counts = np.diff(begins, append=len(kept))
+    order = np.arange(len(kept)) - np.repeat(begins, counts)
     names = NameTable(timeline.names)
     known = [each for at in kept if (each := shaped[at]) is not None]
+    forwards = _forwards(timeline)
+    of_pass = [
+        _of_a_pass(known[begin : begin + count], forwards.get(int(step[kept[begin]]), 1))
+        for begin, count in zip(begins.tolist(), counts.tolist(), strict=True)
+    ]
+    places = order % np.repeat(np.array(of_pass, np.int64), counts)
     return replace(
         timeline,
         gradients=make(
@@ -48,7 +59,7 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
             order=order,
             name=[
                 names.code(f"gradient {place} ({'x'.join(map(str, shape)) or 'one number'})")
-                for place, (shape, _) in zip(order.tolist(), known, strict=True)
+                for place, (shape, _) in zip(places.tolist(), known, strict=True)
             ],
             elements=[prod(shape) for shape, _ in known],
             dtype=[names.code(dtype) for _, dtype in known],
@@ -56,6 +67,21 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
         ),
         names=tuple(names.to_list()),
     )
+
+
+def _forwards(timeline: RankTimeline) -> dict[int, int]:
+    """Give by step how often DDP's forward ran in it."""
+    notes = timeline.annotations
+    ours = np.array([name == FORWARD for name in timeline.names], np.bool_)[notes.name]
+    steps = step_at(timeline.steps, notes.start_ns[ours])
+    return dict(zip(*(each.tolist() for each in np.unique(steps[steps != NONE], return_counts=True)), strict=True))
+
+
+def _of_a_pass(shapes: Sequence[tuple[tuple[int, ...], str]], passes: int) -> int:
+    """Give how many of a step's gradients belong to each of its passes: all, where passes do not do the same."""
+    each, rest = divmod(len(shapes), max(passes, 1))
+    alike = each and not rest and all(shapes[at] == shapes[at % each] for at in range(len(shapes)))
+    return each if alike else len(shapes)
 
 
 def _shape(args: CollectiveArgs | None) -> tuple[tuple[int, ...], str] | None:

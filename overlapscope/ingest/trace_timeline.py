@@ -24,7 +24,7 @@ from overlapscope.timeline.columns import (
     Steps,
     make,
 )
-from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
 
 
@@ -105,7 +105,7 @@ def trace_timeline(
 ) -> RankTimeline:
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
-    host, marked, waits = columns.host, np.flatnonzero(columns.host.is_annotation), _host_waits(columns)
+    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
     window = columns.window or _seen(columns)
     code = columns.names.code
     process, label = zip(*columns.lanes, strict=True)
@@ -146,6 +146,17 @@ def trace_timeline(
             end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
         ),
         names=tuple(columns.names.to_list()),
+    )
+
+
+def _marked(columns: TraceColumns) -> Ints:
+    """Give the rows of annotations, and of the operations by which torch.compile marks its graphs."""
+    compiled = np.array([COMPILED.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    host = columns.host
+    return (
+        np.flatnonzero(host.is_annotation | compiled[host.name])
+        if compiled.any()
+        else np.flatnonzero(host.is_annotation)
     )
 
 

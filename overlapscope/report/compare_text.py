@@ -8,6 +8,7 @@ from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.rank_words import rank_list, short
+from overlapscope.report import predictions_text
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, signed_ms, signed_percent, size
 from overlapscope.report.inert import one_row
@@ -56,6 +57,7 @@ def render(comparison: Comparison, *, all_rows: bool = False) -> str:
         _attributions(comparison, all_rows=all_rows),
         _bandwidths(comparison.collectives) if all_rows else "",
         _kernels(comparison, all_rows=all_rows),
+        predictions_text.table(comparison.predictions),
         "\n".join(lines),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -7,7 +7,7 @@ from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
-from overlapscope.report import compare_text, text
+from overlapscope.report import compare_text, predictions_text, text
 from overlapscope.report.amounts import NOT_APPLICABLE, amount, change, count, ms, percent, signed_percent, size
 from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
@@ -54,7 +54,11 @@ def _of_comparison(comparison: Comparison) -> Sheet:
     return Sheet(
         title=f"Compared: {named}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
-        tables=(Table(head=head, rows=tuple(rows)), grown_table(comparison)),
+        tables=(
+            Table(head=head, rows=tuple(rows)),
+            grown_table(comparison),
+            *predictions_text.tables(comparison.predictions),
+        ),
         warnings=tuple(each.title for each in comparison.findings if each.severity == "warning")[:MAX_FINDINGS],
         notes=tuple(each.title for each in comparison.findings if each.severity != "warning")[:MAX_FINDINGS],
     )

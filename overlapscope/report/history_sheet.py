@@ -6,6 +6,7 @@ from typing import Final
 
 from overlapscope.analysis.history import History, HistoryRun
 from overlapscope.analysis.rank_words import listed, short
+from overlapscope.report import predictions_text
 from overlapscope.report.amounts import amount, change, count, ms, signed_percent
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES
@@ -30,7 +31,10 @@ def sheet_of_history(found: History) -> Sheet:
     return Sheet(
         title=f"History of {count(len(found.runs), 'run')}",
         lead=tuple(_lead(found)),
-        tables=(Table(head=head, rows=tuple(_row(found.runs, at) for at, _ in shown), note=note),),
+        tables=(
+            Table(head=head, rows=tuple(_row(found.runs, at) for at, _ in shown), note=note),
+            *predictions_text.tables(found.predictions),
+        ),
         warnings=tuple(_warnings(found)),
         notes=tuple(_notes(found))[:MAX_NOTES],
     )

@@ -21,7 +21,7 @@ D = TypeVar("D", bound=msgspec.Struct)
 SORTS: Final[Mapping[str, str]] = {
     "path": "file", "source": "file", "called_at": "file", "file": "file", "files": "file",
     "group": "group", "communicator": "group", "groups": "group", "pipeline": "group", "timer": "name",
-    "module": "module", "modules": "module",
+    "module": "module", "modules": "module", "run": "run",
     "host": "host", "hosts": "host", "host_name": "host", "hostname": "host",
     "host_op": "kernel", "kernel": "kernel", "kernels": "kernel", "names": "kernel",
     "nic": "device", "bus": "device", "cards": "device", "interface": "device",

@@ -13,3 +13,9 @@ WAITS_FOR_DEVICE: Final = re.compile(
 )
 """Calls of a device's programming interface (as a whole) that return when the device has done what they wait for; the
 timeline holds them as annotations of this name."""
+COMPILED_REGION: Final = "Torch-Compiled Region"
+"""What the operation that stands for a frame compiled by torch.compile is named, followed by a number."""
+COMPILED_GRAPH: Final = "CompiledFunction"
+"""One compiled graph in forward; AOTAutograd names its function so."""
+COMPILED: Final = re.compile(rf"{COMPILED_REGION}\b|{COMPILED_GRAPH}$")
+"""Both; the timeline holds them as annotations of this name."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import Flags, Floats
+from overlapscope.errors import UsageError
 from overlapscope.whatif.calibrate import (
     SELF_TEST,
     Assumption,
@@ -21,7 +20,9 @@ from overlapscope.whatif.calibrate import (
     predict,
     step_ns,
 )
+from overlapscope.whatif.compression import Compression
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.paired import gains
 from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
@@ -29,6 +30,11 @@ from overlapscope.whatif.workload import Workload
 
 WAITING: Final = 0.5
 """Share of the exposed time from which on waiting for a late rank is the matter, and no setting is advised."""
+COMPRESSED: Final = (
+    "compressed gradients: what is sent is counted, what compressing costs is assumed, and nothing is said of accuracy"
+)
+ONE_MEASURED: Final = 2**0.5
+"""By how much one measured step is surer than the difference of two: a replayed gain stands beside one only."""
 SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
 
 
@@ -50,7 +56,7 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     low_ns: int
     high_ns: int
     gain: float
-    """1 - predicted / measured, or / replayed where the present settings were not measured."""
+    """1 - replayed / replayed with the present settings, or 1 - measured / measured where both were measured."""
     gain_low: float
     gain_high: float
     exposed_comm_ns: int
@@ -139,6 +145,10 @@ class Case(Protocol):
         """What else there is to say."""
 
     @property
+    def fixed(self) -> str:
+        """Why no other buckets can be replayed; empty where they can."""
+
+    @property
     def lateness_ns(self) -> tuple[float, ...]:
         """How much later than the first each rank begins; empty where all begin at once."""
 
@@ -157,8 +167,13 @@ class Case(Protocol):
         """Give it as all assumptions are taken to be."""
 
 
-def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) -> WhatIf:
-    """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps."""
+def answer(
+    plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True, compressions: Sequence[Compression] = ()
+) -> WhatIf:
+    """Replay a plan under other settings. `caps_mb` are the caps to try; `search` also looks for a list of caps.
+
+    Raises UsageError for `compressions` where the shapes of gradients or the memory's bandwidth are not known.
+    """
     workload = plan.workload()
     settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
     predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
@@ -166,6 +181,7 @@ def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) ->
     best = _best(rows, plan.noise)
     place = rows.index(best)
     verdict, reasons = _verdict(plan, predictions, rows, place)
+    compressed = _compressed(plan, workload, compressions)
     return WhatIf(
         baseline=Baseline(
             knobs=rows[0].knobs,
@@ -173,15 +189,33 @@ def answer(plan: Case, caps_mb: Sequence[float] = (), *, search: bool = True) ->
             replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
             replay_error=predictions.replay_error,
         ),
-        scenarios=rows,
+        scenarios=rows + compressed,
         bounds=_bounds(workload, plan.baseline),
         verdict=verdict,
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
         flat_region=_flat(rows, best, plan.noise),
-        reasons=[*reasons, *plan.notes],
+        reasons=[*reasons, *plan.notes, *([COMPRESSED] if compressed else [])],
         interference=Interval(**{name: getattr(predictions.fit, name) for name in Interval.__struct_fields__}),
         assumptions=_assumed(plan, predictions, place),
     )
+
+
+def _compressed(plan: Case, workload: Workload, compressions: Sequence[Compression]) -> list[Scenario]:
+    """Give the scenarios of compressed gradients: their intervals span what compressing may cost."""
+    if compressions and not workload.gradients.shapes:
+        raise UsageError("--compress: the shapes of gradients are not known")
+    if compressions and not workload.pass_ns_per_byte:
+        raise UsageError("--compress: what compressing costs is told by the memory's bandwidth: give device.memory_gbs")
+    found = []
+    for each in compressions:
+        settings = [replace(plan.baseline, compression=one) for one in each.range()]
+        least, usual, most = scenarios(plan, settings)[1:]
+        found.append(
+            msgspec.structs.replace(
+                usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high
+            )
+        )
+    return found
 
 
 def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
@@ -192,6 +226,19 @@ def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
 
 
 def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
+    base = plan.baseline
+    found: list[Settings] = []
+    if not plan.fixed:
+        found = _other_buckets(plan, workload, caps_mb, search=search)
+    if base.communicated == 1.0 and plan.halves:
+        found.append(replace(base, communicated=HALF))
+    found.append(replace(base, link_speed=2.0))
+    if len(set(workload.lateness_ns)) > 1:
+        found.append(replace(base, late_ranks=False))
+    return found
+
+
+def _other_buckets(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
     base = plan.baseline
     found = [each.settings for each in plan.measured if each.settings.accumulation == base.accumulation]
     found += [with_cap(base, cap) for cap in caps_to_try(base.ddp, caps_mb)]
@@ -206,11 +253,6 @@ def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search:
             return step_ns(workload, with_groups(workload, base, groups), slowdown)
 
         found.append(with_groups(workload, base, improved(merged(workload), cost)))
-    if base.communicated == 1.0 and plan.halves:
-        found.append(replace(base, communicated=HALF))
-    found.append(replace(base, link_speed=2.0))
-    if len(set(workload.lateness_ns)) > 1:
-        found.append(replace(base, late_ranks=False))
     return found
 
 
@@ -222,8 +264,7 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
     step = np.where(np.isnan(told), steps[0], told)
     half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
     half = np.where(np.isnan(told), half, plan.noise * step)
-    gain = 1 - step / step[0]
-    gain_half = _gain_half(predictions, ~np.isnan(told))
+    gain, gain_half = gains(predictions, told)
     rows = []
     for place, each in enumerate(predictions.settings):
         rows.append(
@@ -238,22 +279,13 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
                 exposed_comm_ns=round(float(predictions.exposed_ns[place])),
                 memory_bytes=bucket_memory_bytes(workload, each),
                 buckets=len(buckets_of(workload, each)),
-                changes_numerics=each.communicated != plan.baseline.communicated,
+                changes_numerics=(each.communicated, each.compression)
+                != (plan.baseline.communicated, plan.baseline.compression),
                 hypothetical=each.hypothetical,
                 known_from="replay" if measured[place] is None else "measured",
             )
         )
     return rows
-
-
-def _gain_half(predictions: Predictions, measured: Flags) -> Floats:
-    """Give half the interval of each gain: what is wrong for both steps alike cancels; two measurements have noise."""
-    gains = 1 - predictions.steps_ns / predictions.steps_ns[:, :1]
-    modelled = np.sqrt(predictions.half_width(gains) ** 2 + model_error(predictions) ** 2)
-    both = measured & measured[0]
-    half: Floats = np.where(both, sqrt(2) * predictions.noise, modelled)
-    half[0] = 0.0
-    return half
 
 
 def _to_choose(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -285,13 +317,16 @@ def _verdict(
     if error is not None and abs(error) > SELF_TEST:
         missed = f"the replay misses a measured step by {abs(error):.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
+    if plan.fixed:
+        return "insufficient_data", [plan.fixed, *reasons]
     late = plan.lateness_ns
     waiting_ns = max(late) - min(late) if late else 0.0
     if waiting_ns > WAITING * base.exposed_comm_ns:
         held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
         return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
-    if best.gain <= plan.noise or best is base:
-        spread = f"the best setting gains {best.gain:.1%}, the noise is {plan.noise:.1%}"
+    noise = plan.noise if best.known_from == "measured" else plan.noise / ONE_MEASURED
+    if best.gain <= noise or best is base:
+        spread = f"the best setting gains {best.gain:.1%}, the noise is {noise:.1%}"
         return "no_change", [
             f"{spread}: leave it as it is" if best is not base else "the present settings are the best",
             *reasons,

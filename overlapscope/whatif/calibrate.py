@@ -78,6 +78,8 @@ class Predictions:
     """The assumption that each row varies; two rows each, low and high."""
     exposed_ns: Floats
     """Of row 0, by setting."""
+    spent_ns: Floats
+    """Of row 0, by setting, on the rank that ends last: compute and gaps alone, compute beside collectives, exposed."""
     fit: Fit
     noise: float
     replay_error: float | None
@@ -167,6 +169,7 @@ def predict(
         steps_ns=np.array(rows),
         variations=tuple(names),
         exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
+        spent_ns=np.array([_spent(each) for each in results]),
         fit=found,
         noise=noise,
         replay_error=max(misses, key=abs) if misses else None,
@@ -197,6 +200,7 @@ def _predict_told(
         steps_ns=np.array(rows),
         variations=tuple(names),
         exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
+        spent_ns=np.array([_spent(each) for each in results]),
         fit=told,
         noise=noise,
         replay_error=max(misses, key=abs) if misses else None,
@@ -206,6 +210,12 @@ def _predict_told(
 def model_error(predictions: Predictions) -> float:
     """Give by what share a step may be missed besides all that was varied: noise, and what the self-test lets pass."""
     return sqrt(predictions.noise**2 + SELF_TEST**2)
+
+
+def _spent(result: Replay) -> tuple[float, float, float]:
+    last = max(result.ended_ns, key=lambda rank: result.ended_ns[rank])
+    hidden, exposed = result.hidden_comm_ns[last], result.exposed_comm_ns[last]
+    return max(result.step_ns - hidden - exposed, 0.0), hidden, exposed
 
 
 def _replayed(workload: Workload, job: Job, slowdown: float) -> Replay:

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
 from overlapscope.whatif.buckets import Bucket, DdpSettings, ddp_buckets
+from overlapscope.whatif.compression import Compression, sent, sent_ns
+from overlapscope.whatif.curves import Curve
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.workload import Workload, curve_of
 
@@ -27,6 +30,8 @@ class Settings:
     """Whether all but the last of them leave gradients unreduced."""
     communicated: float = 1.0
     """Share of each gradient's bytes that is sent: 0.5 where float32 is cast to 16 bits by a hook."""
+    compression: Compression | None = None
+    """A hook that sends something else for gradients."""
     link_speed: float = 1.0
     """No setting, but what would be with links so many times as fast."""
     late_ranks: bool = True
@@ -48,6 +53,8 @@ class Settings:
             found |= {"accumulation": self.accumulation, "no_sync": self.no_sync}
         if self.communicated != 1:
             found["hook"] = "16-bit" if self.communicated == HALF else self.communicated
+        if self.compression is not None:
+            found["hook"] = self.compression.words
         if self.link_speed != 1:
             found["link_speed"] = self.link_speed
         if not self.late_ranks:
@@ -71,8 +78,12 @@ def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
 
 
 def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
-    """Give the memory that buckets take beside gradients: none where gradients are views of them."""
-    return 0 if settings.gradient_as_bucket_view else int(workload.gradients.sizes_bytes.sum())
+    """Give the memory that buckets take beside gradients: none where gradients are views of them.
+
+    Compression keeps the error of all gradients for the next step.
+    """
+    copies = (not settings.gradient_as_bucket_view) + (settings.compression is not None)
+    return copies * int(workload.gradients.sizes_bytes.sum())
 
 
 def ddp_job(workload: Workload, settings: Settings) -> Job:
@@ -120,16 +131,27 @@ def _reductions(workload: Workload, settings: Settings) -> list[_Reduction]:
     once = workload.pass_ns_per_byte * sizes
     back = once * (not settings.gradient_as_bucket_view)
     alone = curve.at(sizes * settings.communicated)
+    cost = once
+    if settings.compression is not None:
+        alone = np.array([_compressed_ns(workload, settings.compression, each, curve) for each in members])
+        cost = once * (1 + settings.compression.passes)
     found = [
         _Reduction(*each)
         for each in zip(
-            ready.tolist(), alone.tolist(), (workload.per_bucket_ns + once).tolist(), back.tolist(), strict=True
+            ready.tolist(), alone.tolist(), (workload.per_bucket_ns + cost).tolist(), back.tolist(), strict=True
         )
     ]
     if not settings.ddp.rebuilds:
         used = float(curve.at(_USED_MAP_BYTES * len(gradients.names)))
         found.append(_Reduction(workload.forward_ns + workload.backward_ns, used, 0.0, 0.0))
     return found
+
+
+def _compressed_ns(workload: Workload, compression: Compression, members: Sequence[int], curve: Curve) -> float:
+    gradients = workload.gradients
+    shapes = [gradients.shapes[each] for each in members]
+    item_bytes = int(gradients.sizes_bytes[members[0]]) // max(prod(shapes[0]), 1)
+    return sent_ns(sent(compression, shapes, item_bytes, workload.world_size), curve)
 
 
 def _passes(

@@ -16,6 +16,7 @@ from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer
 from overlapscope.whatif.recorded_settings import recorded_settings, sent_elements
 from overlapscope.whatif.recorded_slowdown import told_slowdown
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, Recorded, recorded_steps
+from overlapscope.whatif.split_graphs import split_graphs
 from overlapscope.whatif.workload import Gradients, Interference, Workload, freed
 
 US: Final = 1e3
@@ -52,6 +53,8 @@ class RecordedCase:
     width: int
     copied_ns_per_byte: float
     optimizer_ns: float
+    fixed: str = ""
+    """Why no other buckets can be replayed; empty where they can."""
 
     @property
     def lateness_ns(self) -> tuple[float, ...]:
@@ -160,7 +163,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
     )
     if not (moved.own_ns > 0).all():
         raise InputError("some of its all-reduces ended before they began on every rank: its times cannot be right")
-    measured_ns = seen.end_ns.max(axis=0) - seen.start_ns.min(axis=0)
+    measured_ns = seen.steps_ns
     baseline, notes = recorded_settings(run, seen)
     copied, optimizer = _after(run, seen, baseline)
     spread = float(np.median(np.abs(measured_ns - np.median(measured_ns))) * 1.4826 / np.median(measured_ns))
@@ -178,6 +181,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         width=1 if device else GLOO_THREADS,
         copied_ns_per_byte=copied,
         optimizer_ns=optimizer,
+        fixed=split_graphs(next(iter(run.ranks.values())), seen),
     )
 
 
@@ -298,6 +302,10 @@ def _notes(run: Run, seen: Recorded) -> list[str]:
         world = run.world_size or "an unknown number of"
         told = f"{len(seen.ranks)} of {world} ranks were recorded"
         found.append(f"{told}: transfers may hold waiting for the others")
+    if seen.unsynced:
+        often = 1 + seen.unsynced / max(len(seen.steps) - 1, 1)
+        said = f"one recorded step in {often:.3g} reduces gradients, the others leave them to it (no_sync)"
+        found.append(f"{said}: the step here is one that reduces, and a gain is had once in so many steps")
     if seen.left_out > 0:
         found.append(f"{seen.left_out} recorded steps did something else, or are not whole, and are left out")
     return found

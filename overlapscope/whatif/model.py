@@ -29,6 +29,7 @@ class Piece:
     dtype: str = "float32"
     operations: float = 0.0
     """Of its backward pass; only shares of the whole count."""
+    shape: tuple[int, ...] = ()
     tied_to: str = ""
     """The piece whose parameter it uses: that gradient is ready when both have gone through backward."""
 
@@ -56,16 +57,16 @@ def transformer(
     attention = 2.5 * 4 * sequence * hidden * (0.5 if causal else 1.0)
 
     def matrix(name: str, rows: int, columns: int) -> list[Piece]:
-        weight = Piece(name=f"{name}.weight", elements=rows * columns, dtype=dtype, operations=4.0 * rows * columns)
-        return [weight, *([Piece(name=f"{name}.bias", elements=rows, dtype=dtype)] if bias else [])]
+        weight = _parameter(f"{name}.weight", (rows, columns), dtype, operations=4.0 * rows * columns)
+        return [weight, *([_parameter(f"{name}.bias", (rows,), dtype)] if bias else [])]
 
     def norm(name: str) -> list[Piece]:
         parts = ("weight", "bias") if bias else ("weight",)
-        return [Piece(name=f"{name}.{part}", elements=hidden, dtype=dtype) for part in parts]
+        return [_parameter(f"{name}.{part}", (hidden,), dtype) for part in parts]
 
-    pieces = [Piece(name="embedding.weight", elements=vocabulary * hidden, dtype=dtype)]
+    pieces = [_parameter("embedding.weight", (vocabulary, hidden), dtype)]
     if learned_positions:
-        pieces.append(Piece(name="positions.weight", elements=sequence * hidden, dtype=dtype))
+        pieces.append(_parameter("positions.weight", (sequence, hidden), dtype))
     for layer in range(layers):
         at = f"layers.{layer}"
         pieces += norm(f"{at}.norm1")
@@ -80,8 +81,12 @@ def transformer(
     if tied_embedding:
         pieces.append(Piece(name="head", operations=operations, tied_to="embedding.weight"))
     else:
-        pieces.append(Piece(name="head.weight", elements=vocabulary * hidden, dtype=dtype, operations=operations))
+        pieces.append(_parameter("head.weight", (vocabulary, hidden), dtype, operations=operations))
     return pieces
+
+
+def _parameter(name: str, shape: tuple[int, ...], dtype: str, operations: float = 0.0) -> Piece:
+    return Piece(name=name, elements=prod(shape), dtype=dtype, operations=operations, shape=shape)
 
 
 def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None, tied_to: str) -> Piece:
@@ -93,6 +98,7 @@ def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None,
         elements=own,
         dtype=dtype,
         operations=4.0 * numbers if operations is None else operations,
+        shape=tuple(shape),
         tied_to=tied_to,
     )
 
@@ -129,6 +135,7 @@ def gradients_of(
         kinds=tuple((device, each.dtype) for each in chosen),
         ready_ns=np.array([last[each.name] for each in chosen]),
         registered=np.array(order, np.int64),
+        shapes=tuple(each.shape for each in chosen),
     )
 
 

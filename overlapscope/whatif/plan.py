@@ -50,6 +50,11 @@ class Plan:
     notes: tuple[str, ...]
 
     @property
+    def fixed(self) -> str:
+        """Empty: what is described is not bound to its buckets."""
+        return ""
+
+    @property
     def lateness_ns(self) -> tuple[float, ...]:
         """How much later than the first each rank begins; empty where all begin at once."""
         return tuple(each * MS for each in self.document.lateness_ms)

@@ -6,7 +6,7 @@ them. Times are nanoseconds on the clock that all ranks share; the tables' axes 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.whatif.unsynced import averages_parameters, launch_times, optimizer_ns, unsynced_steps
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 MOST_STEPS: Final = 64
@@ -59,6 +60,14 @@ class Recorded:
     """(rank, step, all-reduce): row in the rank's collectives."""
     left_out: int
     """Complete steps that did something else."""
+    unsynced: int = 0
+    """Complete steps with these gradients and no all-reduce, between those that have some."""
+
+    @property
+    def steps_ns(self) -> Floats:
+        """How long each step took, from the first rank's start to the last one's end."""
+        lasted: Floats = self.end_ns.max(axis=0) - self.start_ns.min(axis=0)
+        return lasted
 
     @property
     def grad_bytes(self) -> Ints:
@@ -83,6 +92,11 @@ def recorded_steps(run: Run, together: Across) -> Recorded:
     names, elements, dtypes, passes = _gradients(reference)
     found = {rank: _steps_of(each, names, int(elements.sum()), passes) for rank, each in run.ranks.items()}
     common = sorted(set.intersection(*(set(each) for each in found.values())))
+    if not common and any(map(averages_parameters, run.ranks.values())):
+        raise InputError(
+            "its all-reduces follow the optimizer: they average parameters (local SGD) and carry no gradients, so that "
+            "there are no buckets to replay"
+        )
     if not common:
         raise InputError(
             "no step whose all-reduces carry its gradients was recorded as a whole on every rank: `whatif` replays "
@@ -95,8 +109,10 @@ def recorded_steps(run: Run, together: Across) -> Recorded:
     if often < 2 or usual is None:
         raise InputError("its steps are not alike, or fewer than two are whole: record at least five like ones")
     windows = set().union(*(_recent(timeline) for timeline in run.ranks.values()))
-    left_out = len(windows - set(common)) + len(common) - often
-    return _joined(run, together, found, chosen, (names, elements, dtypes, passes), left_out)
+    without = set.intersection(*map(unsynced_steps, run.ranks.values())) & windows
+    left_out = len(windows - set(common) - without) + len(common) - often
+    seen = _joined(run, together, found, chosen, (names, elements, dtypes, passes), left_out)
+    return replace(seen, unsynced=sum(chosen[0] < each < chosen[-1] for each in without))
 
 
 def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
@@ -137,6 +153,8 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
     sized = np.array([name in ITEM_BYTES for name in timeline.names], np.bool_)
     usable &= (calls.op >= 0) & reduces[calls.op] & (calls.dtype >= 0) & sized[calls.dtype]
     usable &= (calls.end_ns >= calls.start_ns) & (calls.end_ns >= calls.launch_ns)
+    # What follows the optimizer carries no gradients: local SGD averages parameters there.
+    usable &= launch_times(timeline, np.arange(calls.step.size)) < optimizer_ns(timeline, calls.step)
     found = {}
     recent = _recent(timeline)
     for each in step_windows(timeline):
@@ -152,7 +170,7 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
         ready = table.ready_ns[mine].reshape(passes, len(names))
         ready = np.take_along_axis(ready, np.argsort(at, axis=1), axis=1)
         rows = np.flatnonzero(usable & (calls.step == each.step))
-        rows = rows[np.argsort(_launched(timeline, rows), kind="stable")]
+        rows = rows[np.argsort(launch_times(timeline, rows), kind="stable")]
         carried = _carrying(timeline, rows, ready, elements)
         if carried is not None:
             found[each.step] = _Step(each.window, ready.ravel(), carried)
@@ -164,14 +182,9 @@ def _recent(timeline: RankTimeline) -> set[int]:
     return set(np.unique(timeline.steps.step)[-2 * MOST_STEPS :].tolist())
 
 
-def _launched(timeline: RankTimeline, rows: Ints) -> Ints:
-    calls = timeline.collectives
-    return np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
-
-
 def _carrying(timeline: RankTimeline, rows: Ints, ready: Ints, elements: int) -> Ints | None:
     """Give the all-reduces of the last pass, or of every one, that together carry all gradients; None without them."""
-    launched, sizes = _launched(timeline, rows), timeline.collectives.elements[rows]
+    launched, sizes = launch_times(timeline, rows), timeline.collectives.elements[rows]
     found: list[Ints] = []
     for turn in range(ready.shape[0]):
         until = ready[turn + 1].min() if turn + 1 < ready.shape[0] else np.iinfo(np.int64).max
@@ -217,7 +230,7 @@ def _joined(
     for at, rank in enumerate(ranks):
         timeline = run.ranks[rank]
         table = timeline.collectives
-        launched = np.array([_launched(timeline, each) for each in last[at]])
+        launched = np.array([launch_times(timeline, each) for each in last[at]])
         starts, ends = table.start_ns[last[at]], table.end_ns[last[at]]
         if timeline.basis == "events" and not timeline.has_device:
             starts = taken_up(launched, ends, GLOO_THREADS)

@@ -26,6 +26,8 @@ class Gradients:
     """On the axis of free compute; never falls."""
     registered: Ints
     """Number of the parameter as the module registers it."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,147 @@
+"""What was predicted of a run's other settings, and what later runs measured: how far predictions can be believed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
+SAME: Final = 1e-3
+"""Share by which a setting may differ and be the same: torch keeps a cap in whole bytes."""
+MAX_LIST: Final = 3
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Prediction(msgspec.Struct, kw_only=True, frozen=True):
+    """The step of one setting, as it was predicted from a recording under another. The interval is 90 %."""
+
+    made_at: str
+    """Date or time, as it was given."""
+    version: str
+    """Of the tool."""
+    verdict: str
+    """Of all predictions made with it: `change` or `no_change`."""
+    recommended: bool
+    present: dict[str, Any]
+    """Settings of the recording."""
+    present_step_ns: Positive
+    ranks: Positive
+    gradient_bytes: Positive
+    """With `ranks`, what tells one workload from another."""
+    knobs: dict[str, Any]
+    """Settings that are predicted."""
+    step_ns: Positive
+    low_ns: int
+    high_ns: int
+
+
+class Outcome(msgspec.Struct, kw_only=True, frozen=True):
+    """A prediction, and what a run under the predicted settings measured."""
+
+    prediction: Prediction
+    run: str
+    measured_step_ns: Positive
+    inside: bool
+    """Whether the measured step lies in the predicted interval."""
+    error: float
+    """predicted / measured - 1"""
+
+
+class Noted(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
+    """What a run directory keeps: predictions, and the later runs that tested them."""
+
+    schema_: Literal["overlapscope.predictions/1"] = SCHEMA
+    predictions: list[Prediction] = []
+    outcomes: list[Outcome] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a run tells that a prediction is held against."""
+
+    run: str
+    knobs: Mapping[str, Any]
+    step_ns: int
+    ranks: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How often predictions held."""
+
+    measured: int
+    inside: int
+    mean_error: float
+    """Of the size of errors."""
+
+
+def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tuple[list[Outcome], list[str]]:
+    """Hold runs against the last prediction of their settings; and say of each run why none is of it."""
+    found, without = [], []
+    for each in seen:
+        of_it = [one for one in predictions if _is_workload(one, each)]
+        same = [one for one in of_it if same_setting(one.knobs, each.knobs)]
+        if same:
+            last = same[-1]
+            found.append(
+                Outcome(
+                    prediction=last,
+                    run=each.run,
+                    measured_step_ns=each.step_ns,
+                    inside=last.low_ns <= each.step_ns <= last.high_ns,
+                    error=last.step_ns / each.step_ns - 1,
+                )
+            )
+        elif not of_it:
+            without.append(f"{each.run}: the predictions are of another model or number of ranks")
+        elif not any(same_setting(one.present, each.knobs) for one in of_it):
+            without.append(f"{each.run}: no prediction is of its settings, {words(each.knobs)}")
+    return found, without
+
+
+def same_setting(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two sets of knobs are one setting."""
+    return a.keys() == b.keys() and all(_same(value, b[name]) for name, value in a.items())
+
+
+def joined(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Noted:
+    """Add predictions and outcomes; what a run measured for a prediction stands once, as it was held against last."""
+    kept = {_key(each): each for each in [*noted.outcomes, *tested]}
+    return Noted(predictions=[*noted.predictions, *predictions], outcomes=list(kept.values()))
+
+
+def trust(tested: Sequence[Outcome]) -> Trust | None:
+    """Give how often predictions held; None where none was tested."""
+    if not tested:
+        return None
+    mean_error = sum(abs(each.error) for each in tested) / len(tested)
+    return Trust(measured=len(tested), inside=sum(each.inside for each in tested), mean_error=mean_error)
+
+
+def words(knobs: Mapping[str, Any]) -> str:
+    """Give settings as they are written in Python, long lists cut."""
+    return ", ".join(f"{name}={_word(value)}" for name, value in knobs.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_word, value[:MAX_LIST]))}{', ...' if len(value) > MAX_LIST else ''}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _key(outcome: Outcome) -> tuple[str, str, bytes]:
+    return outcome.run, outcome.prediction.made_at, msgspec.json.encode(outcome.prediction.knobs)
+
+
+def _is_workload(prediction: Prediction, seen: Observed) -> bool:
+    return (prediction.ranks, prediction.gradient_bytes) == (seen.ranks, seen.gradient_bytes)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
+    return isclose(a, b, rel_tol=SAME) if numbers else bool(a == b)

@@ -1,0 +1,77 @@
+"""The file in a run directory that keeps what was predicted from the run, and what later runs measured."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.predictions import Noted, Outcome, Prediction, joined
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.sides import runs_of
+from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run_folder import umask
+
+NAME: Final = "predictions.json"
+MAX_BYTES: Final = 16 * 2**20
+
+
+def noted_in(paths: Iterable[Path]) -> Noted:
+    """Give what the runs that paths name keep, all together. Raises InputError where a file cannot be understood."""
+    found = Noted()
+    for path in paths:
+        for each in runs_of(path)[0]:
+            more = _read(each)
+            found = joined(found, more.predictions, more.outcomes)
+    return found
+
+
+def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Path:
+    """Add to what a run directory keeps; give the file. Nothing else of the run is touched.
+
+    Raises UsageError where `run` is no run directory, InputError where the file cannot be written or understood.
+    """
+    must_keep(run)
+    content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
+    place = run / NAME
+    temporary = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{NAME}.", dir=run)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content + b"\n")
+        os.chmod(temporary, 0o666 & ~umask())
+        os.replace(temporary, place)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
+    return place
+
+
+def must_keep(path: Path) -> None:
+    """Raise UsageError where a path is no run directory: only those keep predictions."""
+    if not is_run_directory(path):
+        raise UsageError(
+            f"{path} is no run directory, and only those keep predictions; make one of it: "
+            f"overlapscope ingest {path} -o runs/{path.name.partition('.')[0] or 'run'}"
+        )
+
+
+def _read(run: Path) -> Noted:
+    place = run / NAME
+    try:
+        with place.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return Noted()
+    except OSError as error:
+        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{place}: is larger than {MAX_BYTES // 2**20} MiB")
+    try:
+        return msgspec.json.decode(content, type=Noted)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"{place}: holds no predictions: {error}; move it away to go on without them") from error
