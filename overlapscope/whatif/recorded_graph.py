@@ -255,7 +255,8 @@ def _step(
     origin = min(min(each.window[0], int(each.begin_ns.min(initial=each.window[0]))) for each in seen.values())
     end = max(each.window[1] for each in seen.values())
     busy = {rank: _moved_by(clip(ranks[rank].busy, *_own(each)), -each.zero_ns) for rank, each in seen.items()}
-    calls = _calls(seen)
+    device = any(each.timeline.has_device for each in ranks.values())
+    calls = _calls(seen, on_host=not device)
     described = _sharing(_described(run, calls), busy, calls)
     place = {number: at for at, number in enumerate(calls.number.tolist())}
     programmes, moving = {}, {}
@@ -266,7 +267,6 @@ def _step(
         own = [described[at] for at in mine.tolist()]
         lane = _lane(ranks[rank], each, mine, calls.done_ns[mine], busy[rank], moved, own, origin)
         programmes[rank] = programme(lane)
-    device = any(each.timeline.has_device for each in ranks.values())
     graph = Graph(
         calls=tuple(described),
         programmes=programmes,
@@ -316,7 +316,7 @@ def _come_to(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
     return np.where(needs, np.maximum(np.minimum(until, begin), np.minimum(launch, begin)), np.minimum(launch, begin))
 
 
-def _calls(seen: Mapping[int, _Seen]) -> _Calls:
+def _calls(seen: Mapping[int, _Seen], *, on_host: bool) -> _Calls:
     number = np.concatenate([each.call for each in seen.values()])
     of_rank = np.concatenate([np.full(each.call.size, rank, np.int64) for rank, each in seen.items()])
     begin, end = (np.concatenate([getattr(each, name) for each in seen.values()]) for name in ("begin_ns", "end_ns"))
@@ -325,12 +325,12 @@ def _calls(seen: Mapping[int, _Seen]) -> _Calls:
     unique, starts, counts = np.unique(number[order], return_index=True, return_counts=True)
     # The last member waits for nobody: the least duration is the transfer, whatever the clocks show.
     least = np.minimum.reduceat((end - begin)[order], starts) if unique.size else number
-    messages = np.concatenate([each.message for each in seen.values()])[order][starts] if unique.size else number > 0
+    seen_early = np.concatenate([each.message for each in seen.values()])[order][starts] | on_host
     latest = np.maximum.reduceat(begin[order], starts) if unique.size else number
     ended = end[order][starts + (counts - 1) // 2]
-    # A message's end may be seen later by the side that waited for it later.
-    apart = end[order][starts] - latest
-    least = np.where(messages & (apart > 0), np.minimum(apart, least), least)
+    # Threads and messages: who began last may still be the first to see the end, as others wake up later.
+    apart = ended - latest
+    least = np.where(seen_early & (apart > 0), np.minimum(apart, least), least)
     done = np.minimum(latest + least, ended)
     ranks, rows = of_rank[order], row[order]
     return _Calls(
