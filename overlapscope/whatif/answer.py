@@ -22,6 +22,7 @@ from overlapscope.whatif.calibrate import (
     step_ns,
 )
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.kinds import Kind
 from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
@@ -57,6 +58,7 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     memory_bytes: int
     """Of buckets beside the gradients themselves."""
     buckets: int
+    """0 where nothing is reduced in buckets."""
     changes_numerics: bool
     hypothetical: bool
     """What no setting brings about: a faster link, no late ranks."""
@@ -103,6 +105,8 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
 
     schema_: Literal["overlapscope.whatif/1"] = SCHEMA
+    kind: Kind = "ddp"
+    """How the job splits its model over ranks: what can be replayed depends on it."""
     baseline: Baseline
     scenarios: list[Scenario]
     bounds: Bounds
