@@ -4,7 +4,7 @@ FSDP2 gathers a module's parameters before its forward and, where they were resh
 prefetch launches the gather of a later module as soon as compute has its own (torch/distributed/fsdp/_fully_shard).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,7 +35,8 @@ def gathers_of(graph: Graph) -> Gathers:
     groups = {graph.calls[each].group for each in scatters}
     gathers = [each for each in order if graph.calls[each].op == "all_gather" and graph.calls[each].group in groups]
     seen: set[Any] = set()
-    forward, backward = [], []
+    forward: list[int] = []
+    backward: list[int] = []
     for each in gathers:
         call = graph.calls[each]
         again = call.module in seen if call.phase is None and call.module is not None else call.phase == BACKWARD
@@ -195,14 +196,51 @@ def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
         for each in family:
             if graph.calls[each].module in number:
                 members.setdefault(number[graph.calls[each].module], []).append(each)
-        for each in members.values():
-            kept = each[0] if at_first else each[-1]
-            table.update(dict.fromkeys(each, kept))
-            saved = sum(min(latency_ns, graph.calls[one].own_ns / 2) for one in each if one != kept)
+        for group in members.values():
+            kept = group[0] if at_first else group[-1]
+            table.update(dict.fromkeys(group, kept))
+            saved = sum(min(latency_ns, graph.calls[one].own_ns / 2) for one in group if one != kept)
             calls[kept] = replace(
                 calls[kept],
-                bytes=sum(graph.calls[one].bytes for one in each),
-                own_ns=sum(graph.calls[one].own_ns for one in each) - saved,
+                bytes=sum(graph.calls[one].bytes for one in group),
+                own_ns=sum(graph.calls[one].own_ns for one in group) - saved,
             )
     dropped = [each for each, kept in {**first_of, **last_of}.items() if each != kept]
-    return without(replace(graph, calls=tuple(calls)), dropped)
+    programmes = {rank: _with_their_group(items, first_of) for rank, items in graph.programmes.items()}
+    return without(replace(graph, calls=tuple(calls), programmes=programmes), dropped)
+
+
+def _with_their_group(items: Sequence[Item], kept: Mapping[int, int]) -> tuple[Item, ...]:
+    """Launch what was gathered ahead where compute had a module's parameters where it has those of its whole group."""
+    moved: dict[int, list[int]] = {}
+    gone = set()
+    for at, each in enumerate(items):
+        if isinstance(each, Wait) and kept.get(each.collective, each.collective) != each.collective:
+            launch = _gathered_ahead(items, at, kept)
+            if launch is not None:
+                gone.add(launch)
+                moved.setdefault(kept[each.collective], []).append(launch)
+    found: list[Item] = []
+    for at, each in enumerate(items):
+        if at not in gone:
+            found.append(each)
+        if isinstance(each, Wait):
+            found += [items[launch] for launch in moved.get(each.collective, ())]
+    return tuple(found)
+
+
+def _gathered_ahead(items: Sequence[Item], wait: int, gathers: Mapping[int, int]) -> int | None:
+    """Give the place of the gather launched right after a wait, for what comes later; None where there is none."""
+    before = after = 0.0
+    launch = None
+    for at in range(wait + 1, len(items)):
+        each = items[at]
+        if isinstance(each, Busy):
+            before, after = (before + each.ns, after) if launch is None else (before, after + each.ns)
+        elif isinstance(each, Launch) and launch is None:
+            if each.collective not in gathers:
+                return None
+            launch = at
+        elif isinstance(each, Launch | Wait):
+            break
+    return launch if launch is not None and after > before else None

@@ -78,7 +78,7 @@ def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str
             replay_error=seen.error,
         ),
         scenarios=rows,
-        bounds=bounds_of(case.middle),
+        bounds=bounds_of(case.middle, case.measured_ns / case.middle.measured_ns),
         verdict=verdict,
         best=Best(knobs=best.knobs if verdict == "change" else {}),
         flat_region={},
@@ -238,10 +238,10 @@ def _verdict(
     return "change", reasons
 
 
-def bounds_of(graph: Graph) -> Bounds:
+def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
     """Give bounds without interference: nothing sent; all hidden that links allow; every collective waited for at once.
 
-    Who waits for whom is kept in all three.
+    Who waits for whom is kept in all three. All are multiplied by `scale`, for a step that is usual but for its length.
     """
     free = Slowed()
     nothing = replay(graph_job(graph, free, transfer_time=0.0)).step_ns
@@ -254,9 +254,9 @@ def bounds_of(graph: Graph) -> Bounds:
     except StuckError:
         none = nothing + sum(links.values())
     return Bounds(
-        no_comm_ns=round(nothing),
-        perfect_overlap_ns=round(max(nothing, *links.values()) if links else nothing),
-        no_overlap_ns=round(none),
+        no_comm_ns=round(scale * nothing),
+        perfect_overlap_ns=round(scale * max([nothing, *links.values()])),
+        no_overlap_ns=round(scale * none),
     )
 
 

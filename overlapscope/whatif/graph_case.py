@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.across import Across
-from overlapscope.timeline.columns import Floats
+from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Assumption, Fit
@@ -105,7 +105,7 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
     how = "a prior: calls of about one size do not tell it"
     sizes, times = _transfers(graphs)
     if sizes.size and told_latency(sizes):
-        base = line(sizes.astype(np.int64), times, value * US)[0] / US
+        base = line(sizes, times, value * US)[0] / US
         value, low, high, how = base, base / 2, base * 2, "calls of different sizes"
     found.append(Assumption(name="latency_us", value=value, low=low, high=high, known_from=how))
     if partly:
@@ -114,14 +114,14 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
     return found
 
 
-def _transfers(graphs: tuple[Graph, ...]) -> tuple[Floats, Floats]:
+def _transfers(graphs: tuple[Graph, ...]) -> tuple[Ints, Floats]:
     """Give the sizes of the most used operation's calls, and the median time of each."""
     calls = [each for graph in graphs for each in graph.calls if each.bytes and each.own_ns > 0]
     if not calls:
-        return np.empty(0), np.empty(0)
+        return np.empty(0, np.int64), np.empty(0)
     ops = [each.op for each in calls]
     op = max(dict.fromkeys(ops), key=ops.count)
-    bytes_ = np.array([each.bytes for each in calls if each.op == op], np.float64)
+    bytes_ = np.array([each.bytes for each in calls if each.op == op], np.int64)
     own = np.array([each.own_ns for each in calls if each.op == op])
     sizes = np.unique(bytes_)
     return sizes, np.array([np.median(own[bytes_ == each]) for each in sizes.tolist()])

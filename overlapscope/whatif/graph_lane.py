@@ -57,7 +57,22 @@ class _Stall:
 
 def programme(lane: Lane) -> tuple[Item, ...]:
     """Give what the rank does, in order."""
-    return tuple(_merged(_items(lane)))
+    items = list(_merged(_items(lane)))
+    return tuple(items if (lane.span_launch_ns != NONE).any() else _handed_over(items))
+
+
+def _handed_over(items: list[Item]) -> Iterator[Item]:
+    """Leave out a host's gaps between calling and waiting at once: its thread stood in the call, beside the transfer.
+
+    They are as long as the transfer lets them be, which takes the core that the thread would go on with.
+    """
+    gone: set[int] = set()
+    for at, each in enumerate(items):
+        if isinstance(each, Launch):
+            follows = next((k for k in range(at + 1, len(items)) if isinstance(items[k], Launch | Wait)), None)
+            if follows is not None and items[follows] == Wait(each.collective):
+                gone.update(range(at + 1, follows))
+    return (each for at, each in enumerate(items) if at not in gone or not isinstance(each, Gap))
 
 
 def _items(lane: Lane) -> Iterator[Item]:
