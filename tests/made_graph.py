@@ -207,6 +207,7 @@ def _timeline(made: Made, times: _Times, rank: int, shift: int) -> RankTimeline:
         lanes=make(Lanes, 2, kind=DEVICE, label=[names.code("stream 7"), names.code("stream 20")]),
         annotations=timeline().annotations,
         names=tuple(names.to_list()),
+        recorded={"settings": {"host": f"host{rank}" if shift else "host"}},
     )  # fmt: skip
 
 

@@ -103,7 +103,9 @@ def test_what_is_kept_gathered_and_what_is_gathered_ahead_takes_memory() -> None
     assert scenario(answer, reduce_dtype="16-bit").changes_numerics
     assert answer.kind == "fsdp"
     assert answer.verdict == "change"
-    assert answer.best.knobs == {"reshard_after_forward": False}
+    best = min((each for each in answer.scenarios if not each.hypothetical and not each.changes_numerics),
+               key=lambda each: each.predicted_step_ns)  # fmt: skip
+    assert answer.best.knobs == best.knobs != {}
 
 
 def test_a_step_that_computes_for_long_is_left_alone() -> None:
@@ -121,10 +123,12 @@ def test_parameters_that_stay_gathered_are_not_told_to() -> None:
 @pytest.mark.parametrize("slow", [1.2, 1.6])
 def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) -> None:
     run = recorded(fsdp(slow=slow))
+    row = scenario(answered(fsdp(slow=slow)), straggler_removed=1)
+    assert row.predicted_step_ns == pytest.approx(step_ns(fsdp()), rel=0.01)
     told = straggler_cost(run, across(run))
     assert told is not None
     assert told.knobs == {"straggler_removed": 1}
-    assert told.predicted_step_ns == pytest.approx(step_ns(fsdp()), rel=0.04)
+    assert told.low_ns <= step_ns(fsdp()) <= told.high_ns
     assert told.gain_low <= told.gain <= told.gain_high
 
 
@@ -238,7 +242,8 @@ def changed(run: Run, rank: int, **columns: Sequence[int]) -> Run:
 
 def test_calls_that_cannot_be_paired_are_a_reason_to_abstain() -> None:
     run = recorded(fsdp())
-    sizes = run.ranks[1].collectives.bytes * 3
+    sizes = run.ranks[1].collectives.bytes.copy()
+    sizes[::3] += 4
     with pytest.raises(InputError, match="could not be paired"):
         answer_recording(changed(run, 1, bytes=sizes), [], Wanted(), search=False)
 

@@ -96,7 +96,9 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
 
 
 def deferred(graph: Graph, seen: Gathers) -> bool:
-    """Whether any gather is waited for later than it is launched."""
+    """Whether gathers can be waited for later than they are launched: on a device; else where some were."""
+    if graph.width == 1:
+        return True
     rank = min(graph.programmes)
     gathers = {*seen.forward, *seen.backward}
     under_way: set[int] = set()
@@ -149,7 +151,38 @@ def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
     """Give the step in which the gathers of a phase are launched `depth` modules ahead; 0 is where they are needed."""
     seen = gathers_of(graph)
     gathers = set(seen.forward if phase == "forward" else seen.backward)
-    return replace(graph, programmes={rank: _ahead(items, gathers, depth) for rank, items in graph.programmes.items()})
+    return replace(
+        graph,
+        programmes={
+            rank: _ahead(_in_turn(items, {*seen.forward, *seen.backward}), gathers, depth)
+            for rank, items in graph.programmes.items()
+        },
+    )
+
+
+def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
+    """Give what happens at one instant in the order in which FSDP2 does it, alike on all ranks.
+
+    A reduce-scatter, after the wait for the one before; then the wait for the next gather, and what is gathered ahead.
+    """
+    found: list[Item] = []
+    instant: list[Item] = []
+
+    def turn(each: Item) -> int:
+        assert isinstance(each, Launch | Wait)
+        if each.collective in gathers:
+            return 4 if isinstance(each, Wait) else 3 if Wait(each.collective) in instant else 5
+        return 1 if isinstance(each, Launch) else 2 if Launch(each.collective) in instant else 0
+
+    for each in (*items, None):
+        if isinstance(each, Launch | Wait):
+            instant.append(each)
+            continue
+        found += sorted(instant, key=turn)
+        instant = []
+        if each is not None:
+            found.append(each)
+    return found
 
 
 def _ahead(items: Sequence[Item], gathers: set[int], depth: int) -> tuple[Item, ...]:
@@ -206,7 +239,10 @@ def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
                 own_ns=sum(graph.calls[one].own_ns for one in group) - saved,
             )
     dropped = [each for each, kept in {**first_of, **last_of}.items() if each != kept]
-    programmes = {rank: _with_their_group(items, first_of) for rank, items in graph.programmes.items()}
+    gathers = {*seen.forward, *seen.backward}
+    programmes = {
+        rank: _with_their_group(_in_turn(items, gathers), first_of) for rank, items in graph.programmes.items()
+    }
     return without(replace(graph, calls=tuple(calls), programmes=programmes), dropped)
 
 
@@ -237,10 +273,8 @@ def _gathered_ahead(items: Sequence[Item], wait: int, gathers: Mapping[int, int]
         each = items[at]
         if isinstance(each, Busy):
             before, after = (before + each.ns, after) if launch is None else (before, after + each.ns)
-        elif isinstance(each, Launch) and launch is None:
-            if each.collective not in gathers:
-                return None
+        elif isinstance(each, Launch) and each.collective in gathers and launch is None:
             launch = at
-        elif isinstance(each, Launch | Wait):
+        elif isinstance(each, Wait) or (isinstance(each, Launch) and (launch is not None or before)):
             break
     return launch if launch is not None and after > before else None

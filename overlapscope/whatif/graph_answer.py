@@ -12,6 +12,7 @@ from typing import Final, Literal
 import numpy as np
 
 from overlapscope.analysis.across import Across
+from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
@@ -60,9 +61,10 @@ def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str =
 def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:  # noqa: B008
     """Predict what a case tells."""
     trials, left = trials_of(case, wanted)
-    seen = _replayed(case, trials)
+    trials, stuck = _possible(case, trials)
+    seen = _tried(case, trials)
     rows = _rows(case, trials, seen)
-    notes = [*left, *case.notes]
+    notes = [*left, *stuck, *case.notes]
     if case.kind == "pipeline":
         notes += bubble_notes(run)
     if why and case.kind == "other":
@@ -97,7 +99,7 @@ def straggler_cost(run: Run, together: Across) -> Scenario | None:
     if case.straggler is None:
         return None
     trial = straggler_removed(case.straggler)
-    seen = _replayed(case, [trial])
+    seen = _tried(case, [trial])
     return None if abs(seen.error) > SELF_TEST else _rows(case, [trial], seen)[1]
 
 
@@ -116,6 +118,30 @@ def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
     if wanted.straggler and case.straggler is not None:
         found.append(straggler_removed(case.straggler))
     return found, why
+
+
+def _possible(case: GraphCase, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
+    """Give the trials whose steps can end: a change may order launches differently on ranks that were recorded so."""
+    found: list[Trial] = []
+    why = []
+    for each in trials:
+        try:
+            for graph in case.graphs:
+                replay(graph_job(each.change(graph, 0.0), Slowed()))
+        except StuckError:
+            why.append(f"{' '.join(each.knobs)} is not replayed: its ranks launch in orders too different to be changed")
+        else:
+            found.append(each)
+    return found, why
+
+
+def _tried(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
+    try:
+        return _replayed(case, trials)
+    except StuckError as error:
+        raise InputError(
+            f"its ranks launched collectives in orders that cannot end ({error}): times or pairing are wrong"
+        ) from error
 
 
 def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:

@@ -17,6 +17,8 @@ from overlapscope.whatif.replay import Gap, Launch, Wait
 
 LEAST_STALL_NS: Final = 10_000
 """A shorter stretch without compute is none: kernels follow each other so."""
+TOGETHER_NS: Final = 10_000
+"""Collectives that end within this end together."""
 SEEN_LATE: Final = 0.05
 """A collective may seem to end after its wait by this share of the wait ..."""
 SEEN_LATE_NS: Final = 50_000
@@ -162,6 +164,10 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
     at = np.maximum(number, 0)
     found = (number >= 0) & (ended <= free.ends[at] + late[at]) & (ended > free.starts[at])
     found &= (lasted[at] >= LEAST_STALL_NS) & (lane.launch_ns < free.ends[at])
+    # Of several that ended in it, only the last is known to have been waited for.
+    last = np.full(free.starts.size, NONE, np.int64)
+    np.maximum.at(last, at[found], ended[found])
+    found &= ended >= last[at] - TOGETHER_NS
     waited |= found
     stalls = []
     for each in np.unique(at[found]).tolist():

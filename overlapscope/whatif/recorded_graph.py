@@ -7,6 +7,7 @@ two steps have to be laid over each other piece by piece.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,7 @@ UNPAIRED: Final = 0.02
 """Share of the calls that may lack their partners on other ranks that were recorded."""
 DATA_READY_NS: Final = 20_000
 """A collective may seem to begin by so much before the computation that it needs has ended."""
+POSSIBLE_NS: Final = 1 << 62
 HOW: Final = "record it on every rank with `overlapscope.profile(path, model=model)` around the training loop"
 
 
@@ -224,8 +226,11 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
 def _zero(together: Across, rank: int, base: int) -> int:
     """Give the time on a rank's clock at which the first rank's shows `base`; drift within a run is far below a step."""
     first = together.clocks.reference_ns
-    here = together.clocks.aligned(rank, np.array([base], np.int64))[0]
-    return base - round(float(here) - (base - first))
+    here = float(together.clocks.aligned(rank, np.array([base], np.int64))[0])
+    zero = base - round(here - (base - first)) if isfinite(here) else POSSIBLE_NS
+    if abs(zero) >= POSSIBLE_NS:
+        raise InputError(f"the times of rank {rank} cannot be right: its clock cannot be told from the others'")
+    return zero
 
 
 def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
@@ -299,6 +304,10 @@ def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> _Seen:
     begin = np.minimum(begin, end)
     if timeline.has_device:
         launch = _come_to(rank, launch, begin)
+        for group in np.unique(calls.group[rows]).tolist():
+            # One stream runs in the order of launch, on all members alike.
+            chosen = np.flatnonzero((calls.group[rows] == group) & ~message)
+            launch[chosen] = np.maximum.accumulate(launch[chosen])
     shown = (window[0] - zero, window[1] - zero)
     return _Seen(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
 
