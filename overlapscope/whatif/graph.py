@@ -28,6 +28,8 @@ class Call:
     group_size: int
     own_ns: float
     """Time of its link that it took for itself."""
+    recorded_ns: float
+    """The same as recorded, whatever was changed since."""
     beside: float
     """Share of it in which some member computed."""
     stream: str
@@ -45,7 +47,15 @@ class Busy:
     beside_ns: float
 
 
-Item = Busy | Gap | Launch | Wait
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """How much later than the first member a rank without a device saw a collective end: its link's time, or a core's."""
+
+    ns: float
+    collective: int
+
+
+Item = Busy | Gap | Launch | Wait | Late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +78,17 @@ class Slowed:
     comm: float = 1.0
 
 
-def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0) -> Job:
-    """Give the job to replay, where collectives take `transfer_time` times as long as recorded."""
+def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
+    """Give the job to replay, where collectives take `transfer_time` times as long.
+
+    Of what a rank saw them end late, `late_share` goes with the time that they take.
+    """
+    late = [
+        1 + late_share * (transfer_time * each.own_ns / each.recorded_ns - 1) if each.recorded_ns else 1.0
+        for each in graph.calls
+    ]
     return Job(
-        programmes={rank: _free(items, slowed.compute) for rank, items in graph.programmes.items()},
+        programmes={rank: _free(items, slowed.compute, late) for rank, items in graph.programmes.items()},
         transfers=[
             Transfer(
                 ranks=each.ranks,
@@ -86,9 +103,17 @@ def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0) -> Jo
     )
 
 
-def _free(items: Sequence[Item], slowdown: float) -> list[Instruction]:
+def _free(items: Sequence[Item], slowdown: float, late: Sequence[float]) -> list[Instruction]:
     lost = 1 - 1 / slowdown
-    return [Work(each.ns - each.beside_ns * lost) if isinstance(each, Busy) else each for each in items]
+    found: list[Instruction] = []
+    for each in items:
+        if isinstance(each, Busy):
+            found.append(Work(each.ns - each.beside_ns * lost))
+        elif isinstance(each, Late):
+            found.append(Gap(each.ns * late[each.collective]))
+        else:
+            found.append(each)
+    return found
 
 
 def without(graph: Graph, calls: Iterable[int]) -> Graph:
@@ -97,7 +122,9 @@ def without(graph: Graph, calls: Iterable[int]) -> Graph:
     return replace(
         graph,
         programmes={
-            rank: tuple(each for each in items if not (isinstance(each, Launch | Wait) and each.collective in gone))
+            rank: tuple(
+                each for each in items if not (isinstance(each, Launch | Wait | Late) and each.collective in gone)
+            )
             for rank, items in graph.programmes.items()
         },
     )

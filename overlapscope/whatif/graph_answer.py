@@ -193,7 +193,8 @@ def _step(graph: Graph, trial: Trial | None, values: Mapping[str, float]) -> flo
 
 def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
     slowed = Slowed(compute=values[SLOWDOWN], comm=1 + values["comm_share"] * (values[SLOWDOWN] - 1))
-    return replay(graph_job(graph, slowed, transfer_time=values.get("transfer_time", 1.0)))
+    time, late = values.get("transfer_time", 1.0), values.get("late_ends_of_links", 0.0)
+    return replay(graph_job(graph, slowed, transfer_time=time, late_share=late))
 
 
 def _exposed(done: Replay) -> float:
@@ -270,7 +271,7 @@ def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
     Who waits for whom is kept in all three. All are multiplied by `scale`, for a step that is usual but for its length.
     """
     free = Slowed()
-    nothing = replay(graph_job(graph, free, transfer_time=0.0)).step_ns
+    nothing = replay(graph_job(graph, free, transfer_time=0.0, late_share=1.0)).step_ns
     links: dict[str, float] = {}
     for each in graph.calls:
         links[each.link] = links.get(each.link, 0.0) + each.own_ns

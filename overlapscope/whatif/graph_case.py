@@ -19,6 +19,8 @@ from overlapscope.whatif.kinds import Kind, kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.recorded_link import line, told_latency
 
+LATE_SHARE: Final = (0.0, 0.5, 1.0)
+"""Share of what ranks see collectives end late that is their link's, and goes with what they take."""
 FEW_STEPS: Final = 3
 FEW_NOISE: Final = 0.03
 """What noise is taken to be where fewer steps were recorded: they do not tell it."""
@@ -101,6 +103,10 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
     low, value, high = COMM_SHARE[device]
     how = "taken to slow each other alike" if device else "taken to be held up by its link alone"
     found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)]
+    if not device:
+        low, value, high = LATE_SHARE
+        how = "taken to be half: a rank wakes late for want of a core, or as its link delivers late"
+        found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
     low, value, high = LATENCY_US[device]
     how = "a prior: calls of about one size do not tell it"
     sizes, times = _transfers(graphs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection
-from overlapscope.whatif.graph import Busy, Item
+from overlapscope.whatif.graph import Busy, Item, Late
 from overlapscope.whatif.replay import Gap, Launch, Wait
 
 LEAST_STALL_NS: Final = 10_000
@@ -29,6 +29,7 @@ SEEN_LATE_NS: Final = 50_000
 class Lane:
     """What one rank did in a step: nanoseconds from the start of the first rank."""
 
+    on_device: bool
     start_ns: int
     end_ns: int
     busy: Intervals
@@ -60,7 +61,7 @@ class _Stall:
 def programme(lane: Lane) -> tuple[Item, ...]:
     """Give what the rank does, in order."""
     items = list(_merged(_items(lane)))
-    return tuple(items if (lane.span_launch_ns != NONE).any() else _handed_over(items))
+    return tuple(items if lane.on_device else _handed_over(items))
 
 
 def _handed_over(items: list[Item]) -> Iterator[Item]:
@@ -135,6 +136,10 @@ def _through(lane: Lane, stall: _Stall, launched: list[int]) -> Iterator[Item]:
     for place in stall.calls.tolist():
         yield Wait(int(lane.call[place]))
     now = max(now, latest)
+    seen = min(int(lane.end_of_call_ns[stall.calls].max()), stall.end)
+    if seen > now and not lane.on_device:
+        yield Late(ns=float(seen - now), collective=int(lane.call[stall.calls[-1]]))
+        now = seen
     for place in [each for each in launched if each not in before]:
         at = max(int(lane.launch_ns[place]), now)
         yield Gap(float(at - now))

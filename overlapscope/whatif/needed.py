@@ -26,14 +26,17 @@ def needed(
     """Give for each of a rank's calls when its result is needed; never before it was there.
 
     Reduced gradients are needed by the next reduce-scatter (FSDP2 then gives its buffer back), at last by the
-    optimizer. Gathered parameters, and whatever else, by the next computation that begins after it, or before the next
-    gather is launched: no later than it must be, which a slower link may show to be too early. A message is taken when
-    it is there.
+    optimizer. Gathered parameters where the next gather of the same phase is launched: FSDP2 does that when it has
+    them. Whatever else by the next computation that begins after it: no later than it must be, which a slower link may
+    show to be too early.
     """
     found = np.empty(len(calls), np.int64)
     optimizer = _optimizer(timeline, span_start_ns, end_ns, zero_ns)
     scatters = np.sort(launch_ns[[each.op == "reduce_scatter" for each in calls]])
-    gathers = np.sort(launch_ns[[each.op == "all_gather" for each in calls]])
+    gathers = {
+        phase: np.sort(launch_ns[[each.op == "all_gather" and each.phase == phase for each in calls]])
+        for phase in {each.phase for each in calls}
+    }
     for at, each in enumerate(calls):
         ended = int(end_of_call_ns[at])
         if each.op == "reduce_scatter":
@@ -41,9 +44,8 @@ def needed(
         elif each.op == "all_reduce" and each.dimension == DATA:
             found[at] = max(optimizer, ended)
         else:
-            found[at] = _next(span_start_ns, ended, end_ns)
-            if each.op == "all_gather":
-                found[at] = min(found[at], _next(gathers, ended, end_ns))
+            follows = _next(span_start_ns, ended, end_ns)
+            found[at] = _next(gathers[each.phase], ended, follows) if each.op == "all_gather" else follows
     return np.where(found > end_ns, NONE, found)
 
 

@@ -380,6 +380,7 @@ def _described(run: Run, calls: _Calls) -> list[Call]:
                 ranks=members,
                 group_size=max(int(table.group_size[row]), len(members)),
                 own_ns=float(done - begun),
+                recorded_ns=float(done - begun),
                 beside=0.0,
                 stream=where if op in P2P or not run.ranks[rank].has_device else group,
                 link=where,
@@ -404,7 +405,7 @@ def _sharing(found: list[Call], computing: Mapping[int, Intervals], calls: _Call
         took = own_times(begun.astype(np.float64), done.astype(np.float64))
         for at, ns, start, end in zip(places, took.tolist(), begun.tolist(), done.tolist(), strict=True):
             beside = length(clip(busy[found[at].ranks], start, end)) / max(end - start, 1)
-            found[at] = replace(found[at], own_ns=ns, beside=beside)
+            found[at] = replace(found[at], own_ns=ns, recorded_ns=ns, beside=beside)
     return found
 
 
@@ -424,6 +425,7 @@ def _lane(
     launched = rank.launch_of_span_ns[low:high]
     wanted = needed(rank.timeline, calls, seen.launch_ns, seen.end_ns, spans, end, seen.zero_ns)
     return Lane(
+        on_device=rank.timeline.has_device,
         start_ns=min(start, int(seen.launch_ns.min(initial=start))) - origin,
         end_ns=end - origin,
         busy=_moved_by(busy, -origin),
