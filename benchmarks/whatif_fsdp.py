@@ -77,7 +77,9 @@ def table(folder: Path, told: list[list[dict[str, Any]]], rate: float) -> str:
     ]
     errors, plain, inside = [], [], []
     for at, (name, _, _, knobs) in enumerate(VARIANTS):
-        turns = [[rank[1 + turn * len(VARIANTS) + at] for rank in told] for turn in range(len(told[0]) // len(VARIANTS))]
+        turns = [
+            [rank[1 + turn * len(VARIANTS) + at] for rank in told] for turn in range(len(told[0]) // len(VARIANTS))
+        ]
         quiet = [each for each in turns if each[0]["foreign"] <= FOREIGN] or turns
         measured = median(mean(median(rank["seconds"]) for rank in each) for each in quiet)
         row = next((each for each in answer.scenarios if each.knobs == knobs), None)

@@ -25,9 +25,7 @@ WIDTH, BLOCKS, BATCH = 512, 6, 512
 def model_of(settings: dict[str, Any]) -> nn.Module:
     """Give the model, sharded as an entry says."""
     torch.manual_seed(7)
-    blocks = [
-        nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(BLOCKS)
-    ]
+    blocks = [nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(BLOCKS)]
     model = nn.Sequential(*blocks)
     options = {
         "mesh": init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("dp_shard",)),

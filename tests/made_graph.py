@@ -229,9 +229,7 @@ def fsdp(
     units = [list(range(at, min(at + many, modules))) for at in range(0, modules, many)]
 
     def call(op: str, unit: list[int], phase: str, took: float) -> int:
-        calls.append(
-            MadeCall(op=op, units=took * len(unit), bytes=len(unit) << 20, module=f"m.{unit[0]}", phase=phase)
-        )
+        calls.append(MadeCall(op=op, units=took * len(unit), bytes=len(unit) << 20, module=f"m.{unit[0]}", phase=phase))
         return len(calls) - 1
 
     gathers = [call("all_gather", unit, "forward", gather) for unit in units]

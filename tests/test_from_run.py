@@ -147,9 +147,7 @@ def test_no_rank_at_all_says_so() -> None:
         from_run(Run(world_size=2, ranks={}))
 
 
-@pytest.mark.parametrize(
-    "name", ["kineto/sampled_pair", "kineto/a100_rank3of8_six_steps.json.gz", "nccl_log"]
-)
+@pytest.mark.parametrize("name", ["kineto/sampled_pair", "kineto/a100_rank3of8_six_steps.json.gz", "nccl_log"])
 def test_real_recordings_that_cannot_be_replayed_are_answered_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

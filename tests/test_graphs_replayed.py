@@ -171,7 +171,9 @@ def pipeline(batches: int = 4, message: float = 6.0) -> Made:
     return Made(programmes={0: [*first, Work(9.0)], 1: [*second, Work(9.0)]}, calls=calls)
 
 
-@pytest.mark.parametrize(("made", "kind"), [(tensor(), "tensor"), (tensor(slow=1.3), "tensor"), (pipeline(), "pipeline")])
+@pytest.mark.parametrize(
+    ("made", "kind"), [(tensor(), "tensor"), (tensor(slow=1.3), "tensor"), (pipeline(), "pipeline")]
+)
 def test_other_kinds_are_met_and_predicted_over_other_links(made: Made, kind: str) -> None:
     answer = answered(made, 0.5, 2.0)
     assert answer.kind == kind

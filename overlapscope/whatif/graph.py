@@ -49,7 +49,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
-    """How much later than the first member a rank without a device saw a collective end: its link's time, or a core's."""
+    """How much later than the first a rank without a device saw a collective end: for its link, or for a core."""
 
     ns: float
     collective: int

@@ -6,7 +6,6 @@ misses on both sides.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Final, Literal
 
 import numpy as np
@@ -53,12 +52,12 @@ class _Replayed:
     """The median over the steps of replayed against measured."""
 
 
-def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:  # noqa: B008 - frozen
+def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
     """Predict a recording of any kind. `why` says why it is none of DDP's. Raises InputError for what is missing."""
     return answer_graphs(graph_case(run, together), run, wanted, why)
 
 
-def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:  # noqa: B008
+def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
     """Predict what a case tells."""
     trials, left = trials_of(case, wanted)
     trials, stuck = _possible(case, trials)
@@ -126,10 +125,9 @@ def _possible(case: GraphCase, trials: Sequence[Trial]) -> tuple[list[Trial], li
     why = []
     for each in trials:
         try:
-            for graph in case.graphs:
-                replay(graph_job(each.change(graph, 0.0), Slowed()))
+            replay(graph_job(each.change(case.middle, 0.0), Slowed()))
         except StuckError:
-            why.append(f"{' '.join(each.knobs)} is not replayed: its ranks launch in orders too different to be changed")
+            why.append(f"{' '.join(each.knobs)} is not replayed: its ranks launch in orders that cannot be changed so")
         else:
             found.append(each)
     return found, why
@@ -150,7 +148,8 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
         *((each.name, each.low, each.high) for each in case.assumptions),
         (SLOWDOWN, case.told.low, case.told.high),
     ]
-    steps = np.array([[_step(one, trial, nominal) for trial in (None, *trials)] for one in case.graphs])
+    as_taken = [_all(one, trials, nominal) for one in case.graphs]
+    steps = np.array([[_step(each, nominal) for each in graphs] for graphs in as_taken])
     of_steps = steps / steps[:, :1]
     spread = 1.4826 * np.median(np.abs(of_steps - np.median(of_steps, axis=0)), axis=0)
     rows, names = [np.median(of_steps, axis=0)], [""]
@@ -158,13 +157,19 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
     for name, *ends in ranges:
         for value in ends:
             values = {**nominal, name: value}
-            varied = np.array([[_step(one, trial, values) for trial in (None, *trials)] for one in few])
+            if value == nominal[name]:
+                rows.append(rows[0])
+                names.append(name)
+                continue
+            again = name == "latency_us"
+            changed = [_all(one, trials, values) if again else as_taken[case.graphs.index(one)] for one in few]
+            varied = np.array([[_step(each, values) for each in graphs] for graphs in changed])
             as_assumed = of_steps[[case.graphs.index(one) for one in few]]
             # What the variation moves on a few steps is added to what all of them tell.
             rows.append(rows[0] + np.median(varied / varied[:, :1] - as_assumed, axis=0))
             names.append(name)
-    middle = case.middle
-    exposed = [_exposed(_run(_changed(middle, trial, nominal), nominal)) for trial in (None, *trials)]
+    middle = as_taken[case.graphs.index(case.middle)]
+    exposed = [max(_run(each, nominal).exposed_comm_ns.values(), default=0.0) for each in middle]
     measured = np.array([each.measured_ns for each in case.graphs])
     return _Replayed(
         shares=np.array(rows),
@@ -183,22 +188,19 @@ def _few(case: GraphCase) -> list[Graph]:
     return ordered[: max(MOST_VARIED // calls, 1)]
 
 
-def _changed(graph: Graph, trial: Trial | None, values: Mapping[str, float]) -> Graph:
-    return graph if trial is None else trial.change(graph, values["latency_us"] * US)
+def _all(graph: Graph, trials: Sequence[Trial], values: Mapping[str, float]) -> list[Graph]:
+    """Give a step as it is, and under each trial."""
+    return [graph, *(each.change(graph, values["latency_us"] * US) for each in trials)]
 
 
-def _step(graph: Graph, trial: Trial | None, values: Mapping[str, float]) -> float:
-    return max(_run(_changed(graph, trial, values), values).step_ns, 1.0)
+def _step(graph: Graph, values: Mapping[str, float]) -> float:
+    return max(_run(graph, values).step_ns, 1.0)
 
 
 def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
     slowed = Slowed(compute=values[SLOWDOWN], comm=1 + values["comm_share"] * (values[SLOWDOWN] - 1))
     time, late = values.get("transfer_time", 1.0), values.get("late_ends_of_links", 0.0)
     return replay(graph_job(graph, slowed, transfer_time=time, late_share=late))
-
-
-def _exposed(done: Replay) -> float:
-    return max(done.exposed_comm_ns.values(), default=0.0)
 
 
 def _rows(case: GraphCase, trials: Sequence[Trial], seen: _Replayed) -> list[Scenario]:

@@ -1,4 +1,4 @@
-"""What a recording of any kind of parallelism tells, with what it leaves open: the steps, interference, the late rank."""
+"""What a recording of any kind tells, with what it leaves open: the steps, interference, the late rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -79,8 +79,6 @@ def _handed_over(items: list[Item]) -> Iterator[Item]:
 
 
 def _items(lane: Lane) -> Iterator[Item]:
-    busy = BusyTime(lane.busy)
-    beside = BusyTime(intersection(lane.busy, lane.moving))
     stalls, waited = _stalls(lane)
     marks: list[tuple[int, int, int]] = []
     """Time; 0 for a wait, 1 for a stall, 2 for a launch; place of the call or number of the stall."""
@@ -101,12 +99,18 @@ def _items(lane: Lane) -> Iterator[Item]:
         marks.append((at, 0 if at > lane.launch_ns[place] else 3, place))
     marks += [(each.start, 1, number) for number, each in enumerate(stalls)]
     marks.sort()
+    marks.append((lane.end_ns, 4, 0))
+    times = np.unique([0, *(each[0] for each in marks), *ends.tolist()])
+    place_of = {time: at for at, time in enumerate(times.tolist())}
+    busy = BusyTime(lane.busy).before(times).tolist()
+    beside = BusyTime(intersection(lane.busy, lane.moving)).before(times).tolist()
     now = 0
-    for at, kind, place in [*marks, (lane.end_ns, 4, 0)]:
+    for at, kind, place in marks:
         if at > now:
-            worked = int(busy.within(now, at))
+            first, last = place_of[now], place_of[at]
+            worked = busy[last] - busy[first]
             if worked:
-                yield Busy(ns=float(worked), beside_ns=float(beside.within(now, at)))
+                yield Busy(ns=float(worked), beside_ns=float(beside[last] - beside[first]))
             yield Gap(float(at - now - worked))
             now = at
         if kind == 2:

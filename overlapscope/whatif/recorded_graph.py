@@ -25,7 +25,7 @@ from overlapscope.whatif.recorded_link import own_times
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, taken_up
 
 MOST_STEPS: Final = 16
-MOST_CALLS: Final = 40_000
+MOST_CALLS: Final = 20_000
 """Calls of all ranks and steps that are replayed; of large jobs fewer steps are."""
 UNPAIRED: Final = 0.02
 """Share of the calls that may lack their partners on other ranks that were recorded."""
@@ -133,7 +133,7 @@ def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
 
 
 def _numbers(run: Run, together: Across) -> dict[int, Ints]:
-    """Give each call of each rank a number that its other members give it too. Raises InputError where many lack one."""
+    """Give each call a number, the same on all its members. Raises InputError where too many lack one."""
     found = {rank: np.full(size(each.collectives), NONE, np.int64) for rank, each in run.ranks.items()}
     count = 0
     for block in (*together.matching.blocks, *together.matching.uneven):
@@ -224,7 +224,7 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
 
 
 def _zero(together: Across, rank: int, base: int) -> int:
-    """Give the time on a rank's clock at which the first rank's shows `base`; drift within a run is far below a step."""
+    """Give what a rank's clock shows when the one that all share shows `base`; within a step no clock drifts."""
     first = together.clocks.reference_ns
     here = float(together.clocks.aligned(rank, np.array([base], np.int64))[0])
     zero = base - round(here - (base - first)) if isfinite(here) else POSSIBLE_NS
@@ -254,9 +254,7 @@ def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
     return union((calls.launch_ns[made[inside]], calls.end_ns[made[inside]]))
 
 
-def _step(
-    run: Run, ranks: Mapping[int, _Rank], seen: Mapping[int, _Seen]
-) -> tuple[Graph, dict[int, Intervals]]:
+def _step(run: Run, ranks: Mapping[int, _Rank], seen: Mapping[int, _Seen]) -> tuple[Graph, dict[int, Intervals]]:
     origin = min(min(each.window[0], int(each.begin_ns.min(initial=each.window[0]))) for each in seen.values())
     end = max(each.window[1] for each in seen.values())
     busy = {rank: _moved_by(clip(ranks[rank].busy, *_own(each)), -each.zero_ns) for rank, each in seen.items()}
