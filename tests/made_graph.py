@@ -106,12 +106,14 @@ def faster(made: Made, speed: float) -> Made:
     return replace(made, calls=[replace(each, units=each.units / speed) for each in made.calls])
 
 
-def recorded(made: Made, *, shift_ns: Sequence[int] = ()) -> Run:
-    """Give the recording of some like steps on devices, as a profiler has it."""
+def recorded(made: Made, *, shift_ns: Sequence[int] = (), on_host: bool = False) -> Run:
+    """Give the recording of some like steps on devices, as a profiler has it, or of threads, as our own capture does."""
     times = timed(made)
     ranks = {
         rank: _timeline(made, times, rank, shift_ns[rank] if rank < len(shift_ns) else 0) for rank in made.programmes
     }
+    if on_host:
+        ranks = {rank: _on_host(made, times, each) for rank, each in ranks.items()}
     members = {call.group: tuple(sorted(made.programmes)) for call in made.calls}
     groups = tuple(Group(name=name, size=len(each), ranks=each) for name, each in members.items())
     return Run(world_size=len(ranks), ranks=ranks, groups=groups)
@@ -211,6 +213,19 @@ def _timeline(made: Made, times: _Times, rank: int, shift: int) -> RankTimeline:
     )  # fmt: skip
 
 
+def _on_host(made: Made, times: _Times, seen: RankTimeline) -> RankTimeline:
+    """Give the same of a thread that computes, and launches where it has come to."""
+    order = [each.collective for each in made.programmes[seen.rank] if isinstance(each, Launch)]
+    launched = np.array([times.launched[seen.rank, number] for number in order] * STEPS) * UNIT_NS
+    period = round(max(times.end.values()) * UNIT_NS) + 50 * UNIT_NS
+    begin = EPOCH_NS + np.repeat(np.arange(STEPS), len(order)) * period
+    called = (begin + np.rint(launched)).astype(np.int64)
+    spans = replace(seen.spans, launch_ns=np.where(seen.spans.kind == COMPUTE, NONE, seen.spans.launch_ns))
+    steps = replace(seen.steps, start_ns=EPOCH_NS + np.arange(STEPS) * period)
+    calls = replace(seen.collectives, launch_ns=called, start_ns=called)
+    return replace(seen, basis="events", has_device=False, spans=spans, steps=steps, collectives=calls)
+
+
 def fsdp(
     *,
     modules: int = 6,
@@ -223,8 +238,12 @@ def fsdp(
     backward_ahead: int = 1,
     many: int = 1,
     slow: float = 1.0,
+    at_once: bool = False,
 ) -> Made:
-    """Give a step of FSDP2 on two ranks; rank 1 computes `slow` times as long; `many` modules share a gather."""
+    """Give a step of FSDP2 on two ranks; rank 1 computes `slow` times as long; `many` modules share a gather.
+
+    With `at_once` whatever is launched is waited for there, as FSDP2 does over gloo unless told otherwise.
+    """
     calls: list[MadeCall] = []
     units = [list(range(at, min(at + many, modules))) for at in range(0, modules, many)]
 
@@ -256,5 +275,10 @@ def fsdp(
                     mine += [Wait(scatters[at - 1])] if at else []
                     mine.append(Launch(scatters[at]))
         mine += [Wait(scatters[-1]), Work(10.0)]
+        if at_once:
+            mine = [
+                one for each in mine if not isinstance(each, Wait)
+                for one in ([each, Wait(each.collective)] if isinstance(each, Launch) else [each])
+            ]  # fmt: skip
         programmes[rank] = mine
     return Made(programmes=programmes, calls=calls)

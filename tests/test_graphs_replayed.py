@@ -34,8 +34,8 @@ QUIET = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
 """What a simulation without interference has: a recording of back-to-back kernels cannot tell it."""
 
 
-def case_of(made: Made) -> GraphCase:
-    run = recorded(made)
+def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
+    run = recorded(made, on_host=on_host)
     known = tuple(
         replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us") else each
         for each in graph_case(run, across(run)).assumptions
@@ -138,6 +138,41 @@ def test_a_shifted_clock_changes_no_prediction() -> None:
     first, second = (answer_recording(run, [], Wanted(), search=False) for run in told)
     for one, other in zip(first.scenarios, second.scenarios, strict=True):
         assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=1e-3)
+
+
+def test_on_threads_what_is_waited_for_at_once_is_predicted_and_prefetch_is_not_offered() -> None:
+    made = fsdp(at_once=True, slow=1.1)
+    case = case_of(made, on_host=True)
+    answer = answer_graphs(case, recorded(made, on_host=True), Wanted(link_speeds=(0.5, 2.0)))
+    assert answer.baseline.replay_error == pytest.approx(0, abs=0.005)
+    assert not any("prefetch" in knob for each in answer.scenarios for knob in each.knobs)
+    assert any("prefetching" in each for each in answer.reasons)
+    row = scenario(answer, reshard_after_forward=False)
+    assert row.predicted_step_ns == pytest.approx(step_ns(fsdp(at_once=True, slow=1.1, reshard=False)), rel=0.02)
+    for speed in (0.5, 2.0):
+        truth = step_ns(faster(made, speed))
+        assert scenario(answer, link_speed=speed).predicted_step_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_ends_that_one_rank_sees_late_go_with_the_link_by_the_share_assumed() -> None:
+    made = fsdp(at_once=True)
+    run = recorded(made, on_host=True)
+    late = 5 * UNIT_NS
+    # Rank 1 sees every gather end later, and computes so much later.
+    calls, spans = run.ranks[1].collectives, run.ranks[1].spans
+    gathers = calls.op == run.ranks[1].names.index("all_gather")
+    ends = np.where(gathers, calls.end_ns + late, calls.end_ns)
+    begins = np.where(
+        (spans.kind == 0) & np.isin(spans.start_ns, calls.end_ns[gathers]), spans.start_ns + late, spans.start_ns
+    )
+    seen = replace(run.ranks[1], collectives=replace(calls, end_ns=ends), spans=replace(spans, start_ns=begins))
+    changed_run = replace(run, ranks={**run.ranks, 1: seen})
+    graph = recorded_graphs(changed_run, across(changed_run)).graphs[0]
+    fixed, moving = (
+        replay(graph_job(graph, Slowed(), transfer_time=2.0, late_share=share)).ended_ns[1] for share in (0.0, 1.0)
+    )
+    assert moving > fixed
+    assert replayed_ns(graph) == pytest.approx(step_ns(made), rel=0.01)
 
 
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------

@@ -164,12 +164,14 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
     """Give the stretches without compute in which a collective ended that was launched before, and which those are."""
     waited = np.zeros(lane.call.size, np.bool_)
     free = complement(lane.busy, lane.start_ns, lane.end_ns)
+    if not lane.on_device:
+        free = _cut(free, lane.launch_ns)
     if not free.starts.size or not lane.call.size:
         return [], waited
     ended = lane.end_of_call_ns
     lasted = free.ends - free.starts
     late = np.minimum(lasted * SEEN_LATE, SEEN_LATE_NS * 20).astype(np.int64) + SEEN_LATE_NS * (lasted > SEEN_LATE_NS)
-    number = np.searchsorted(free.starts, ended, side="right") - 1
+    number = np.searchsorted(free.starts, ended, side="left") - 1
     at = np.maximum(number, 0)
     found = (number >= 0) & (ended <= free.ends[at] + late[at]) & (ended > free.starts[at])
     found &= (lasted[at] >= LEAST_STALL_NS) & (lane.launch_ns < free.ends[at])
@@ -183,6 +185,14 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
         calls = np.flatnonzero(found & (at == each))
         stalls.append(_Stall(int(free.starts[each]), int(free.ends[each]), calls[np.argsort(ended[calls])]))
     return stalls, waited
+
+
+def _cut(free: Intervals, launch_ns: Ints) -> Intervals:
+    """Cut stretches at launches inside them: a thread that launches stands in no wait."""
+    at = np.searchsorted(free.starts, launch_ns, side="right") - 1
+    inside = launch_ns[(at >= 0) & (launch_ns < free.ends[at]) & (launch_ns > free.starts[at])] if at.size else at
+    cuts = np.unique(inside)
+    return Intervals(np.sort(np.concatenate((free.starts, cuts))), np.sort(np.concatenate((free.ends, cuts))))
 
 
 def _merged(items: Iterator[Item]) -> Iterator[Item]:
