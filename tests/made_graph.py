@@ -107,7 +107,7 @@ def faster(made: Made, speed: float) -> Made:
 
 
 def recorded(made: Made, *, shift_ns: Sequence[int] = (), on_host: bool = False) -> Run:
-    """Give the recording of some like steps on devices, as a profiler has it, or of threads, as our own capture does."""
+    """Give the recording of some like steps on devices, by a profiler, or of threads, by our own capture."""
     times = timed(made)
     ranks = {
         rank: _timeline(made, times, rank, shift_ns[rank] if rank < len(shift_ns) else 0) for rank in made.programmes

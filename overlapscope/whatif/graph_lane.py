@@ -173,6 +173,9 @@ def _stalls(lane: Lane) -> tuple[list[_Stall], Flags]:
     late = np.minimum(lasted * SEEN_LATE, SEEN_LATE_NS * 20).astype(np.int64) + SEEN_LATE_NS * (lasted > SEEN_LATE_NS)
     number = np.searchsorted(free.starts, ended, side="left") - 1
     at = np.maximum(number, 0)
+    # What was launched before a cut and seems to end just behind it was waited for before it.
+    cut = (at > 0) & (free.ends[at - 1] == free.starts[at]) & (ended - free.starts[at] <= SEEN_LATE_NS)
+    at = np.where(cut & (lane.launch_ns < free.starts[at]), at - 1, at)
     found = (number >= 0) & (ended <= free.ends[at] + late[at]) & (ended > free.starts[at])
     found &= (lasted[at] >= LEAST_STALL_NS) & (lane.launch_ns < free.ends[at])
     # Of several that ended in it, only the last is known to have been waited for.

@@ -6,7 +6,7 @@ two steps have to be laid over each other piece by piece.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
@@ -16,12 +16,12 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
-from overlapscope.timeline.intervals import Intervals, clip, difference, length, union
+from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P, Call, Graph
+from overlapscope.whatif.graph_calls import Seen, described, sharing, step_calls
 from overlapscope.whatif.graph_lane import Lane, programme
 from overlapscope.whatif.needed import needed
-from overlapscope.whatif.recorded_link import own_times
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, taken_up
 
 MOST_STEPS: Final = 16
@@ -60,37 +60,6 @@ class _Rank:
     """Of compute with a launch, by launch; and how far all of it until then has run."""
     run_until_ns: Ints
     launch_of_span_ns: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """The calls of one rank in one step. Times are on the clock that all ranks share."""
-
-    zero_ns: int
-    """What the rank's own clock shows at its nought."""
-    window: tuple[int, int]
-
-    rows: Ints
-    call: Ints
-    launch_ns: Ints
-    begin_ns: Ints
-    end_ns: Ints
-    message: Flags
-    """Whether each is one from rank to rank."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """The calls of one step over all ranks, by number."""
-
-    number: Ints
-    begun_ns: Ints
-    """When the last member began."""
-    done_ns: Ints
-    """When the transfer had ended; a member may see that later."""
-    members: Sequence[tuple[int, ...]]
-    first: Sequence[tuple[int, int]]
-    """A member, and its row."""
 
 
 def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
@@ -254,24 +223,24 @@ def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
     return union((calls.launch_ns[made[inside]], calls.end_ns[made[inside]]))
 
 
-def _step(run: Run, ranks: Mapping[int, _Rank], seen: Mapping[int, _Seen]) -> tuple[Graph, dict[int, Intervals]]:
+def _step(run: Run, ranks: Mapping[int, _Rank], seen: Mapping[int, Seen]) -> tuple[Graph, dict[int, Intervals]]:
     origin = min(min(each.window[0], int(each.begin_ns.min(initial=each.window[0]))) for each in seen.values())
     end = max(each.window[1] for each in seen.values())
     busy = {rank: _moved_by(clip(ranks[rank].busy, *_own(each)), -each.zero_ns) for rank, each in seen.items()}
     device = any(each.timeline.has_device for each in ranks.values())
-    calls = _calls(seen, on_host=not device)
-    described = _sharing(_described(run, calls), busy, calls)
+    calls = step_calls(seen, on_host=not device)
+    told = sharing(described(run, calls), busy, calls)
     place = {number: at for at, number in enumerate(calls.number.tolist())}
     programmes, moving = {}, {}
     for rank, each in seen.items():
         mine = np.array([place[number] for number in each.call.tolist()], np.int64)
         moved = union((calls.begun_ns[mine], each.end_ns))
         moving[rank] = _moved_by(moved, each.zero_ns)
-        own = [described[at] for at in mine.tolist()]
+        own = [told[at] for at in mine.tolist()]
         lane = _lane(ranks[rank], each, mine, calls.done_ns[mine], busy[rank], moved, own, origin)
         programmes[rank] = programme(lane)
     graph = Graph(
-        calls=tuple(described),
+        calls=tuple(told),
         programmes=programmes,
         measured_ns=float(end - origin),
         width=1 if device else GLOO_THREADS,
@@ -283,12 +252,12 @@ def _moved_by(times: Intervals, shift_ns: int) -> Intervals:
     return Intervals(times.starts + shift_ns, times.ends + shift_ns)
 
 
-def _own(seen: _Seen) -> tuple[int, int]:
+def _own(seen: Seen) -> tuple[int, int]:
     start, end = seen.window
     return start + seen.zero_ns, end + seen.zero_ns
 
 
-def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> _Seen:
+def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> Seen:
     timeline, calls = rank.timeline, rank.timeline.collectives
     rows = _rows(timeline, step)
     launch = np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
@@ -307,7 +276,7 @@ def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> _Seen:
             chosen = np.flatnonzero((calls.group[rows] == group) & ~message)
             launch[chosen] = np.maximum.accumulate(launch[chosen])
     shown = (window[0] - zero, window[1] - zero)
-    return _Seen(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
+    return Seen(zero, shown, rows, rank.call[rows], launch - zero, begin - zero, end - zero, message)
 
 
 def _come_to(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
@@ -323,93 +292,9 @@ def _come_to(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
     return np.where(needs, np.maximum(np.minimum(until, begin), np.minimum(launch, begin)), np.minimum(launch, begin))
 
 
-def _calls(seen: Mapping[int, _Seen], *, on_host: bool) -> _Calls:
-    number = np.concatenate([each.call for each in seen.values()])
-    of_rank = np.concatenate([np.full(each.call.size, rank, np.int64) for rank, each in seen.items()])
-    begin, end = (np.concatenate([getattr(each, name) for each in seen.values()]) for name in ("begin_ns", "end_ns"))
-    row = np.concatenate([each.rows for each in seen.values()])
-    order = np.lexsort((end, number))
-    unique, starts, counts = np.unique(number[order], return_index=True, return_counts=True)
-    # The last member waits for nobody: the least duration is the transfer, whatever the clocks show.
-    least = np.minimum.reduceat((end - begin)[order], starts) if unique.size else number
-    seen_early = np.concatenate([each.message for each in seen.values()])[order][starts] | on_host
-    latest = np.maximum.reduceat(begin[order], starts) if unique.size else number
-    ended = end[order][starts + (counts - 1) // 2]
-    # Threads and messages: who began last may still be the first to see the end, as others wake up later.
-    apart = ended - latest
-    least = np.where(seen_early & (apart > 0), np.minimum(apart, least), least)
-    done = np.minimum(latest + least, ended)
-    ranks, rows = of_rank[order], row[order]
-    return _Calls(
-        number=unique,
-        begun_ns=done - least,
-        done_ns=done,
-        members=[
-            tuple(sorted(ranks[at : at + many].tolist()))
-            for at, many in zip(starts.tolist(), counts.tolist(), strict=True)
-        ],
-        first=[(int(ranks[at]), int(rows[at])) for at in starts.tolist()],
-    )
-
-
-def _described(run: Run, calls: _Calls) -> list[Call]:
-    found = []
-    for members, (rank, row), begun, done in zip(
-        calls.members, calls.first, calls.begun_ns.tolist(), calls.done_ns.tolist(), strict=True
-    ):
-        table, names = run.ranks[rank].collectives, run.ranks[rank].names
-
-        def named(code: int, names: Sequence[str] = names) -> str | None:
-            return names[code] if code >= 0 else None
-
-        op = names[int(table.op[row])]
-        group = named(int(table.group[row])) or ""
-        where = f"{group} {members[0]}" if len(members) > 1 else f"{group} {rank}"
-        if op in P2P:
-            peer = int(table.peer[row])
-            sender = rank if op == "send" else next((each for each in members if each != rank), peer)
-            where = f"{where} from {sender}" if op in ("send", "recv") else f"{where} {peer}"
-        found.append(
-            Call(
-                op="message" if op in P2P else op,
-                bytes=max(int(table.bytes[row]), 0) if table.bytes[row] != NONE else 0,
-                dtype=named(int(table.dtype[row])),
-                group=group,
-                ranks=members,
-                group_size=max(int(table.group_size[row]), len(members)),
-                own_ns=float(done - begun),
-                recorded_ns=float(done - begun),
-                beside=0.0,
-                stream=where if op in P2P or not run.ranks[rank].has_device else group,
-                link=where,
-                dimension=named(int(table.dimension[row])),
-                phase=named(int(table.phase[row])),
-                module=named(int(table.module[row])),
-            )
-        )
-    return found
-
-
-def _sharing(found: list[Call], computing: Mapping[int, Intervals], calls: _Calls) -> list[Call]:
-    """Give the calls with the time of their link that each took, and the share of it beside compute."""
-    busy: dict[tuple[int, ...], Intervals] = {}
-    links: dict[str, list[int]] = {}
-    for at, each in enumerate(found):
-        links.setdefault(each.link, []).append(at)
-        if each.ranks not in busy:
-            busy[each.ranks] = union(*((computing[rank].starts, computing[rank].ends) for rank in each.ranks))
-    for places in links.values():
-        begun, done = calls.begun_ns[places], calls.done_ns[places]
-        took = own_times(begun.astype(np.float64), done.astype(np.float64))
-        for at, ns, start, end in zip(places, took.tolist(), begun.tolist(), done.tolist(), strict=True):
-            beside = length(clip(busy[found[at].ranks], start, end)) / max(end - start, 1)
-            found[at] = replace(found[at], own_ns=ns, recorded_ns=ns, beside=beside)
-    return found
-
-
 def _lane(
     rank: _Rank,
-    seen: _Seen,
+    seen: Seen,
     mine: Ints,
     done: Ints,
     busy: Intervals,
