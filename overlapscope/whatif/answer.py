@@ -56,7 +56,7 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     gain_high: float
     exposed_comm_ns: int
     memory_bytes: int
-    """Of buckets beside the gradients themselves."""
+    """Of buckets beside the gradients themselves; of parameters that are gathered for longer than as recorded."""
     buckets: int
     """0 where nothing is reduced in buckets."""
     changes_numerics: bool
