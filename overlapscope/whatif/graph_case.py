@@ -105,7 +105,7 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
     found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)]
     if not device:
         low, value, high = LATE_SHARE
-        how = "taken to be half: a rank wakes late for want of a core, or as its link delivers late"
+        how = "taken to be half: the rest is want of a core"
         found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
     low, value, high = LATENCY_US[device]
     how = "a prior: calls of about one size do not tell it"
