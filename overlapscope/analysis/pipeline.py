@@ -24,7 +24,7 @@ from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 
 MIN_SHARE: Final = 0.05
 """The excess is a finding from this share of the step ..."""
@@ -55,6 +55,15 @@ def pipeline_bubbles(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> l
     Abstains where the stages, or the microbatches, cannot be told: unnamed groups, messages without a receiver,
     counts that differ between steps or stages.
     """
+    return [
+        finding
+        for group, stages in pipeline_stages(run, windows)
+        for finding in _excess(group.name, group.ranks or (), stages)
+    ]
+
+
+def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[Stage]]]:
+    """Give the recorded stages of each pipeline whose microbatches can be told."""
     found = []
     for group in run.groups:
         if group.ranks is None or len(group.ranks) < 2:
@@ -66,7 +75,7 @@ def pipeline_bubbles(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> l
             and (stage := _stage(run.ranks[rank], group.name, group.ranks, place, windows[rank])) is not None
         ]
         if stages and len({stage.activations for stage in stages}) == 1:
-            found += _excess(group.name, group.ranks, stages)
+            found.append((group, stages))
     return found
 
 

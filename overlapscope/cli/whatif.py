@@ -3,18 +3,29 @@
 examples:
   overlapscope whatif runs/baseline
   overlapscope whatif runs/baseline --bucket-cap-mb 1,5,10,25,100 --json
+  overlapscope whatif runs/fsdp --link-speed 0.5,2 --list
 """
 
 import argparse
+from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
 from overlapscope.cli.plan import caps_of
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.run import Run
+    from overlapscope.whatif.graph_answer import Wanted
+
+MOST: Final = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `whatif`."""
     add_inputs(parser)
     parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument("--link-speed", metavar="N,N,...", help="links so many times as fast (no DDP)")
+    parser.add_argument("--algorithm", metavar="NAME,...", help="collectives by these formulas (no DDP)")
+    parser.add_argument("--list", action="store_true", help="say which settings are replayed of this recording")
     parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
     add_output(parser)
 
@@ -25,17 +36,45 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, whatif_text  # noqa: PLC0415
-    from overlapscope.whatif.answer import answer  # noqa: PLC0415
-    from overlapscope.whatif.from_run import from_run  # noqa: PLC0415
+    from overlapscope.whatif.recording import answer_recording  # noqa: PLC0415
 
-    caps = caps_of(args.bucket_cap_mb)
+    caps, wanted = caps_of(args.bucket_cap_mb), _wanted(args)
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
     warn("whatif", loaded.sources)
     try:
-        case = from_run(loaded)
+        if args.list:
+            emit(_listed(loaded), args)
+            return 0
+        found = answer_recording(loaded, caps, wanted, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
-    found = answer(case, caps, search=not args.no_search)
     emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0
+
+
+def _listed(run: "Run") -> str:
+    from overlapscope.whatif.kinds import KNOBS, kind_of  # noqa: PLC0415
+
+    kind = kind_of(run)
+    wide = max(len(name) for name in KNOBS[kind])
+    lines = [f"  {name:<{wide}}  {what}" for name, what in KNOBS[kind].items()]
+    return "\n".join([f"kind of this recording: {kind}. What can be replayed of it:", *lines]) + "\n"
+
+
+def _wanted(args: argparse.Namespace) -> "Wanted":
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.whatif.formulas import ALGORITHMS  # noqa: PLC0415
+    from overlapscope.whatif.graph_answer import Wanted  # noqa: PLC0415
+
+    try:
+        speeds = tuple(float(each) for each in args.link_speed.split(",")) if args.link_speed else (2.0,)
+    except ValueError as error:
+        raise UsageError(f"--link-speed {args.link_speed}: give numbers with commas, e.g. 0.5,2") from error
+    if not all(1e-3 <= each <= 1e3 for each in speeds) or len(speeds) > MOST:
+        raise UsageError(f"--link-speed: give at most {MOST} factors from 0.001 to 1000")
+    algorithms = tuple(args.algorithm.split(",")) if args.algorithm else ()
+    unknown = [each for each in algorithms if each not in ALGORITHMS]
+    if unknown:
+        raise UsageError(f"--algorithm {unknown[0]}: is none of {', '.join(sorted(ALGORITHMS))}")
+    return Wanted(link_speeds=speeds, algorithms=algorithms)

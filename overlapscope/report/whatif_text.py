@@ -13,6 +13,7 @@ VERDICTS = {
     "insufficient_data": "Not enough to tell",
 }
 MAX_LIST = 3
+MIB = 1 << 20
 
 
 def render(answer: WhatIf, *, recorded: bool = False) -> str:
@@ -33,7 +34,8 @@ def _headline(answer: WhatIf) -> str:
     base = answer.baseline
     now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
     known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
-    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known}) with {_knobs(base.knobs, base.knobs)}"
+    under = _knobs(base.knobs, base.knobs)
+    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known})" + (f" with {under}" if under else "")
     if answer.verdict != "change":
         return f"{line}."
     best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
@@ -44,15 +46,16 @@ def _headline(answer: WhatIf) -> str:
 
 
 def _table(answer: WhatIf) -> str:
-    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets"]
+    bucketed = answer.kind == "ddp"
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory MiB"]
     rows = [
         [
-            _knobs(each.knobs, answer.baseline.knobs),
+            _knobs(each.knobs, answer.baseline.knobs) or "as recorded",
             ms(each.predicted_step_ns),
             f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
             percent(each.gain),
             ms(each.exposed_comm_ns),
-            str(each.buckets),
+            str(each.buckets) if bucketed else f"{each.memory_bytes / MIB:+.1f}" if each.memory_bytes else "",
         ]
         for each in answer.scenarios
     ]

@@ -22,6 +22,7 @@ from overlapscope.whatif.calibrate import (
 )
 from overlapscope.whatif.compression import Compression
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
+from overlapscope.whatif.kinds import Kind
 from overlapscope.whatif.paired import gains
 from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
@@ -61,8 +62,9 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     gain_high: float
     exposed_comm_ns: int
     memory_bytes: int
-    """Of buckets beside the gradients themselves."""
+    """Of buckets beside the gradients themselves; of parameters that are gathered for longer than as recorded."""
     buckets: int
+    """0 where nothing is reduced in buckets."""
     changes_numerics: bool
     hypothetical: bool
     """What no setting brings about: a faster link, no late ranks."""
@@ -109,6 +111,8 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
 
     schema_: Literal["overlapscope.whatif/1"] = SCHEMA
+    kind: Kind = "ddp"
+    """How the job splits its model over ranks: what can be replayed depends on it."""
     baseline: Baseline
     scenarios: list[Scenario]
     bounds: Bounds

@@ -111,6 +111,18 @@ def _median(values: Floats, chosen: npt.NDArray[np.bool_]) -> float:
     return max(float(np.median(values[chosen])), 1.0)
 
 
+def own_times(begun_ns: Floats, done_ns: Floats) -> Floats:
+    """Give the time of their link that calls took for themselves, where those under way at once share it."""
+    if not begun_ns.size:
+        return begun_ns
+    edges = np.unique(np.concatenate((begun_ns, done_ns)))
+    middle = (edges[1:] + edges[:-1]) / 2
+    under_way = np.searchsorted(np.sort(begun_ns), middle) - np.searchsorted(np.sort(done_ns), middle)
+    until = np.concatenate(([0.0], np.cumsum(np.diff(edges) / np.maximum(under_way, 1))))
+    own: Floats = np.interp(done_ns, edges, until) - np.interp(begun_ns, edges, until)
+    return own
+
+
 def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int, source: str) -> Curve:
     """Give the curve of what calls take alone, where compute beside them makes them take `slowed` times as long.
 

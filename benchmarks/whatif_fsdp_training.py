@@ -1,0 +1,101 @@
+"""One rank of the job that `benchmarks.whatif_fsdp` measures: FSDP2 over gloo, under one setting after another.
+
+python -m benchmarks.whatif_fsdp_training RANK FOLDER
+
+FOLDER/plan.json lists what to do, in order, as for `benchmarks.whatif_training`.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import overlapscope
+from benchmarks.whatif_training import CORES, WARMUP, busy_s, limit
+
+WIDTH, BLOCKS, BATCH = 512, 6, 512
+
+
+def model_of(settings: dict[str, Any]) -> nn.Module:
+    """Give the model, sharded as an entry says."""
+    torch.manual_seed(7)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(BLOCKS)]
+    model = nn.Sequential(*blocks)
+    options = {
+        "mesh": init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("dp_shard",)),
+        "reshard_after_forward": settings.get("reshard_after_forward", True),
+    }
+    many = settings.get("modules_per_group", 1)
+    for at in range(0, BLOCKS, many):
+        fully_shard(blocks[at : at + many] if many > 1 else blocks[at], **options)
+    fully_shard(model, mesh=options["mesh"], reshard_after_forward=False)
+    model.train()
+    if settings.get("deferred", True):
+        model._set_unshard_async_op(True)  # type: ignore[operator]  # gloo has no streams: gathers are async calls
+    ahead = settings.get("forward_prefetch", 0)
+    units = [each for each in blocks if isinstance(each, FSDPModule)]
+    for at, unit in enumerate(units):
+        if ahead:
+            unit.set_modules_to_forward_prefetch(units[at + 1 : at + 1 + ahead])
+    return model
+
+
+def carry_out(entry: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
+    """Do one entry; give the seconds of its counted steps."""
+    limit(entry["rate_mbit"], rank)
+    model = model_of(entry["settings"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = torch.randn(BATCH, WIDTH)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    distributed.barrier()
+    before = busy_s()
+    lasted = []
+    if entry.get("record"):
+        with overlapscope.profile(
+            folder / "runs" / entry["record"], model=model, mode="events", warmup=WARMUP, steps=entry["steps"],
+            measure_overhead=False,
+        ) as scope:  # fmt: skip
+            for _ in range(WARMUP + entry["steps"] + 1):
+                begun = time.perf_counter()
+                with scope.step():
+                    step()
+                lasted.append(time.perf_counter() - begun)
+        lasted = lasted[WARMUP:-1]
+    else:
+        for _ in range(WARMUP + entry["steps"]):
+            begun = time.perf_counter()
+            step()
+            lasted.append(time.perf_counter() - begun)
+        lasted = lasted[WARMUP:]
+    all_s, own_s, wall_s = (after - begun for after, begun in zip(busy_s(), before, strict=True))
+    share = torch.tensor([own_s])
+    distributed.all_reduce(share)
+    return {"seconds": lasted, "foreign": max(all_s - float(share), 0.0) / wall_s / CORES}
+
+
+def main() -> None:
+    """Do all entries of the plan."""
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(folder / "store"), plan["world_size"])
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=plan["world_size"])
+    done = [carry_out(entry, rank, folder) for entry in plan["entries"]]
+    (folder / f"rank{rank}.json").write_text(json.dumps(done), encoding="utf-8")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A recorded step of any kind of parallelism as tasks: what each rank computes, launches and waits for, in order.
+
+Nothing here knows a framework. Collectives join the ranks; a rank's programme says where its compute had come when it
+launched one, and where it could not go on without one. `graph_job` frees it of interference and gives it to the replay.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
+from overlapscope.whatif.workload import Interference
+
+P2P: Final = frozenset({"send", "recv", "send_recv"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective, or a message, of a step."""
+
+    op: str
+    bytes: int
+    """0 where it was not recorded."""
+    dtype: str | None
+    group: str
+    ranks: tuple[int, ...]
+    """Those that were recorded."""
+    group_size: int
+    own_ns: float
+    """Time of its link that it took for itself."""
+    recorded_ns: float
+    """The same as recorded, whatever was changed since."""
+    beside: float
+    """Share of it in which some member computed."""
+    stream: str
+    link: str
+    dimension: str | None = None
+    phase: str | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Compute as it was recorded; `beside_ns` of it while a collective moved data on the rank."""
+
+    ns: float
+    beside_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """How much later than the first a rank without a device saw a collective end: for its link, or for a core."""
+
+    ns: float
+    collective: int
+
+
+Item = Busy | Gap | Launch | Wait | Late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One recorded step."""
+
+    calls: tuple[Call, ...]
+    programmes: Mapping[int, tuple[Item, ...]]
+    measured_ns: float
+    """From the start of the first rank to the end of the last."""
+    width: int
+    """Collectives that a stream runs at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowed:
+    """How much longer compute takes beside a transfer, and a transfer beside compute."""
+
+    compute: float = 1.0
+    comm: float = 1.0
+
+
+def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
+    """Give the job to replay, where collectives take `transfer_time` times as long.
+
+    Of what a rank saw them end late, `late_share` goes with the time that they take.
+    """
+    late = [
+        1 + late_share * (transfer_time * each.own_ns / each.recorded_ns - 1) if each.recorded_ns else 1.0
+        for each in graph.calls
+    ]
+    return Job(
+        programmes={rank: _free(items, slowed.compute, late) for rank, items in graph.programmes.items()},
+        transfers=[
+            Transfer(
+                ranks=each.ranks,
+                alone_ns=transfer_time * each.own_ns / (1 + (slowed.comm - 1) * each.beside),
+                stream=each.stream,
+                link=each.link,
+            )
+            for each in graph.calls
+        ],
+        interference=Interference(compute=slowed.compute, comm=slowed.comm),
+        width=graph.width,
+    )
+
+
+def _free(items: Sequence[Item], slowdown: float, late: Sequence[float]) -> list[Instruction]:
+    lost = 1 - 1 / slowdown
+    found: list[Instruction] = []
+    for each in items:
+        if isinstance(each, Busy):
+            found.append(Work(each.ns - each.beside_ns * lost))
+        elif isinstance(each, Late):
+            found.append(Gap(each.ns * late[each.collective]))
+        else:
+            found.append(each)
+    return found
+
+
+def without(graph: Graph, calls: Iterable[int]) -> Graph:
+    """Give the step without these calls: nobody launches them or waits for them."""
+    gone = set(calls)
+    return replace(
+        graph,
+        programmes={
+            rank: tuple(
+                each for each in items if not (isinstance(each, Launch | Wait | Late) and each.collective in gone)
+            )
+            for rank, items in graph.programmes.items()
+        },
+    )
+
+
+def retimed(graph: Graph, time_ns: Callable[[Call], float]) -> Graph:
+    """Give the step with other times of its collectives."""
+    return replace(graph, calls=tuple(replace(each, own_ns=time_ns(each)) for each in graph.calls))
+
+
+def launch_order(graph: Graph, rank: int) -> list[int]:
+    """Give the calls of a rank in the order in which it launches them."""
+    return [each.collective for each in graph.programmes[rank] if isinstance(each, Launch)]

@@ -1,0 +1,31 @@
+"""Predictions for a recording: as DistributedDataParallel where it is that, else as what else it turns out to be."""
+
+from collections.abc import Sequence
+
+from overlapscope.analysis.across import Across, across
+from overlapscope.errors import InputError
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.from_run import from_run
+from overlapscope.whatif.graph_answer import Wanted, answer_run
+from overlapscope.whatif.kinds import kind_of
+
+
+def answer_recording(run: Run, caps_mb: Sequence[float], wanted: Wanted, *, search: bool) -> WhatIf:
+    """Predict a recording. Raises InputError, saying what is missing and what to do."""
+    together = across(run)
+    try:
+        case = from_run(run, together)
+    except InputError as error:
+        if kind_of(run) == "ddp":
+            raise
+        return _of_another_kind(run, together, wanted, error)
+    return answer(case, caps_mb, search=search)
+
+
+def _of_another_kind(run: Run, together: Across, wanted: Wanted, why: InputError) -> WhatIf:
+    try:
+        return answer_run(run, together, wanted, str(why))
+    except InputError as error:
+        said = f"{error}; as for DistributedDataParallel, {why}" if kind_of(run) == "other" else str(error)
+        raise InputError(said) from error
