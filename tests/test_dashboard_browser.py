@@ -11,6 +11,7 @@ import pytest
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.site import Site, run_address
 from tests.axe import axe_script
+from tests.conftest import ROOT
 from tests.dashboard_runs import copy_run, folder_of_runs, hostile_traces, ids, served
 from tests.test_html import CHROMIUM, QUIET
 
@@ -89,6 +90,7 @@ def _foreign(url: str, own: str) -> bool:
     return not url.startswith((f"{own}/", "data:", "blob:"))
 
 
+SHOWN, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 150_000
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && !document.querySelector("[data-dash-is-loading=true], .later .note")
   && !document.body.innerText.includes("comes by itself")
@@ -239,3 +241,18 @@ def test_axe_finds_nothing(root: Path, address: str, visit: Visitor, scheme: str
         broken = seen.page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
         found += [(path, *each) for each in broken]
     assert found == []
+
+
+def test_the_readme_shows_the_overview(
+    root: Path, address: str, visit: Visitor, request: pytest.FixtureRequest
+) -> None:
+    seen = visit(address + run_address(ids(Site([root]))["baseline"]))
+    picture = seen.page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": 900})
+    if request.config.getoption("--update-golden"):
+        SHOWN.write_bytes(picture)
+    kept = SHOWN.read_bytes()
+    for each in (picture, kept):
+        assert each.startswith(b"\x89PNG")
+        assert len(each) <= MAX_SHOWN_BYTES
+        assert (int.from_bytes(each[16:20]), int.from_bytes(each[20:24])) == (1280, 900)
+    assert f"](docs/{SHOWN.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
