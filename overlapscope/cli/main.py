@@ -18,6 +18,7 @@ VERBS = {
     "demo": "train a small model on 2 processes, record it, show its overlap",
     "analyze": "show where the time of traces or of a run went",
     "ingest": "turn traces into a run directory that opens fast",
+    "serve": "open a run or a folder of runs in the browser",
     "compare": "show what changed from one run to another, and where it comes from",
     "export": "write a run as one trace to look at in ui.perfetto.dev",
     "advise": "recommend what to change, with its predicted gain and how to verify it",

@@ -260,6 +260,12 @@ def read_manifest(path: Path) -> Manifest:
         raise InputError(f"{path / MANIFEST}: damaged: {error}") from error
 
 
+def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
+    """Give what the manifest lists, then the ranks that wrote themselves without being listed."""
+    listed = {entry.rank for entry in manifest.ranks}
+    return [*manifest.ranks, *(each for each in _entries(path) if each.rank not in listed)]
+
+
 def load_run(path: Path) -> Run:
     """Read a run directory. A rank whose tables are damaged costs that rank, with a warning in the sources.
 
@@ -269,8 +275,7 @@ def load_run(path: Path) -> Run:
     ranks: dict[int, RankTimeline] = {}
     sources = list(manifest.sources)
     problems = []
-    listed = {entry.rank for entry in manifest.ranks}
-    for entry in [*manifest.ranks, *(each for each in _entries(path) if each.rank not in listed)]:
+    for entry in recorded_ranks(path, manifest):
         folder = path / Path(entry.folder).name
         try:
             ranks[entry.rank] = _load_rank(entry, folder)

@@ -1,0 +1,99 @@
+"""Runs that were opened, the last few of them in memory; whatever is asked for at once is calculated once."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock, RLock
+from typing import Any, Final, TypeVar
+
+from overlapscope.advice.advise import advise
+from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.replicate import Replicate, replicate
+from overlapscope.errors import OverlapScopeError
+from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.timeline.run import Run
+from overlapscope_dashboards.runs import Place, changed
+
+MAX_OPENED: Final = 4
+T = TypeVar("T")
+
+
+class Opened:
+    """A run as its files were when it was opened. Every figure of it is calculated when first asked for, and once.
+
+    Each may raise InputError, which the router shows as the reason why there is no page.
+    """
+
+    def __init__(self, place: Place, revision: str, options: ReadOptions, reading: Lock) -> None:
+        self.id, self.name, self.revision = place.id, place.name, revision
+        """`revision` is another one as soon as a file of the run changed."""
+        self._place, self._options, self._reading = place, options, reading
+        self._known: dict[str, Any] = {}
+        self._lock = RLock()
+
+    @property
+    def run(self) -> Run:
+        """The run's own tables."""
+        return self.once("run", self._read)
+
+    @property
+    def together(self) -> Across:
+        """What the ranks tell together: collectives matched, clocks, waiting."""
+        return self.once("together", lambda: across(self.run))
+
+    @property
+    def analysis(self) -> Analysis:
+        """What `overlapscope analyze --json` prints."""
+        return self.once("analysis", lambda: analyze(self.run, self.together))
+
+    @property
+    def advice(self) -> tuple[list[Recommendation], list[str]]:
+        """What `overlapscope advise` prints: recommendations, and the reasons beside them or for there being none."""
+        return self.once("advice", lambda: advise(self.run, self.analysis, self.together))
+
+    @property
+    def replicate(self) -> Replicate:
+        """The run as a side of a comparison."""
+        return self.once("replicate", lambda: replicate(self.run, self.name))
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Give what `make` gives, made once for this run: a page keeps here what is slow, under `page.what`.
+
+        An OverlapScopeError is kept as well, and raised again. It goes with the run, when others take its place.
+        """
+        with self._lock:
+            if name not in self._known:
+                try:
+                    self._known[name] = make()
+                except OverlapScopeError as error:
+                    self._known[name] = error
+            value = self._known[name]
+        if isinstance(value, OverlapScopeError):
+            raise value
+        given: T = value
+        return given
+
+    def _read(self) -> Run:
+        with self._reading:
+            return read_inputs(list(self._place.inputs), self._options)
+
+
+class OpenedRuns:
+    """At most `limit` runs, the longest unused one leaves; a run whose files changed is opened anew."""
+
+    def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPENED) -> None:
+        self._options, self._limit = options or ReadOptions(), limit
+        self._runs: OrderedDict[str, Opened] = OrderedDict()
+        self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
+
+    def open(self, place: Place) -> Opened:
+        """Give a run as its files are now; raises InputError for one with a link that leads out."""
+        revision, _ = changed(place)
+        with self._lock:
+            opened = self._runs.get(place.id)
+            if opened is None or opened.revision != revision:
+                opened = self._runs[place.id] = Opened(place, revision, self._options, self._reading)
+            self._runs.move_to_end(place.id)
+            while len(self._runs) > self._limit:
+                self._runs.popitem(last=False)
+        return opened

@@ -1,0 +1,185 @@
+"""The first page of a run: how much is exposed, why, and what to do about it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, State, html
+from dash.development.base_component import Component
+
+from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.report.amounts import ms
+from overlapscope.report.chart_of import charts_of
+from overlapscope.report.text import headline
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.parts import (
+    BarRow,
+    bar_table,
+    card,
+    empty,
+    figure_card,
+    key_figures,
+    notes,
+    stacked_bar,
+    table,
+)
+from overlapscope_dashboards.parts.charts import lines, twin
+from overlapscope_dashboards.site import Site
+from overlapscope_dashboards.theme import FADING, figure
+from overlapscope_dashboards.views import overview as view
+
+TITLE = "Overview"
+ORDER = 10
+MAX_RECOMMENDED = 3
+MAX_NOTES = 6
+MAX_ROWS = 64
+
+
+def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
+    """Give the page; recommendations come after it, as a replay may take a while."""
+    analysis = opened.analysis
+    said = view.lead(analysis)
+    figures = view.key_figures(analysis)
+    head = [html.P(said[0], className="lead"), *(html.P(each, className="under-lead") for each in said[1:])]
+    return [
+        html.Div([*head, html.P(headline(analysis), className="note")], className="intro"),
+        *([key_figures(figures)] if figures else []),
+        html.Div([*_step(analysis), _advice_card(), *_places(analysis), *_trend(analysis), *_ranks(analysis),
+                  *_findings(analysis)], className="grid"),
+    ]  # fmt: skip
+
+
+def register(app: Dash, site: Site) -> None:
+    """Bring the recommendations when the page stands."""
+
+    @app.callback(Output("overview-advice", "children"), Input("overview-advice", "id"), State("address", "pathname"))
+    def advice(_: str, path: str) -> list[Component]:
+        return recommended(*site.run_at(path).advice)
+
+
+def recommended(found: Sequence[Recommendation], reasons: Sequence[str]) -> list[Component]:
+    """Give the first recommendations, each with its gain and how to verify it."""
+    if not found:
+        return [empty("Nothing to recommend."), *([notes(reasons)] if reasons else [])]
+    items = [
+        html.Li([
+            html.P(each.title, className="title"),
+            *([html.P(_gain(each), className="gain")] if each.predicted_gain_ns is not None else []),
+            html.P([html.Span("Verify: "), html.Code(each.verify)], className="command"),
+        ])
+        for each in found[:MAX_RECOMMENDED]
+    ]  # fmt: skip
+    return [html.Ol(items, className="recommended"), *([notes(reasons)] if reasons else [])]
+
+
+def _gain(each: Recommendation) -> str:
+    low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
+    return f"saves {ms(each.predicted_gain_ns)} ms a step ({low} to {high}, 90 %), {each.confidence}"
+
+
+def _step(analysis: Analysis) -> list[Component]:
+    found = view.step(analysis)
+    if found is None:
+        return []
+    rows = [BarRow(name=each.name, ns=each.ns, kind=each.kind) for each in found.segments]
+    unit = f"ms a {found.what}"
+    parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=unit, whole_ns=found.whole_ns)
+    words = f"Mean over ranks and {found.what}s; the parts add up to {ms(found.whole_ns)} ms."
+    return [card(f"Where a {found.what} goes", [stacked_bar(found.segments, found.whole_ns), parts], words=words,
+                 wide="twothirds")]  # fmt: skip
+
+
+def _advice_card() -> Component:
+    waiting = html.P("Replaying the steps …", className="note")
+    return card("What to do", html.Div(waiting, id="overview-advice", className="later"), wide="third")
+
+
+def _places(analysis: Analysis) -> list[Component]:
+    what = "step" if any(each.complete for info in analysis.ranks for each in info.steps) else "recording"
+    return [
+        card(
+            f"Exposed by {each.name}",
+            bar_table(each.rows, caption=f"Exposed time by {each.name}", unit=f"ms a {what}", first=each.name,
+                      whole_ns=sum(row.ns for row in each.rows)),
+            wide="third",
+        )
+        for each in view.by_place(analysis)
+    ]  # fmt: skip
+
+
+def _trend(analysis: Analysis) -> list[Component]:
+    found = [each for each in charts_of(analysis) if each.kind == "lines"]
+    return [
+        figure_card(each.title, lines(each, ("accent", "exposed")), twin(each), words=each.words,
+                    id=f"overview-trend-{at}", wide="half")
+        for at, each in enumerate(found)
+    ]  # fmt: skip
+
+
+def _ranks(analysis: Analysis) -> list[Component]:
+    found = view.grid(analysis)
+    by_rank = view.by_rank(analysis)
+    if not by_rank:
+        return []
+    if found is None:
+        if len(by_rank) == 1:
+            return []
+        shown = sorted(by_rank, key=lambda each: -each.ns)[:MAX_ROWS]
+        words = "Each rank's own." if len(shown) == len(by_rank) else f"The {MAX_ROWS} most exposed of {len(by_rank)}."
+        bars = bar_table([each for each in by_rank if each in shown], caption="Exposed time by rank", unit="ms",
+                         first="rank", whole_ns=None)  # fmt: skip
+        return [card("Exposed by rank", bars, words=words, wide="half")]
+    return [
+        figure_card("Exposed by rank and step", heat(found), _grid_table(found),
+                    words="Exposed communication: the stronger the colour, the more.", id="overview-ranks",
+                    wide="half", height=max(280, min(100 + 18 * len(found.ranks), 640)))
+    ]  # fmt: skip
+
+
+def heat(found: view.Grid) -> dict[str, Any]:
+    """Draw exposed time by rank and step."""
+    trace = {
+        "type": "heatmap",
+        "x": [str(each) for each in found.steps],
+        "y": [str(each) for each in found.ranks],
+        "z": [[None if ns is None else ns / 1e6 for ns in row] for row in found.exposed_ns],
+        "colorscale": [list(each) for each in FADING],
+        "zmin": 0,
+        "xgap": 1 if len(found.steps) <= 100 else 0,
+        "ygap": 1 if len(found.ranks) <= 32 else 0,
+        "colorbar": {"title": {"text": "ms", "side": "top"}, "thickness": 10, "outlinewidth": 0, "len": 0.9},
+        "hovertemplate": "rank %{y}, step %{x}<br><b>%{z:,.3f} ms</b> exposed<extra></extra>",
+        "hoverongaps": False,
+    }
+    axes = {
+        "xaxis": {"type": "category", "nticks": 12, "showgrid": False},
+        "yaxis": {"type": "category", "autorange": "reversed", "nticks": 24, "showgrid": False},
+    }
+    return figure([trace], x="step", y="rank", layout=axes)
+
+
+def _grid_table(found: view.Grid) -> Component:
+    """Give the first steps and the most exposed ranks: a table of everything would be no table."""
+    steps = found.steps[:MAX_ROWS]
+    order = sorted(range(len(found.ranks)), key=lambda at: -max((ns or 0 for ns in found.exposed_ns[at]), default=0))
+    rows = [
+        (f"rank {found.ranks[at]}", *(ms(ns) for ns in found.exposed_ns[at][: len(steps)]))
+        for at in sorted(order[:MAX_ROWS])
+    ]
+    cut = len(rows) < len(found.ranks) or len(steps) < len(found.steps)
+    return table(
+        ("exposed, ms", *(f"step {each}" for each in steps)), rows, caption="Exposed milliseconds by rank and step",
+        note=f"The {MAX_ROWS} most exposed ranks, the first {MAX_ROWS} steps." if cut else "",
+    )  # fmt: skip
+
+
+def _findings(analysis: Analysis) -> list[Component]:
+    urgent, others = view.warnings(analysis)
+    if not urgent and not others:
+        return []
+    parts: list[Component] = [notes(urgent[:MAX_NOTES], warning=True)] if urgent else []
+    rest = [*urgent[MAX_NOTES:], *others]
+    if rest and urgent:
+        parts.append(html.Details([html.Summary(f"{len(rest)} more"), notes(rest)]))
+    elif rest:
+        parts.append(notes(rest))
+    return [card("Not to overlook", parts, wide="half")]

@@ -1,0 +1,10 @@
+"""How anything looks: the parts that pages are put together from."""
+
+from overlapscope_dashboards.parts.bars import BarRow, Segment, bar_table, stacked_bar
+from overlapscope_dashboards.parts.cards import card, empty, figure_card, key_figures, next_command, notes
+from overlapscope_dashboards.parts.tables import table
+
+__all__ = [
+    "BarRow", "Segment", "bar_table", "card", "empty", "figure_card", "key_figures", "next_command", "notes",
+    "stacked_bar", "table",
+]  # fmt: skip

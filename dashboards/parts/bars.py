@@ -1,0 +1,74 @@
+"""Bars that are tables: a name, a bar, milliseconds and a share; and one bar whose segments add up to a whole.
+
+They need no chart library: they are sharp at any size, take the page's colours, and are read as the tables they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dash import html
+from dash.development.base_component import Component
+
+from overlapscope.report.amounts import ms, percent
+from overlapscope_dashboards.parts.aria import aria
+
+LABELLED = 0.09
+"""Share of the bar from which on a segment holds its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One part of a whole, in nanoseconds; `kind` is its colour and pattern, a class of the style sheet."""
+
+    name: str
+    ns: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    """One row of a table of bars."""
+
+    name: str
+    ns: float
+    kind: str = "exposed"
+
+
+def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
+    """Draw the segments one after another. What they are must stand in a table beside it: see `bar_table`."""
+    drawn = [
+        html.Div(
+            [html.Span(each.name), html.Span(f"{ms(each.ns)} ms")] if each.ns >= LABELLED * whole_ns else [],
+            className=f"segment k-{each.kind}",
+            style={"flexGrow": each.ns / whole_ns if whole_ns else 0},
+            title=f"{each.name}: {ms(each.ns)} ms",
+        )
+        for each in segments
+        if each.ns > 0
+    ]
+    return html.Div(drawn, className="stacked", **aria(hidden="true"))
+
+
+def bar_table(
+    rows: Sequence[BarRow], *, caption: str, unit: str, whole_ns: float | None, share_of: str = "", first: str = ""
+) -> Component:
+    """Give a table of bars: name, bar against the longest row, milliseconds (`unit`), and the share of `whole_ns`."""
+    longest = max((each.ns for each in rows), default=0)
+    head = [html.Th(first or "part", scope="col", className="word"), html.Th("", className="bar")]
+    head.append(html.Th(unit, scope="col"))
+    if whole_ns:
+        head.append(html.Th(share_of or "share", scope="col"))
+    body = []
+    for each in rows:
+        bar = html.Div(
+            className=f"bar k-{each.kind}", style={"width": f"{100 * each.ns / longest if longest else 0:.2f}%"}
+        )
+        cells = [
+            html.Th(each.name, scope="row", className="word"),
+            html.Td(bar, className="bar", **aria(hidden="true")),
+            html.Td(ms(each.ns)),
+        ]
+        body.append(html.Tr([*cells, html.Td(percent(each.ns / whole_ns))] if whole_ns else cells))
+    return html.Table(
+        [html.Caption(caption, className="unseen"), html.Thead(html.Tr(head)), html.Tbody(body)], className="bars"
+    )

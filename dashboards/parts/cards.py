@@ -1,0 +1,76 @@
+"""Cards: a heading and what belongs to it; a chart with its words and its table; what to say where there is nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.theme import CONFIG
+
+Children = Component | Sequence[Component]
+
+
+def card(title: str, children: Children, *, words: str = "", wide: str = "") -> Component:
+    """Give a section with a heading; `wide` is `half`, `third`, `twothirds`, or empty for the whole width."""
+    inside = [children] if isinstance(children, Component) else list(children)
+    said = [html.P(words, className="words")] if words else []
+    return html.Section([html.H2(title), *said, *inside], className=f"card {wide}".strip())
+
+
+def figure_card(
+    title: str,
+    figure: dict[str, Any],
+    twin: Component,
+    *,
+    words: str,
+    id: str,
+    height: int = 280,
+    wide: str = "",
+    config: Mapping[str, Any] | None = None,
+    beside: Sequence[Component] = (),
+) -> Component:
+    """Give a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
+
+    `twin` is that table (`parts.table`). The height is fixed from the start, so that nothing jumps. `beside` stands
+    between words and chart, as controls do.
+    """
+    allowed: Any = {**CONFIG, **(config or {})}
+    graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
+    drawn = html.Div(graph, role="img", className="chart", **aria(label=f"{title}. {words}"))
+    as_table = html.Details([html.Summary("Show as table"), twin])
+    return card(title, [*beside, drawn, as_table], words=words, wide=wide)
+
+
+def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
+    """Give a row of figures as (name, value, unit, what stands below it)."""
+    return html.Dl(
+        [
+            html.Div(
+                [
+                    html.Dt(name),
+                    html.Dd([html.Span(value, className="value"), html.Span(f" {unit}", className="unit")]),
+                    html.Dd(below, className="below"),
+                ]
+            )
+            for name, value, unit, below in figures
+        ],
+        className="key-figures",
+    )
+
+
+def notes(lines: Sequence[str], *, warning: bool = False) -> Component:
+    """Give a list of short remarks."""
+    return html.Ul([html.Li(each) for each in lines], className="notes warning" if warning else "notes")
+
+
+def empty(words: str, then: Children = ()) -> Component:
+    """Say why there is nothing to show, and what to do about it."""
+    more = [then] if isinstance(then, Component) else list(then)
+    return html.Div([html.P(words), *more], className="empty")
+
+
+def next_command(words: str, command: str) -> Component:
+    """Give a command to type."""
+    return html.P([html.Span(f"{words}: "), html.Code(command)], className="command")

@@ -1,0 +1,46 @@
+"""Tables: a caption, heads with scope and unit, words left, figures right."""
+
+from collections.abc import Sequence
+
+from dash import html
+from dash.development.base_component import Component
+
+from overlapscope_dashboards.parts.aria import aria
+
+Cell = str | Component
+
+WORSE, BETTER = ("regressed", "not kept"), ("improved", "kept")
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    caption: str,
+    left: int = 1,
+    note: str = "",
+    hide_caption: bool = False,
+) -> Component:
+    """Give a table whose first `left` columns are words and whose first column names the row.
+
+    A wide one scrolls by itself, with the keyboard too. `hide_caption` leaves the caption to screen readers, where a
+    heading right above says the same.
+    """
+    heads = [html.Th(cell, scope="col", className="word" if at < left else "") for at, cell in enumerate(head)]
+    body = [html.Tr([_cell(cell, at, left) for at, cell in enumerate(row)]) for row in rows]
+    inner = html.Table(
+        [
+            html.Caption(caption, className="unseen" if hide_caption else ""),
+            html.Thead(html.Tr(heads)),
+            html.Tbody(body),
+        ]
+    )
+    region = html.Div(inner, className="wide", role="region", tabIndex=0, **aria(label=caption))
+    return html.Div([region, html.P(note, className="note")]) if note else region
+
+
+def _cell(cell: Cell, at: int, left: int) -> Component:
+    kind = "word" if at < left else ""
+    if isinstance(cell, str) and cell in (*WORSE, *BETTER):
+        kind += " bad" if cell in WORSE else " good"
+    return html.Th(cell, scope="row", className=kind) if at == 0 else html.Td(cell, className=kind)

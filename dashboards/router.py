@@ -1,0 +1,126 @@
+"""From an address to what is shown: nothing but the address and the files decides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope_dashboards import listing
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.pages import pages
+from overlapscope_dashboards.parts import empty
+from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.site import Site, Unknown, parts_of, run_address
+
+FIRST = "overview"
+"""The page of a run whose address names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What an address shows."""
+
+    title: str
+    content: list[Component]
+    nav: list[Component]
+    """Links to the pages of the run; empty elsewhere."""
+    revision: str = ""
+    """Another one as soon as the files changed."""
+    growing: bool = False
+    """Whether to look again: ranks are missing, and may still come."""
+    status: int = 200
+
+
+def show(site: Site, path: str, query: Mapping[str, str]) -> Shown:
+    """Show an address; one that leads nowhere says what exists, a run that cannot be read says why."""
+    parts = parts_of(path)
+    try:
+        if not parts:
+            return _runs(site)
+        if parts[0] == "runs" and 2 <= len(parts) <= 3:
+            return _page(site, parts[1], parts[2] if len(parts) == 3 else FIRST, query)
+        return _unknown(Unknown("There is no such page.", [("All runs", "/")]))
+    except Unknown as unknown:
+        return _unknown(unknown)
+    except OverlapScopeError as error:
+        return _problem("This cannot be shown", str(error))
+
+
+def exists(site: Site, path: str) -> bool:
+    """Say whether an address leads anywhere, without opening a run."""
+    parts = parts_of(path)
+    if parts[:1] != ["runs"]:
+        return not parts
+    known = len(parts) == 2 or (len(parts) == 3 and parts[2] in pages())
+    return known and any(each.id == parts[1] for each in site.places().places)
+
+
+def _runs(site: Site) -> Shown:
+    found = site.listed()
+    return Shown(
+        title="Runs",
+        content=_headed("Runs", listing.layout(found, site.places().notes)),
+        nav=[],
+        revision=listing.revision(found),
+        growing=not found or any(each.incomplete or each.problem for each in found),
+    )
+
+
+def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
+    place = site.place(run)
+    nav = _nav(run, name)
+    if name not in pages():
+        raise Unknown("A run has no such page.", [(each.TITLE, run_address(run, key)) for key, each in pages().items()])
+    opened: Opened | None = None
+    try:
+        opened = site.run(run)
+        page = pages()[name]
+        laid_out = page.layout(opened, query)
+        growing = bool(opened.run.missing_ranks)
+        title = page.TITLE
+    except OverlapScopeError as error:
+        words = str(error).replace(f"{place.root.absolute()}/", "").replace(str(place.root.absolute()), place.name)
+        revision = opened.revision if opened else ""
+        return _problem("This run cannot be read", words, nav=nav, revision=revision)
+    content = [laid_out] if isinstance(laid_out, Component) else laid_out
+    return Shown(
+        title=f"{title} · {place.name}",
+        content=_headed(title, content, over=place.name),
+        nav=nav,
+        revision=opened.revision,
+        growing=growing,
+    )
+
+
+def _headed(title: str, content: Sequence[Component], *, over: str = "") -> list[Component]:
+    above = [html.P(over, className="over")] if over else []
+    return [html.Div([*above, html.H1(title, id="heading")], className="page-head"), *content]
+
+
+def _nav(run: str, current: str) -> list[Component]:
+    links = []
+    for name, page in pages().items():
+        state = aria(current="page") if name == current else {}
+        link = html.Li(dcc.Link(page.TITLE, href=run_address(run, name), className="current" if state else ""), **state)
+        links.append(link)
+    return [html.Ul(links)]
+
+
+def _unknown(unknown: Unknown) -> Shown:
+    links = html.Ul([html.Li(dcc.Link(label, href=address)) for label, address in unknown.there], className="there")
+    there = [html.P("There is:"), links] if unknown.there else []
+    content = _headed("Not here", [html.Section(empty(str(unknown), there), className="card")])
+    return Shown(title="Not here", content=content, nav=[], status=404)
+
+
+def _problem(title: str, words: str, *, nav: Sequence[Component] = (), revision: str = "") -> Shown:
+    content = empty(words, html.P(dcc.Link("All runs", href="/")))
+    return Shown(
+        title=title,
+        content=_headed(title, [html.Section(content, className="card")]),
+        nav=list(nav),
+        revision=revision,
+        growing=True,
+    )

@@ -1,0 +1,206 @@
+"""What stands below the folder that is served: runs by opaque id, newest first, broken and incomplete ones with why."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import InputError, OverlapScopeError
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.store import read_manifest, recorded_ranks
+
+MAX_DEPTH: Final = 6
+"""Folders below the root that are searched for runs ..."""
+MAX_FOLDERS: Final = 20_000
+"""... and how many of them ..."""
+MAX_RUNS: Final = 1_000
+"""... and how many runs are listed."""
+MAX_FILES: Final = 50_000
+"""Files of one run that are looked at to see whether it changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run lies. Only `id` and `name` are ever sent to a browser."""
+
+    id: str
+    name: str
+    inputs: tuple[Path, ...]
+    """What is read, as `analyze` takes it."""
+    root: Path
+    """Nothing outside it is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The runs below a root, in the order of their names, and what was passed over."""
+
+    places: tuple[Place, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What can be told of a run without opening its tables; None where that is not known before it is read."""
+
+    place: Place
+    changed_ns: int
+    ranks: int | None = None
+    world_size: int | None = None
+    steps: int | None = None
+    software: str = ""
+    problem: str = ""
+    """Why it cannot be read; empty where nothing speaks against it."""
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether ranks are missing: of a run that is being recorded they may still come."""
+        return self.world_size is not None and self.ranks is not None and self.ranks < self.world_size
+
+
+def find(roots: Sequence[Path]) -> Places:
+    """Find the runs below one folder; several paths, a file, or a folder without runs are one run together.
+
+    Links that lead out of the folder are not followed. Raises InputError where a path does not exist.
+    """
+    for path in roots:
+        if not path.exists():
+            raise InputError(f"{shown(path)}: no such file or folder")
+    only = roots[0]
+    if len(roots) > 1 or not only.is_dir():
+        common = Path(os.path.commonpath([each.resolve().parent for each in roots]))
+        return Places(places=(_place(tuple(roots), common, shown(Path(only.name))),))
+    if is_run_directory(only):
+        return Places(places=(_place((only,), only, shown(Path(only.resolve().name))),))
+    found, notes = _search(only)
+    if not found and any(_files(only)):
+        found = [_place((only,), only, shown(Path(only.resolve().name)))]
+    return Places(places=tuple(found), notes=notes)
+
+
+def changed(place: Place) -> tuple[str, int]:
+    """Give what tells whether a run's files are still the same, and when the newest of them was written.
+
+    Raises InputError for a run with a link that leads out of the folder that is served.
+    """
+    told = hashlib.blake2b(digest_size=12)
+    newest = 0
+    for each in place.inputs:
+        for file in _files(each):
+            if not _within(file, place.root):
+                raise InputError(f"{shown(file.relative_to(place.root.absolute()))}: leads out of the folder served")
+            state = file.stat()
+            told.update(f"{shown(file)}\0{state.st_mtime_ns}\0{state.st_size}\0".encode())
+            newest = max(newest, state.st_mtime_ns)
+    return told.hexdigest(), newest
+
+
+def listed(place: Place) -> Listed:
+    """Tell of a run what its own entries tell; a broken one is told with its reason."""
+    newest = 0
+    try:
+        _, newest = changed(place)
+        if len(place.inputs) > 1 or not is_run_directory(place.inputs[0]):
+            return Listed(place=place, changed_ns=newest, software="traces")
+        return _of_directory(place, newest)
+    except OverlapScopeError as error:
+        return Listed(place=place, changed_ns=newest, problem=_without_root(str(error), place))
+    except OSError as error:
+        return Listed(place=place, changed_ns=newest, problem=f"cannot be read: {error.strerror or 'unknown error'}")
+
+
+def newest_first(places: Sequence[Place]) -> list[Listed]:
+    """Tell of all runs."""
+    return sorted((listed(each) for each in places), key=lambda each: (-each.changed_ns, each.place.name))
+
+
+def _of_directory(place: Place, newest: int) -> Listed:
+    folder = place.inputs[0]
+    manifest = read_manifest(folder)
+    ranks = recorded_ranks(folder, manifest)
+    known = manifest.fingerprint
+    words = [str(known[key]) for key in ("device", "backend") if known.get(key)]
+    if known.get("torch_version"):
+        words.append(f"torch {known['torch_version']}")
+    return Listed(
+        place=place,
+        changed_ns=newest,
+        ranks=len(ranks),
+        world_size=manifest.world_size,
+        steps=max((len(each.steps) for each in ranks), default=None),
+        software=", ".join(" ".join(each.split()) for each in words),
+        problem="" if ranks else "no rank is recorded yet",
+    )
+
+
+def _place(inputs: tuple[Path, ...], root: Path, name: str) -> Place:
+    absolute = tuple(each.absolute() for each in inputs)
+    key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
+    digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
+    return Place(id=digest, name=name, inputs=absolute, root=root)
+
+
+def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:
+    found: list[Place] = []
+    notes: list[str] = []
+    outside = folders = 0
+    seen: set[Path] = set()
+    waiting = [(root, 0)]
+    while waiting:
+        here, depth = waiting.pop(0)
+        folders += 1
+        if len(found) == MAX_RUNS or folders > MAX_FOLDERS:
+            notes.append(
+                f"more than {MAX_RUNS} runs or {MAX_FOLDERS} folders: name a folder further down to see others"
+            )
+            break
+        if (real := here.resolve()) in seen:
+            continue
+        seen.add(real)
+        if depth and is_run_directory(here):
+            found.append(_place((here,), root, shown(here.relative_to(root))))
+        elif depth < MAX_DEPTH:
+            inside = _folders(here)
+            outside += sum(not _within(each, root) for each in inside)
+            waiting += [(each, depth + 1) for each in inside if _within(each, root)]
+    if outside:
+        notes.append(f"links that lead out of the folder are not followed: {outside}")
+    return sorted(found, key=lambda each: each.name), tuple(notes)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Give the folders in a folder, links last: what a link leads to counts where it stands itself."""
+    try:
+        inside = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
+    except OSError:
+        return []  # one that may not be read hides its runs, and no others
+    return sorted(inside, key=Path.is_symlink)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Give the files of a run, at most MAX_FILES; links to folders are given themselves, and not followed."""
+    if path.is_file():
+        yield path
+        return
+    number = 0
+    for folder, folders, files in os.walk(path):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        links = [each for each in folders if (Path(folder) / each).is_symlink()]
+        for name in (*sorted(files), *links):
+            if name.startswith("."):
+                continue
+            if (number := number + 1) > MAX_FILES:
+                return
+            yield Path(folder) / name
+
+
+def _within(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _without_root(message: str, place: Place) -> str:
+    """Name files as they stand below the root: where that lies is nobody's business."""
+    return message.replace(f"{shown(place.root.absolute())}/", "").replace(shown(place.root.absolute()), place.name)

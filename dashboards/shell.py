@@ -1,0 +1,65 @@
+"""What stands around every page: the document, the header with its navigation, and what looks after addresses."""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from overlapscope_dashboards.parts.aria import aria
+
+POLL_MS: Final = 5_000
+"""How often the files of an incomplete run are looked at."""
+ASSETS: Final = Path(__file__).parent / "assets"
+THEME_SCRIPT: Final = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8").strip()
+"""Runs in the head, before anything is drawn: a page that is dark by choice is never white for a moment."""
+DOCUMENT: Final = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{%title%}}</title>
+<link rel="icon" href="data:,">
+<script>{THEME_SCRIPT}</script>
+{{%css%}}
+</head>
+<body>
+{{%app_entry%}}
+<noscript><p>The dashboard needs scripts, all of which this server sends itself.</p></noscript>
+<footer class="unseen">{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+</body>
+</html>
+"""
+
+
+def theme_script_hash() -> str:
+    """Give the hash by which the policy allows the script in the head."""
+    digest = base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def shell() -> Component:
+    """Give what Dash lays out once; `router.show` fills `nav` and `main`."""
+    return html.Div(
+        [
+            html.A("Skip to the page", href="#main", className="skip"),
+            html.Header(
+                [
+                    dcc.Link([html.Span(className="mark"), "OverlapScope"], href="/", className="brand"),
+                    html.Nav(id="nav", **aria(label="Pages of this run")),
+                    html.Nav(dcc.Link("All runs", href="/"), className="all", **aria(label="Runs")),
+                    html.Button("Dark", id="theme", type="button"),
+                ],
+                className="top",
+            ),
+            html.Main(id="main", tabIndex=-1, **aria(busy="true")),
+            dcc.Location(id="address", refresh="callback-nav"),
+            dcc.Store(id="revision"),
+            dcc.Store(id="title"),
+            dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
+        ],
+        id="app",
+    )

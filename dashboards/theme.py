@@ -1,0 +1,77 @@
+"""Colours and figures: one palette for light and dark, one template, and what charts may do.
+
+Colours are of Okabe and Ito's set for colour-blind eyes, darkened where white paper needs it: each has a contrast of 3
+or more against both papers (a test holds it). So figures carry no second set of colours, and the style sheet alone
+turns text and lines of a chart dark or light. Text in figures is therefore drawn without a colour of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from overlapscope.report.inert import inert, one_row
+
+COLOURS: Final[Mapping[str, str]] = {
+    "exposed": "#d55e00",
+    "hidden": "#009e73",
+    "compute": "#5b8db8",
+    "copy": "#b5679b",
+    "idle": "#868e96",
+    "waiting": "#b88400",
+    "launch": "#8a6bbf",
+    "accent": "#0f7fc0",
+}
+"""By what is shown; the style sheet has the same, a test compares them."""
+SEQUENCE: Final = ("accent", "exposed", "hidden", "waiting", "copy", "launch", "compute", "idle")
+"""The order for series that stand for nothing above."""
+FADING: Final = ((0.0, "rgba(213,94,0,0.04)"), (1.0, "rgba(213,94,0,1)"))
+"""From the paper, whichever that is, to `exposed`: for heat maps."""
+GRID: Final = "rgba(134,142,150,0.22)"
+FONT: Final = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
+CONFIG: Final[Mapping[str, Any]] = {
+    "displaylogo": False,
+    "showSendToCloud": False,  # plotly 7 offers to upload a chart: traces are nobody else's business
+    "plotlyServerURL": "",
+    "displayModeBar": False,
+    "scrollZoom": False,
+    "doubleClick": "reset",
+}
+ZOOMING: Final[Mapping[str, Any]] = {"displayModeBar": "hover", "modeBarButtons": [["resetScale2d", "toImage"]]}
+"""For `figure_card(..., config=ZOOMING)`: charts that people zoom into."""
+_AXIS: Final = {
+    "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "ticks": "", "automargin": True, "fixedrange": True,
+    "title": {"standoff": 12},
+}  # fmt: skip
+_TEMPLATE: Final[Mapping[str, Any]] = {
+    "layout": {
+        "font": FONT,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "colorway": [COLOURS[each] for each in SEQUENCE],
+        "xaxis": {**_AXIS, "showgrid": False},
+        "yaxis": {**_AXIS, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemclick": "toggle"},
+        "hoverlabel": {"font": FONT, "align": "left", "namelength": -1},
+        "hovermode": "closest",
+        "bargap": 0.35,
+        "dragmode": False,
+        "separators": ".,",
+    }
+}
+
+
+def figure(
+    traces: Sequence[Mapping[str, Any]], *, x: str = "", y: str = "", layout: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Give a figure as a dict; `x` and `y` name the axes with their units, `layout` is laid over the template's."""
+    own: dict[str, Any] = {"template": _TEMPLATE, **(layout or {})}
+    for name, title in (("xaxis", x), ("yaxis", y)):
+        if title:
+            own[name] = {"title": {"text": title, "standoff": 12}, **own.get(name, {})}
+    return {"data": [dict(each) for each in traces], "layout": own}
+
+
+def plain(text: str) -> str:
+    """Give a name from a trace as text for a figure, where plotly would read tags and entities."""
+    shown = one_row(inert(text))
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

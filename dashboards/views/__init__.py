@@ -1,0 +1,1 @@
+"""What pages show, as plain values: chosen, ordered and named, without a browser in sight."""

@@ -1,0 +1,40 @@
+"""Open a run, or a folder of runs, in the browser: how much is exposed, why, and what to do about it.
+
+PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
+
+examples:
+  overlapscope serve runs/ --port 8050
+  overlapscope serve traces/baseline
+"""
+
+import argparse
+from pathlib import Path
+
+from overlapscope.cli.arguments import add_reading, read_options
+from overlapscope.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `serve`."""
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run, folder of runs, or traces")
+    parser.add_argument("--port", type=int, default=8050, metavar="N", help="port (default 8050; 0: any free one)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="H",
+        help="address to serve on (default 127.0.0.1); beyond this machine it wants a token, which it prints",
+    )  # fmt: skip
+    add_reading(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from overlapscope_dashboards.runs import find  # noqa: PLC0415 - keeps --help light
+    from overlapscope_dashboards.serve import serve  # noqa: PLC0415
+
+    if not 0 <= args.port <= 65_535:
+        raise UsageError("--port must be 0 to 65535")
+    find(args.paths)  # what is not there is said before anything listens
+    serve(
+        args.paths, host=args.host, port=args.port, options=read_options(args),
+        say=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    return 0
