@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Final, TypeVar
 
@@ -11,7 +12,8 @@ from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read import ReadOptions, read_inputs
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Run, is_run_directory
+from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs import Place, changed
 
 MAX_OPENED: Final = 4
@@ -30,6 +32,27 @@ class Opened:
         self._place, self._options, self._reading = place, options, reading
         self._known: dict[str, Any] = {}
         self._lock = RLock()
+
+    @property
+    def folder(self) -> Path | None:
+        """The run directory; None where the run is of traces."""
+        only = self._place.inputs[0]
+        return only if len(self._place.inputs) == 1 and is_run_directory(only) else None
+
+    @property
+    def entries(self) -> list[RankEntry]:
+        """What a run directory tells of its ranks, without opening a table; nothing for traces."""
+        folder = self.folder
+        return [] if folder is None else self.once("entries", lambda: recorded_ranks(folder, read_manifest(folder)))
+
+    @property
+    def is_missing_ranks(self) -> bool:
+        """Whether ranks are missing, which may still come; of a run directory without reading it."""
+        folder = self.folder
+        if folder is None:
+            return bool(self.run.missing_ranks)
+        world_size = self.once("world_size", lambda: read_manifest(folder).world_size)
+        return world_size is not None and len(self.entries) < world_size
 
     @property
     def run(self) -> Run:

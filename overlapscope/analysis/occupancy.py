@@ -48,6 +48,13 @@ class Occupancy:
         spent.ravel()[rows * len(STATES) + self._states[:-1]] = np.diff(self._begun)
         self._spent = np.cumsum(spent, axis=0, out=spent)
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[tuple[Intervals, int]]) -> Self:
+        """Build from disjoint sets of time, each with its state; all other time is unrecorded."""
+        at = np.concatenate([each for part, _ in parts for each in part])
+        change = np.concatenate([_changes(part, state) for part, state in parts])
+        return cls(*_merged(at, change, np.arange(len(STATES), dtype=np.uint8)))
+
     @property
     def at_ns(self) -> Ints:
         """When each state begins, ascending."""
@@ -70,12 +77,7 @@ class Occupancy:
         )
         at = np.concatenate([each for part, _ in parts for each in part])
         change = np.concatenate([_changes(part, bit) for part, bit in parts])
-        order = np.argsort(at, kind="stable")
-        at, bits = at[order], np.cumsum(change[order])
-        last = np.append(at[1:] != at[:-1], True) if at.size else np.empty(0, np.bool_)
-        at, state = at[last], _STATE_OF[bits[last]]
-        new = np.append(True, state[1:] != state[:-1]) if at.size else last
-        return cls(at[new], state[new])
+        return cls(*_merged(at, change, _STATE_OF))
 
     @property
     def extent(self) -> tuple[int, int] | None:
@@ -96,6 +98,16 @@ class Occupancy:
         before.ravel()[np.arange(place.size) * len(STATES) + self._states.take(place)] += edges_ns - self._begun.take(place)
         spent: Ints = before[1:] - before[:-1]
         return spent
+
+
+def _merged(at: Ints, change: npt.NDArray[np.int8], state_of: States) -> tuple[Ints, States]:
+    """Give when the state changes, and to which, from what is added and taken away at each moment."""
+    order = np.argsort(at, kind="stable")
+    at, sums = at[order], np.cumsum(change[order])
+    last = np.append(at[1:] != at[:-1], np.ones(min(at.size, 1), np.bool_))
+    at, state = at[last], state_of[sums[last]]
+    new = np.append(np.ones(min(at.size, 1), np.bool_), state[1:] != state[:-1])
+    return at[new], state[new]
 
 
 def _changes(part: Intervals, bit: int) -> npt.NDArray[np.int8]:

@@ -1,0 +1,194 @@
+// The timeline's window of time: moved by buttons, keys, wheel and drag, kept in the address, drawn by the server.
+(function () {
+  "use strict";
+  const QUIET_MS = 90;  // after the last of many movements
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "";
+
+  const none = () => window.dash_clientside.no_update;
+  const graph = () => document.querySelector("#timeline-figure .js-plotly-plot");
+  const here = () => document.getElementById("timeline-figure") !== null;
+
+  function address(next) {
+    const query = new URLSearchParams();
+    const all = next.t0 <= whole[0] && next.t1 >= whole[1];
+    if (!all) { query.set("t0", next.t0); query.set("t1", next.t1); }
+    if (next.ranks) query.set("ranks", next.ranks);
+    if (next.mode && next.mode !== "dominating") query.set("mode", next.mode);
+    if (next.q) query.set("q", next.q);
+    const text = query.toString();
+    history.replaceState(history.state, "", location.pathname + (text ? "?" + text : ""));
+  }
+
+  function width() {
+    const plot = graph();
+    const size = plot && plot._fullLayout && plot._fullLayout._size ? plot._fullLayout._size.w : 0;
+    return size > 0 ? Math.round(size / 10) * 10 : 1100;
+  }
+
+  // Show where the window is going at once, with what is there; the exact picture follows.
+  function ask(change, quiet) {
+    if (!view) return;
+    const next = Object.assign({}, view, change, { width: width() });
+    const length = Math.min(Math.max(next.t1 - next.t0, 20), whole[1] - whole[0]);
+    next.t0 = Math.round(Math.max(Math.min(next.t0, whole[1] - length), whole[0]));
+    next.t1 = Math.round(next.t0 + length);
+    if (!("at" in change) && !("t0" in change)) next.at = null;
+    view = next;
+    address(next);
+    modes();
+    const plot = graph();
+    if (plot && window.Plotly && ("t0" in change)) {
+      asked = range(next);
+      window.Plotly.relayout(plot, { "xaxis.range": [next.t0 / 1e6, next.t1 / 1e6] });
+    }
+    clearTimeout(waiting);
+    const send = () => window.dash_clientside.set_props("timeline-view", { data: next });
+    if (quiet) waiting = setTimeout(send, QUIET_MS);
+    else send();
+  }
+
+  const range = (each) => Math.round(each.t0) + "-" + Math.round(each.t1);
+
+  function modes() {
+    document.querySelectorAll("[data-timeline=mode]").forEach((button) => {
+      button.setAttribute("aria-pressed", String(button.dataset.mode === view.mode));
+    });
+  }
+
+  function zoom(factor, middle) {
+    const length = (view.t1 - view.t0) * factor;
+    const at = middle === undefined ? 0.5 : middle;
+    const point = view.t0 + (view.t1 - view.t0) * at;
+    ask({ t0: point - length * at, t1: point + length * (1 - at) }, true);
+  }
+
+  function move(share) {
+    const by = (view.t1 - view.t0) * share;
+    ask({ t0: view.t0 + by, t1: view.t1 + by }, true);
+  }
+
+  function go(which) {
+    const place = found[which];
+    if (!place) return;
+    ask({ t0: place.t0, t1: place.t1, at: place.at });
+    pinned = true;
+    window.dash_clientside.set_props("timeline-probe", { data: { key: place.key } });
+  }
+
+  const DOES = {
+    left: () => move(-0.25), right: () => move(0.25), in: () => zoom(0.5), out: () => zoom(2),
+    all: () => ask({ t0: whole[0], t1: whole[1] }), next: () => go("next"), previous: () => go("previous"),
+  };
+  const KEYS = { ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", "+": "in", "=": "in", w: "in", "-": "out",
+    s: "out", 0: "all", Home: "all", n: "next", N: "previous" };
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest && event.target.closest("[data-timeline]");
+    if (!button || !here() || !view) return;
+    if (button.dataset.timeline === "mode") ask({ mode: button.dataset.mode });
+    else DOES[button.dataset.timeline]();
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (!here() || !view || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest && event.target.closest("input, textarea, select, .wide")) return;
+    if (event.key === "/") {
+      document.getElementById("timeline-text").focus();
+      event.preventDefault();
+      return;
+    }
+    if (event.key === "Escape") { pinned = false; probe(null); return; }
+    const does = KEYS[event.key];
+    if (!does) return;
+    event.preventDefault();
+    DOES[does]();
+  });
+
+  document.addEventListener("change", (event) => {
+    if (!here() || !view) return;
+    if (event.target.id === "timeline-ranks") ask({ ranks: event.target.value });
+    if (event.target.id === "timeline-text") ask({ q: event.target.value, at: null });
+  });
+
+  document.addEventListener("wheel", (event) => {
+    if (!here() || !view || !(event.ctrlKey || event.metaKey)) return;
+    const plot = event.target.closest && event.target.closest("#timeline-chart") ? graph() : null;
+    if (!plot) return;
+    event.preventDefault();
+    const size = plot._fullLayout._size, box = plot.getBoundingClientRect();
+    zoom(Math.exp(event.deltaY * 0.002), Math.min(Math.max((event.clientX - box.left - size.l) / size.w, 0), 1));
+  }, { passive: false });
+
+  function probe(data) {
+    clearTimeout(probing);
+    probing = setTimeout(() => window.dash_clientside.set_props("timeline-probe", { data: data }), data ? 40 : 200);
+  }
+
+  function place(data) {
+    const point = data && data.points && data.points[0];
+    if (!point) return null;
+    if (point.customdata) {
+      const key = String(point.customdata[0]);
+      return /^\d+:\d+$/.test(key) ? { key: key } : null;
+    }
+    const at = Array.isArray(point.pointNumber) ? point.pointNumber : point.pointIndex;
+    if (!Array.isArray(at)) return null;
+    const plot = graph();
+    const trace = plot && plot.data[point.curveNumber];
+    return { row: at[0], bin: at[1], part: trace ? trace.name : "map" };
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    timeline: {
+      // Called when the page was laid out, and whenever an answer came.
+      shown: function (data, told, all) {
+        if (view === null || !window.dash_clientside.callback_context.triggered_id || !data) pinned = false;
+        whole = all || whole;
+        found = told || {};
+        if (data && (view === null || !waitingFor(data))) view = Object.assign({}, data);
+        const hits = document.getElementById("timeline-hits");
+        if (hits) {
+          const number = found.number || 0;
+          const words = number.toLocaleString("en") + (number === 1 ? " span" : " spans");
+          hits.textContent = !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words;
+        }
+        return none();
+      },
+      zoomed: function (data) {
+        if (!data || !view) return none();
+        let left = data["xaxis.range[0]"], right = data["xaxis.range[1]"];
+        if (data["xaxis.range"]) [left, right] = data["xaxis.range"];
+        if (left === undefined || right === undefined) return none();
+        const next = { t0: Math.round(left * 1e6), t1: Math.round(right * 1e6) };
+        if (range(next) !== asked && range(next) !== range(view)) ask(next);
+        return none();
+      },
+      hovered: function (data) {
+        if (!pinned) probe(place(data));
+        return none();
+      },
+      clicked: function (data) {
+        const what = place(data);
+        if (what) { pinned = true; probe(what); }
+        return none();
+      },
+      // The same call on the other ranks is outlined; what the server drew stays.
+      linked: function (marks) {
+        const plot = graph();
+        if (!plot || !window.Plotly) return none();
+        const own = (plot.layout.shapes || []).filter((each) => each.name !== "link");
+        const ink = getComputedStyle(document.documentElement).getPropertyValue("color") || "#888";
+        const colour = getComputedStyle(document.body).color || ink;
+        const drawn = (marks || []).map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
+        if (drawn.length || own.length !== (plot.layout.shapes || []).length) {
+          window.Plotly.relayout(plot, { shapes: own.concat(drawn) });
+        }
+        return none();
+      },
+    },
+  });
+
+  function waitingFor(data) {
+    return range(data) !== range(view) && here() && location.search.indexOf("t0=" + Math.round(view.t0)) >= 0;
+  }
+})();
