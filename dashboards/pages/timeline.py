@@ -161,7 +161,7 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
                  html.Span("", id="timeline-hits", className="tl-hits", role="status")],
                 className="tl-group", role="group", **aria(label="What was found"),
             ),
-            html.A("Take this window to Perfetto", id="timeline-take", className="button",
+            html.A("To Perfetto", id="timeline-take", className="button", title="This window and these ranks as a trace for ui.perfetto.dev",
                    href=run_address(opened.id, "timeline") + perfetto.tail(state), download="window.json.gz"),
         ],
         className="tl-controls",

@@ -177,7 +177,12 @@ def _spans(
     ends = np.concatenate([each[1] for each in over] or [np.empty(0)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
     if starts.size:
-        drawn.append(_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"})
+        # The bars of communication once more, on top and seen through: what is exposed would cover their names.
+        whole = next(each for each in drawn if each["name"] == "hidden")
+        seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
+        plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
+        drawn[drawn.index(whole)] = {**plain_bars, "hoverinfo": "skip"}
+        drawn += [_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
 

@@ -14,8 +14,8 @@ from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window
 
 NAMES: Final = {
-    "exposed": "exposed communication",
-    "hidden": "hidden communication",
+    "exposed": "exposed comm",
+    "hidden": "hidden comm",
     "compute": "compute only",
     "copy": "copies only",
     "idle": "idle",

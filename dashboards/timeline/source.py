@@ -150,7 +150,7 @@ class Source:
         """Give a rank's lanes, in time counted from the begin."""
         if rank not in self._lanes:
             timeline = self.tables(rank)
-            labels = [lane_name(timeline, lane) for lane in range(size(timeline.lanes))]
+            labels = [lane_name(timeline, lane).partition(" (")[0] for lane in range(size(timeline.lanes))]
             spans = timeline.spans
             self._lanes[rank] = lanes_of(
                 timeline, self.aligned(rank, spans.start_ns), self.aligned(rank, spans.end_ns), labels
