@@ -1,5 +1,6 @@
 """Runs that were opened, the last few of them in memory; whatever is asked for at once is calculated once."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,10 @@ class Opened:
         self._place, self._options, self._reading = place, options, reading
         self._known: dict[str, Any] = {}
         self._lock = RLock()
+
+    def command(self, words: str) -> str:
+        """Put the run's path where a command for people says RUN."""
+        return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
 
     @property
     def folder(self) -> Path | None:
