@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from overlapscope.advice.advise import advise
@@ -18,6 +19,8 @@ from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs import Place, changed
 
 MAX_OPENED: Final = 4
+RECENT_S: Final = 2.0
+"""For so long the callbacks of a page take a run's files to be unchanged: there may be ten thousand to look at."""
 T = TypeVar("T")
 
 
@@ -112,7 +115,14 @@ class OpenedRuns:
     def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPENED) -> None:
         self._options, self._limit = options or ReadOptions(), limit
         self._runs: OrderedDict[str, Opened] = OrderedDict()
+        self._looked: dict[str, float] = {}
         self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
+
+    def recent(self, run: str) -> Opened | None:
+        """Give an open run whose files were looked at a moment ago, without looking again."""
+        with self._lock:
+            looked = self._looked.get(run)
+            return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
 
     def open(self, place: Place) -> Opened:
         """Give a run as its files are now; raises InputError for one with a link that leads out."""
@@ -122,6 +132,7 @@ class OpenedRuns:
             if opened is None or opened.revision != revision:
                 opened = self._runs[place.id] = Opened(place, revision, self._options, self._reading)
             self._runs.move_to_end(place.id)
+            self._looked[place.id] = monotonic()
             while len(self._runs) > self._limit:
                 self._runs.popitem(last=False)
         return opened

@@ -6,6 +6,7 @@ and what needs all tables (causes, links, and clocks that were not kept) follows
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, Thread
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -27,7 +28,7 @@ from overlapscope.timeline.store import load_rank
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.timeline.lanes import RankLanes, lanes_of
 from overlapscope_dashboards.timeline.linked import Links
-from overlapscope_dashboards.timeline.stored import keep_clocks, occupancy_of_folder
+from overlapscope_dashboards.timeline.stored import WORKERS, States, keep_clocks, occupancy_of_folder
 from overlapscope_dashboards.timeline.window import Window
 
 LARGE: Final = 2_000_000
@@ -66,32 +67,33 @@ class Source:
         self.ranks = tuple(self._own)
         self._align()
 
-    def _of_small(self) -> dict[int, Occupancy]:
+    def _of_small(self) -> States:
         run = self._opened.run
         self._work_out()
         timelines = {rank: each for rank, each in run.ranks.items() if size(each.spans)}
-        return {
-            rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()
-        }
+        made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
+        return {rank: (each.at_ns, each.state) for rank, each in made.items()}
 
-    def _of_large(self) -> dict[int, Occupancy]:
+    def _of_large(self) -> States:
         assert self._opened.folder is not None
         states, self.clocks = occupancy_of_folder(
             self._opened.folder, tuple(self.entries.values()), self._opened.revision
         )
-        return {rank: Occupancy(at, state) for rank, (at, state) in sorted(states.items()) if at.size}
+        return {rank: states[rank] for rank in sorted(states) if states[rank][0].size}
 
     def _align(self) -> None:
         clocks = self.clocks or Clocks()
-        moved = [
-            each if not _is_moved(clocks, rank) else each.moved(on_common_clock(clocks, rank, each.at_ns))
-            for rank, each in self._own.items()
-        ]
-        begin = min(int(each.at_ns[0]) for each in moved)
-        end = max(int(each.at_ns[-1]) for each in moved)
+
+        def moved(rank: int) -> Occupancy:
+            at, state = self._own[rank]
+            return Occupancy(on_common_clock(clocks, rank, at) if _is_moved(clocks, rank) else at, state)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            self.occupancy = tuple(pool.map(moved, self._own))
+        begin = min(int(each.at_ns[0]) for each in self.occupancy)
+        end = max(int(each.at_ns[-1]) for each in self.occupancy)
         self.origin_ns = begin
         self.whole = Window(start_ns=0, end_ns=max(end - begin, 1))
-        self.occupancy: tuple[Occupancy, ...] = tuple(moved)
         self._lanes = {}
 
     @property

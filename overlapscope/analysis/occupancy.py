@@ -84,10 +84,6 @@ class Occupancy:
         """When recording began and ended; None where nothing was recorded."""
         return (int(self.at_ns[0]), int(self.at_ns[-1])) if self.at_ns.size else None
 
-    def moved(self, at_ns: Ints) -> "Occupancy":
-        """Give the same states with their beginnings elsewhere, in the same order: as another clock shows them."""
-        return Occupancy(at_ns, self.state)
-
     def spent(self, edges_ns: Ints) -> Ints:
         """Give, for each window between two neighbours of `edges_ns` (ascending), the nanoseconds in each state.
 
