@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
-  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "";
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "", marks = [];
 
   const none = () => window.dash_clientside.no_update;
   const graph = () => document.querySelector("#timeline-figure .js-plotly-plot");
@@ -45,6 +45,15 @@
     const send = () => window.dash_clientside.set_props("timeline-view", { data: next });
     if (quiet) waiting = setTimeout(send, QUIET_MS);
     else send();
+  }
+
+  function mark(plot) {
+    const shapes = plot.layout.shapes || [];
+    const there = shapes.filter((each) => each.name === "link");
+    if (JSON.stringify(there.map((each) => each.path || each.x0)) === JSON.stringify(marks.map((each) => each.path || each.x0))) return;
+    const colour = getComputedStyle(document.body).color;
+    const drawn = marks.map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
+    window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
   const range = (each) => Math.round(each.t0) + "-" + Math.round(each.t1);
@@ -142,7 +151,10 @@
     timeline: {
       // Called when the page was laid out, and whenever an answer came.
       shown: function (data, told, all) {
-        if (view === null || !window.dash_clientside.callback_context.triggered_id || !data) pinned = false;
+        if (!data || data.width === undefined) {  // laid out anew
+          pinned = false;
+          marks = [];
+        }
         whole = all || whole;
         found = told || {};
         if (data && (view === null || !waitingFor(data))) view = Object.assign({}, data);
@@ -172,17 +184,16 @@
         if (what) { pinned = true; probe(what); }
         return none();
       },
-      // The same call on the other ranks is outlined; what the server drew stays.
-      linked: function (marks) {
+      // The same call on the other ranks is outlined, also in the pictures that come while it is pointed at.
+      linked: function (given) {
+        marks = given || [];
         const plot = graph();
         if (!plot || !window.Plotly) return none();
-        const own = (plot.layout.shapes || []).filter((each) => each.name !== "link");
-        const ink = getComputedStyle(document.documentElement).getPropertyValue("color") || "#888";
-        const colour = getComputedStyle(document.body).color || ink;
-        const drawn = (marks || []).map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
-        if (drawn.length || own.length !== (plot.layout.shapes || []).length) {
-          window.Plotly.relayout(plot, { shapes: own.concat(drawn) });
+        if (!plot.timelineMarks) {
+          plot.timelineMarks = true;
+          plot.on("plotly_afterplot", () => mark(plot));
         }
+        mark(plot);
         return none();
       },
     },
