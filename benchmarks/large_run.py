@@ -14,6 +14,8 @@ from overlapscope.version import __version__
 
 EPOCH_NS = 1_700_000_000_000_000_000
 STEPS = 20
+LATE = 4
+"""So many ranks come last in turn."""
 CALL_EVERY = 10
 """One interval in so many is a collective, on a lane of its own; one in as many is a copy."""
 
@@ -49,7 +51,7 @@ def _rank(
     kernels, calls = begin.size, call_begin.size
     start = own + begin
     end = start + (took * rng.uniform(0.7, 1.0, kernels)).astype(np.int64)
-    late = rng.integers(0, np.maximum(transfer // 2, 1))
+    late = np.where(np.arange(calls) % LATE == rank, transfer // 2, rng.integers(0, np.maximum(transfer // 10, 1)))
     call_start, call_end = own + call_begin + late, own + call_begin + transfer
     kind = np.where(np.arange(kernels) % CALL_EVERY == CALL_EVERY - 1, COPY, COMPUTE)
     kernel = np.array([names.code(f"gemm_{number}") for number in range(40)])

@@ -354,7 +354,7 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     assert page.locator("h1").text_content() == "Timeline"
     page.locator("#timeline-text").fill("gloo:all_reduce")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => /\\d+ spans/.test(document.getElementById('timeline-hits').textContent)")
+    page.wait_for_function("() => /\\d+ found/.test(document.getElementById('timeline-hits').textContent)")
     page.locator("[data-timeline=next]").click()
     page.wait_for_function("() => document.querySelector('#timeline-pointed strong').textContent === 'gloo:all_reduce'")
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")

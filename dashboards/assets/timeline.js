@@ -161,8 +161,8 @@
         const hits = document.getElementById("timeline-hits");
         if (hits) {
           const number = found.number || 0;
-          const words = number.toLocaleString("en") + (number === 1 ? " span" : " spans");
-          hits.textContent = !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words;
+          const words = number.toLocaleString("en");
+          hits.textContent = !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words + " found";
         }
         return none();
       },

@@ -36,6 +36,9 @@ WIDTH: Final = 1_100
 """Pixels of the time axis before the browser has told."""
 NAMED: Final = 400
 """Spans in view up to which their names stand in them."""
+MAX_LETTERS: Final = 80
+FEWEST_LETTERS: Final = 4
+LETTER_PIXELS: Final = 7
 MAX_STEPS: Final = 40
 """Steps in view up to which each is marked."""
 CAUSE_LOOKS: Final = {
@@ -87,7 +90,7 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
     detailed = spans <= MAX_SPANS
     traces = [_map(source, asked, rows, bins)]
     if detailed:
-        traces += _spans(source, asked, ranks, lower, found)
+        traces += _spans(source, asked, ranks, lower, found, width)
         traces += _causes(source, asked, lower)
     else:
         traces.append(_lane_map(lower, bins))
@@ -155,8 +158,9 @@ def _corner(bins: Ints) -> dict[str, Any]:
 
 
 def _spans(
-    source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints]
-) -> list[dict[str, Any]]:
+    source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
+    width: int,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
     exposed = {each.rank: each.exposed for each in ranks}
     bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
@@ -171,8 +175,8 @@ def _spans(
         comm = rows[kinds == COMM]
         _, start, end = pieces(row.lane, comm, exposed[row.rank])
         over.append((start / 1e6, end / 1e6, at))
-    few = sum(each.size for each in found) <= NAMED
-    drawn = [_kind_trace(source, asked, lower, name, bars[name], named=few) for _, name in _KINDS if bars[name]]
+    room = width if sum(each.size for each in found) <= NAMED else 0
+    drawn = [_kind_trace(source, asked, lower, name, bars[name], room) for _, name in _KINDS if bars[name]]
     starts = np.concatenate([each[0] for each in over] or [np.empty(0)])
     ends = np.concatenate([each[1] for each in over] or [np.empty(0)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
@@ -187,27 +191,31 @@ def _spans(
 
 
 def _kind_trace(
-    source: Source, asked: Asked, lower: Sequence[Row], kind: str, parts: Sequence[tuple[int, Lane, Ints]], *, named: bool
+    source: Source, asked: Asked, lower: Sequence[Row], kind: str, parts: Sequence[tuple[int, Lane, Ints]], width: int
 ) -> dict[str, Any]:
+    """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
     end = np.concatenate([lane.end_ns[rows] for _, lane, rows in parts])
     places = np.repeat([at for at, _, _ in parts], [rows.size for _, _, rows in parts])
-    names: list[str] = []
+    plainly: list[str] = []
     keys: list[str] = []
     for at, lane, rows in parts:
         timeline = source.tables(lower[at].rank)
         own = lane.rows[rows]
-        shown = [plain(each[:80]) for each in timeline.names]
-        names += [shown[code] if code >= 0 else "unnamed" for code in timeline.spans.name[own].tolist()]
+        codes = timeline.spans.name[own].tolist()
+        plainly += [timeline.names[code][:MAX_LETTERS] if code >= 0 else "unnamed" for code in codes]
         keys += [f"{lower[at].rank}:{row}" for row in own.tolist()]
+    shown = {name: plain(name) for name in set(plainly)}
+    names = [shown[name] for name in plainly]
     told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
     trace = _bars(kind, start / 1e6, end / 1e6, places) | {
         "customdata": told, "hovertext": names, "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
-    if named:
-        wide = (end - start) * 100 > asked.window.length_ns * 5
+    if width:
+        fits = (end - start) * width // (asked.window.length_ns * LETTER_PIXELS)
+        fits[(start < asked.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
         trace |= {
-            "text": [name if broad else "" for name, broad in zip(names, wide.tolist(), strict=True)],
+            "text": [_cut(name, room) for name, room in zip(plainly, fits.tolist(), strict=True)],
             "textposition": "inside", "insidetextanchor": "start", "textangle": 0, "cliponaxis": True,
             "insidetextfont": {"color": "#fff", "size": 11}, "constraintext": "none",
         }  # fmt: skip
@@ -238,7 +246,7 @@ def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
         trace = _bars(colour, start / 1e6, end / 1e6, places)
-        trace["marker"] = {**trace["marker"], "pattern": {"shape": pattern, "size": 5, "fgcolor": "rgba(255,255,255,.6)"}}
+        trace["marker"] = {**trace["marker"], "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"}}
         words = [[f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)]
         drawn.append(trace | {
             "width": 0.5, "customdata": words, "name": cause,
@@ -331,6 +339,10 @@ def _fading(state: str) -> list[list[Any]]:
         [1.5 / FULL, f"rgba({red},{green},{blue},0.07)"], [1.5 / FULL, f"rgba({red},{green},{blue},0.2)"],
         [1, f"rgba({red},{green},{blue},1)"],
     ]  # fmt: skip
+
+
+def _cut(name: str, room: int) -> str:
+    return plain(name if len(name) <= room else name[: room - 1] + "…") if room else ""
 
 
 def typed(values: npt.NDArray[Any]) -> dict[str, str]:

@@ -116,8 +116,9 @@ class Source:
     def _work_out(self) -> None:
         try:
             run, together = self._opened.run, self._opened.together
+            self._know(together.clocks)
             coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-            figures = Figures(
+            self.figures = Figures(
                 run=run,
                 links=Links(run, together),
                 transfers=together.transfers(run),
@@ -127,13 +128,13 @@ class Source:
             if not self.large:
                 raise
             self.problem = str(error)
-            return
-        if self.large and self.clocks is None and self._opened.folder is not None:
-            keep_clocks(self._opened.folder, together.clocks, self._opened.revision)
-            self.clocks = together.clocks
+
+    def _know(self, clocks: Clocks) -> None:
+        if self.clocks is None and self._opened.folder is not None and self.large:
+            keep_clocks(self._opened.folder, clocks, self._opened.revision)
+            self.clocks = clocks
             self._align()
-        self.clocks = together.clocks
-        self.figures = figures
+        self.clocks = clocks
 
     def tables(self, rank: int) -> RankTimeline:
         """Give a rank's tables, read when first asked for; raises InputError where they cannot be."""
