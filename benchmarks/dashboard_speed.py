@@ -1,4 +1,4 @@
-"""How long the timeline of 1,024 ranks takes, in a real browser: until it is painted first, and until a zoom is painted.
+"""How long the timeline of 1,024 ranks takes, in a real browser: until its first paint, and until a zoom's.
 
 A painted heat map is one that plotly has drawn from the server's answer; a zoom counts from the click to that. The run
 is made once and kept in benchmarks/.cache. `python -m benchmarks.dashboard_speed [RANKS [INTERVALS]]` prints the table.
@@ -9,8 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 

@@ -5,7 +5,18 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.timeline.columns import (
-    COMM, COMPUTE, COPY, DEVICE, NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make,
+    COMM,
+    COMPUTE,
+    COPY,
+    DEVICE,
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    make,
 )  # fmt: skip
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline
@@ -56,6 +67,7 @@ def _rank(
     kind = np.where(np.arange(kernels) % CALL_EVERY == CALL_EVERY - 1, COPY, COMPUTE)
     kernel = np.array([names.code(f"gemm_{number}") for number in range(40)])
     copy, reduce = names.code("Memcpy DtoD"), names.code("ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
+    random = rng.integers(0, 40, kernels)
     bounds = np.linspace(begin[0], begin[-1] + took[-1], STEPS + 1).astype(np.int64) + own
     all_start, all_end = np.concatenate([start, call_start]), np.concatenate([end, call_end])
     step = np.clip(np.searchsorted(bounds, all_start, side="right") - 1, 0, STEPS - 1)
@@ -68,7 +80,7 @@ def _rank(
         spans=make(
             Spans, kernels + calls, recording=0, lane=np.repeat([0, 1], [kernels, calls]),
             kind=np.concatenate([kind, np.full(calls, COMM)]),
-            name=np.concatenate([np.where(kind == COPY, copy, kernel[rng.integers(0, 40, kernels)]), np.full(calls, reduce)]),
+            name=np.concatenate([np.where(kind == COPY, copy, kernel[random]), np.full(calls, reduce)]),
             start_ns=all_start, end_ns=all_end, launch_ns=all_start - 10_000, correlation=np.arange(kernels + calls),
             step=step, collective=np.concatenate([np.full(kernels, NONE), np.arange(calls)]),
         ),

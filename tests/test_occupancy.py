@@ -1,5 +1,7 @@
 """The states of a rank's time, against one cell a nanosecond and against the breakdown."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,18 @@ from hypothesis import strategies as st
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
-from tests.builders import CELLS, EPOCH_NS, FIRST_NS, Pairs, Span, columns_of_pairs, instants, intervals, raster, spans_table
+from tests.builders import (
+    CELLS,
+    EPOCH_NS,
+    FIRST_NS,
+    Pairs,
+    Span,
+    columns_of_pairs,
+    instants,
+    intervals,
+    raster,
+    spans_table,
+)
 
 edges = st.lists(instants, min_size=2, max_size=20).map(sorted)
 
@@ -34,7 +47,7 @@ def test_each_nanosecond_is_in_one_state(
             names.append("copy")
         else:
             names.append("idle" if r[cell] else "unrecorded")
-    for row, (start, end) in enumerate(zip(at, at[1:], strict=False)):
+    for row, (start, end) in enumerate(pairwise(at)):
         told = names[start - FIRST_NS : end - FIRST_NS]
         assert ours[row].tolist() == [told.count(state) for state in STATES]
 

@@ -21,7 +21,7 @@ from overlapscope.analysis.occupancy import STATES
 from overlapscope.report.perfetto_tracks import on_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.store import load_run, save_run
+from overlapscope.timeline.store import save_run
 from overlapscope_dashboards import router
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.opened import Opened
@@ -65,7 +65,7 @@ def numbers(told: dict[str, str]) -> Any:
     return values.reshape([int(each) for each in told["shape"].split(",")]) if "shape" in told else values
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, opened: Opened) -> None:
@@ -92,7 +92,9 @@ def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, open
 def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Source) -> None:
     drawn = draw(source, whole(source), 1_000)
     assert drawn.detailed
-    rows = dict(zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True))
+    rows = dict(
+        zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True)
+    )
     exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole).values())
     why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
     assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
@@ -108,7 +110,9 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: O
         key: (start, length)
         for trace in figures(drawn, "bar")
         if trace.get("customdata") and trace["width"] != 0.5
-        for (key, _), start, length in zip(trace["customdata"], numbers(trace["base"]), numbers(trace["x"]), strict=True)
+        for (key, _), start, length in zip(
+            trace["customdata"], numbers(trace["base"]), numbers(trace["x"]), strict=True
+        )
     }
     expected = {}
     for rank, timeline in opened.run.ranks.items():
@@ -155,8 +159,9 @@ def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(source:
 
 
 @pytest.mark.parametrize(
-    "probe", [{}, {"key": "x"}, {"key": "9:1"}, {"key": "0:99999999"}, {"key": "0:-1"}, {"row": 99, "bin": 0, "part": "map"},
-              {"row": 0, "bin": 10**9, "part": "map"}, {"row": -1, "bin": -1}, {"row": None, "bin": "a"}, {"key": [1]}],
+    "probe", [{}, {"key": "x"}, {"key": "9:1"}, {"key": "0:99999999"}, {"key": "0:-1"}, {"key": [1]},
+              {"row": 99, "bin": 0, "part": "map"},
+              {"row": 0, "bin": 10**9, "part": "map"}, {"row": -1, "bin": -1}, {"row": None, "bin": "a"}],
 )  # fmt: skip
 def test_a_pointer_at_nothing_says_so(source: Source, probe: dict[str, Any]) -> None:
     assert view.point(source, whole(source), 1_000, probe) == view.nothing(whole(source))
@@ -187,7 +192,11 @@ def test_names_that_are_found_are_counted_and_the_window_jumps_to_them(source: S
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    save_run(Run(world_size=2, ranks={rank: full_timeline(rank, tag=EVIL) for rank in range(2)}), tmp_path / "evil", version="0")
+    save_run(
+        Run(world_size=2, ranks={rank: full_timeline(rank, tag=EVIL) for rank in range(2)}),
+        tmp_path / "evil",
+        version="0",
+    )
     site = Site([tmp_path])
     shown = router.show(site, run_address(ids(site)["evil"], "timeline"), {"q": EVIL})
     assert EVIL[:20] in words(shown.content)
@@ -202,7 +211,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         assert "onerror" not in str(trace.get("hovertemplate", ""))
 
 
-# --- a large run --------------------------------------------------------------------------------------------------------
+# --- a large run ------------------------------------------------------------------------------------------------------
 
 
 def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
@@ -250,7 +259,7 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
         lambda: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
         lambda: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
         lambda: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
-        lambda: (kept / "state.npy").unlink(),
+        (kept / "state.npy").unlink,
     ):
         damage()
         same()
@@ -267,7 +276,7 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
         run.chmod(0o700)
 
 
-# --- a window for Perfetto ----------------------------------------------------------------------------------------------
+# --- a window for Perfetto --------------------------------------------------------------------------------------------
 
 
 def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, source: Source, tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, sourc
     assert client.get("/runs/none/timeline/window.json.gz").status_code == 404
 
 
-# --- in a browser -------------------------------------------------------------------------------------------------------
+# --- in a browser -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +337,9 @@ def new_page(browser: Any, address: str) -> tuple[Any, list[str]]:
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.set_default_timeout(WAIT_MS)
     seen: list[str] = []
-    page.on("request", lambda each: seen.append(each.url) if not each.url.startswith((address, "data:", "blob:")) else None)
+    page.on(
+        "request", lambda each: seen.append(each.url) if not each.url.startswith((address, "data:", "blob:")) else None
+    )
     page.on("console", lambda each: seen.append(each.text) if each.type in ("error", "warning") else None)
     page.on("pageerror", lambda each: seen.append(str(each)))
     page.on("dialog", lambda each: (seen.append(each.message), each.dismiss()))

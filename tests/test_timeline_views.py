@@ -45,7 +45,7 @@ def state_at(spans: list[Span], moment: int) -> str:
     return "idle" if 0 <= moment < 40 else "unrecorded"
 
 
-# --- windows ------------------------------------------------------------------------------------------------------------
+# --- windows ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10**15), st.integers(1, 10**15), st.integers(-5, 5_000))
@@ -86,7 +86,7 @@ def test_a_jump_to_a_span_shows_all_of_it(start: int, length: int) -> None:
     assert found.end_ns >= end
 
 
-# --- the heat map -------------------------------------------------------------------------------------------------------
+# --- the heat map -----------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 300), st.integers(1, 64))
@@ -119,7 +119,7 @@ def test_cells_are_what_counting_nanoseconds_gives(
                 assert abs((cell - 1) / (FULL - 1) - share) <= 1 / (FULL - 1) + 1e-9
 
 
-# --- lanes --------------------------------------------------------------------------------------------------------------
+# --- lanes ------------------------------------------------------------------------------------------------------------
 
 
 @given(some_spans, instants, instants)
@@ -188,7 +188,7 @@ def test_a_rank_without_spans_has_no_lanes() -> None:
     assert lanes.exposed.starts.size == 0
 
 
-# --- names --------------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 def test_names_are_found_whatever_their_case_in_order_of_time() -> None:
@@ -227,13 +227,11 @@ def test_from_a_time_the_next_one_found_is_the_nearest_that_way(starts: list[int
     assert from_here(found, at, 0, 1) == (wanted[0] + 1) % len(starts)
 
 
-# --- addresses ----------------------------------------------------------------------------------------------------------
+# --- addresses --------------------------------------------------------------------------------------------------------
 
 
 def test_an_address_says_the_whole_view() -> None:
-    told = asked(
-        {"t0": "1000", "t1": "5000", "ranks": "0-2, 7", "mode": "exposed", "q": "gemm"}, whole, list(range(8))
-    )
+    told = asked({"t0": "1000", "t1": "5000", "ranks": "0-2, 7", "mode": "exposed", "q": "gemm"}, whole, list(range(8)))
     assert told.window == Window(start_ns=1_000, end_ns=5_000)
     assert told.ranks == (0, 1, 2, 7)
     assert spelled(told.ranks) == "0-2,7"

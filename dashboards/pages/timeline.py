@@ -1,7 +1,7 @@
-"""Ranks by time: an exact heat map at any zoom, the chosen ranks lane by lane, and single spans when few are in view."""
+"""Ranks by time: an exact heat map at any zoom, the chosen ranks lane by lane, single spans where few are in view."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
@@ -38,7 +38,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
         "q": first.text,
     }  # fmt: skip
     graph = dcc.Graph(
-        id="timeline-figure", figure=shown.figure, config={**CONFIG, "doubleClick": False}, responsive=True,
+        id="timeline-figure", figure=shown.figure, config=cast(Any, {**CONFIG, "doubleClick": False}), responsive=True,
         style={"height": f"{shown.height}px"}, clear_on_unhover=True,
     )  # fmt: skip
     return [
@@ -111,16 +111,17 @@ def register(app: Dash, site: Site) -> None:
         return _pointed(pointed), pointed.links
 
     here = "timeline"
-    app.clientside_callback(
+    in_browser = cast(Any, app.clientside_callback)  # it has no types
+    in_browser(
         ClientsideFunction(here, "shown"), Output("timeline-echo", "data"), Input("timeline-view", "data"),
         Input("timeline-found", "data"), Input("timeline-whole", "data"),
     )  # fmt: skip
     for name, prop in (("zoomed", "relayoutData"), ("hovered", "hoverData"), ("clicked", "clickData")):
-        app.clientside_callback(
+        in_browser(
             ClientsideFunction(here, name), Output("timeline-echo", "data", allow_duplicate=True),
             Input("timeline-figure", prop), prevent_initial_call=True,
         )  # fmt: skip
-    app.clientside_callback(
+    in_browser(
         ClientsideFunction(here, "linked"), Output("timeline-echo", "data", allow_duplicate=True),
         Input("timeline-links", "data"), prevent_initial_call=True,
     )  # fmt: skip
@@ -128,16 +129,16 @@ def register(app: Dash, site: Site) -> None:
 
 def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component:
     def button(label: str, does: str, said: str) -> Component:
-        return html.Button(label, type="button", title=said, **{"data-timeline": does}, **aria(label=said))
+        return html.Button(label, type="button", title=said, **_data(timeline=does), **aria(label=said))
 
     moves = [
         button("←", "left", "Earlier"), button("→", "right", "Later"), button("+", "in", "Zoom in"),
-        button("−", "out", "Zoom out"), button("All", "all", "Show the whole run"),
+        button("-", "out", "Zoom out"), button("All", "all", "Show the whole run"),
     ]  # fmt: skip
     modes = [
         html.Button(
             MODE_WORDS[mode], type="button", title="The state a cell was in longest" if mode == DOMINATING else
-            f"Share of time that was {NAMES[mode]}", **{"data-timeline": "mode", "data-mode": mode},
+            f"Share of time that was {NAMES[mode]}", **_data(timeline="mode", mode=mode),
             **aria(pressed="true" if state["mode"] == mode else "false"),
         )
         for mode in MODES
@@ -157,15 +158,21 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
                 className="tl-find",
             ),
             html.Div(
-                [button("‹", "previous", "Previous found"), button("›", "next", "Next found"),
+                [button("↑", "previous", "Previous found"), button("↓", "next", "Next found"),
                  html.Span("", id="timeline-hits", className="tl-hits", role="status")],
                 className="tl-group", role="group", **aria(label="What was found"),
             ),
-            html.A("To Perfetto", id="timeline-take", className="button", title="This window and these ranks as a trace for ui.perfetto.dev",
+            html.A("To Perfetto", id="timeline-take", className="button",
+                   title="This window and these ranks as a trace for ui.perfetto.dev",
                    href=run_address(opened.id, "timeline") + perfetto.tail(state), download="window.json.gz"),
         ],
         className="tl-controls",
     )  # fmt: skip
+
+
+def _data(**values: str) -> dict[str, Any]:
+    """Give `data-...` attributes as keyword arguments."""
+    return {f"data-{name}": value for name, value in values.items()}
 
 
 def _legend(shown: View) -> list[Component]:

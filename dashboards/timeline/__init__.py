@@ -1,1 +1,1 @@
-"""What the timeline page shows, as values: windows of time, heat maps, lanes, links between ranks, names that are looked for."""
+"""What the timeline page shows, as values: windows of time, heat maps, lanes, links between ranks, names."""

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.occupancy import STATES
-from overlapscope.report.amounts import ms
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
@@ -209,7 +208,8 @@ def _kind_trace(
     names = [shown[name] for name in plainly]
     told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
     trace = _bars(kind, start / 1e6, end / 1e6, places) | {
-        "customdata": told, "hovertext": names, "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
+        "customdata": told, "hovertext": names,
+        "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
     if width:
         fits = (end - start) * width // (asked.window.length_ns * LETTER_PIXELS)
@@ -246,8 +246,13 @@ def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
         trace = _bars(colour, start / 1e6, end / 1e6, places)
-        trace["marker"] = {**trace["marker"], "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"}}
-        words = [[f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)]
+        trace["marker"] = {
+            **trace["marker"],
+            "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
+        }
+        words = [
+            [f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)
+        ]
         drawn.append(trace | {
             "width": 0.5, "customdata": words, "name": cause,
             "hovertemplate": f"<b>{WORDS[cause]}</b><br>exposed %{{customdata[1]}}<extra></extra>",
@@ -324,11 +329,7 @@ def _steps(colours: Sequence[str]) -> list[list[Any]]:
     """Give a scale on which value i is colour i, without anything between."""
     edges = np.linspace(0, 1, len(colours) * 2 - 1)
     bounds = [0.0, *edges[1::2].tolist(), 1.0]
-    return [
-        [float(place), colour]
-        for at, colour in enumerate(colours)
-        for place in (bounds[at], bounds[at + 1])
-    ]
+    return [[float(place), colour] for at, colour in enumerate(colours) for place in (bounds[at], bounds[at + 1])]
 
 
 def _fading(state: str) -> list[list[Any]]:

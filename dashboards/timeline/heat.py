@@ -9,7 +9,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.occupancy import COPY_ONLY, EXPOSED, HIDDEN, COMPUTE_ONLY, IDLE, STATES, UNRECORDED, Occupancy
+from overlapscope.analysis.occupancy import (
+    COMPUTE_ONLY,
+    COPY_ONLY,
+    EXPOSED,
+    HIDDEN,
+    IDLE,
+    STATES,
+    UNRECORDED,
+    Occupancy,
+)
 from overlapscope.timeline.columns import Ints
 
 DOMINATING: Final = "dominating"
@@ -50,7 +59,8 @@ def heat(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns: Ints, 
 
 def _dominating(spent: Ints) -> Cells:
     order = np.array(_TIES)
-    return order[spent[:, order].argmax(axis=1)].astype(np.uint8)
+    longest: Cells = order[spent[:, order].argmax(axis=1)].astype(np.uint8)
+    return longest
 
 
 def _share(spent: Ints, state: int) -> Cells:

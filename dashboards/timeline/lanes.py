@@ -53,7 +53,7 @@ class RankLanes:
 
 
 def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Sequence[str]) -> RankLanes:
-    """Give the lanes of a rank that have spans, in their order; `start_ns` and `end_ns` are its spans' times as aligned."""
+    """Give the lanes of a rank that have spans, in their order; its spans' times are given as aligned."""
     spans = timeline.spans
     cover = Coverage(*(_union(start_ns, end_ns, spans.kind == kind) for kind in (COMM, COMPUTE, COPY)))
     order = np.lexsort((-end_ns, start_ns, spans.lane))

@@ -35,7 +35,7 @@ class Amount:
 
 
 def amounts(spent: Sequence[int]) -> list[Amount]:
-    """Give the times of a sum over `STATES`, in the order they are listed in; unrecorded time only where there is any."""
+    """Give the times of a sum over `STATES`, in the order of a list; unrecorded time only where there is any."""
     recorded = sum(spent) - spent[UNRECORDED]
     return [
         Amount(
@@ -51,9 +51,7 @@ def amounts(spent: Sequence[int]) -> list[Amount]:
 def in_view(source: Source, window: Window) -> dict[int, list[int]]:
     """Give each rank's exact times in a window, by state in the order of `STATES`."""
     edges = np.array([window.start_ns, window.end_ns]) + source.origin_ns
-    return {
-        rank: each.spent(edges)[0].tolist() for rank, each in zip(source.ranks, source.occupancy, strict=True)
-    }
+    return {rank: each.spent(edges)[0].tolist() for rank, each in zip(source.ranks, source.occupancy, strict=True)}
 
 
 def length(ns: int) -> str:

@@ -5,11 +5,10 @@ and what needs all tables (causes, links, and clocks that were not kept) follows
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -203,16 +202,6 @@ def _is_moved(clocks: Clocks, rank: int) -> bool:
     return bool(clocks.offset_ns.get(rank)) or bool(clocks.drift.get(rank))
 
 
-_SOURCES: WeakKeyDictionary[Opened, Source] = WeakKeyDictionary()
-_MAKING = Lock()
-
-
 def source_of(opened: Opened) -> Source:
-    """Give the timeline of an opened run, made once; raises InputError where it has none.
-
-    It is not kept by `Opened.once`: whoever works something out there holds up all others until it is done.
-    """
-    with _MAKING:
-        if opened not in _SOURCES:
-            _SOURCES[opened] = Source(opened)
-        return _SOURCES[opened]
+    """Give the timeline of an opened run, made once; raises InputError where it has none."""
+    return opened.once("timeline", lambda: Source(opened))

@@ -82,7 +82,9 @@ def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return None
     cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
-    windows = [(int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)]
+    windows = [
+        (int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)
+    ]
     occupancy = Occupancy.of(cover, windows)
     return occupancy.at_ns, occupancy.state
 

@@ -9,12 +9,22 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from overlapscope.analysis.occupancy import STATES
 from overlapscope.report.amounts import ms
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.drawing import Drawn, draw, lower_rows, map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
-from overlapscope_dashboards.timeline.said import NAMES, ORDER, STATES, Amount, amounts, in_view, length, of_cell, of_span
+from overlapscope_dashboards.timeline.said import (
+    NAMES,
+    ORDER,
+    Amount,
+    amounts,
+    in_view,
+    length,
+    of_cell,
+    of_span,
+)
 from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window, around, edges
 
@@ -158,7 +168,7 @@ def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
 def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:
     """Outline a call: a box on each row of the map that has one of its ranks, and on each lane where it ran."""
     start, end = source.call_times(ranks, rows)
-    marks = []
+    marks: list[dict[str, Any]] = []
     place = {rank: at for at, rank in enumerate(source.ranks)}
     times = {rank: (a, b) for rank, a, b in zip(ranks, start.tolist(), end.tolist(), strict=True) if a != NONE}
     path = []
@@ -175,20 +185,18 @@ def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[in
         if shown.lane is None or shown.rank not in times or shown.rank not in place:
             continue
         calls = source.tables(shown.rank).spans.collective[shown.lane.rows]
-        own = np.flatnonzero(calls == dict(zip(ranks, rows, strict=True))[shown.rank])
-        if own.size:
+        pieces = np.flatnonzero(calls == dict(zip(ranks, rows, strict=True))[shown.rank])
+        if pieces.size:
             marks.append({
                 "type": "rect", "xref": "x", "yref": "y2", "name": "link", "y0": at - 0.5, "y1": at + 0.5,
-                "x0": int(shown.lane.start_ns[own].min()) / 1e6, "x1": int(shown.lane.end_ns[own].max()) / 1e6,
+                "x0": int(shown.lane.start_ns[pieces].min()) / 1e6, "x1": int(shown.lane.end_ns[pieces].max()) / 1e6,
                 "line": {"color": "#111", "width": 2},
             })  # fmt: skip
     return marks
 
 
 def _note(source: Source, drawn: Drawn) -> str:
-    said = [
-        f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"
-    ]
+    said = [f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"]
     if drawn.left_out:
         said.append(f"{drawn.left_out} quieter lanes are not shown")
     if source.problem:

@@ -1,7 +1,7 @@
 """Windows of time: what an address asks for, moved and zoomed within a run, and cut into bins.
 
 Bins lie on a grid that all windows of about the same length share, so that a window moved a little has mostly the same
-bins, and one asked for again is the same window. All times are integers: nanoseconds, here counted from the run's begin.
+bins, and one asked for again is the same window. All times are integer nanoseconds, here counted from the run's begin.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ States = npt.NDArray[np.uint8]
 
 
 class Occupancy:
-    """From `at_ns[i]` on, up to the next, the rank is in `state[i]`; before the first and in the last it is unrecorded."""
+    """From `at_ns[i]` on, up to the next, the rank is in `state[i]`; before the first it is unrecorded."""
 
     __slots__ = ("_begun", "_spent", "_states")
 
@@ -91,7 +91,9 @@ class Occupancy:
         """
         place = np.searchsorted(self._begun, edges_ns, side="right") - 1
         before = self._spent.take(place, axis=0)  # several times as fast as indexing
-        before.ravel()[np.arange(place.size) * len(STATES) + self._states.take(place)] += edges_ns - self._begun.take(place)
+        before.ravel()[np.arange(place.size) * len(STATES) + self._states.take(place)] += edges_ns - self._begun.take(
+            place
+        )
         spent: Ints = before[1:] - before[:-1]
         return spent
 

@@ -129,9 +129,7 @@ def _meets(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -
     return bool(start < choice.window[1] and end > choice.window[0])
 
 
-def _steps(
-    windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks
-) -> frozenset[int] | None:
+def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks) -> frozenset[int] | None:
     """Give the steps whose paths are followed: those chosen, of a window those with a part in it."""
     if choice.window is None:
         return choice.steps
@@ -163,7 +161,9 @@ def _rank_events(
     windows = [
         each
         for each in figures.windows[rank]
-        if each.window is not None and (steps is None or each.step in steps) and _meets(choice, clocks, rank, each.window)
+        if each.window is not None
+        and (steps is None or each.step in steps)
+        and _meets(choice, clocks, rank, each.window)
     ]
     exposed = None if steps is None else _union(windows)
     reach = None if steps is None else _reach(timeline, windows, steps)
@@ -207,6 +207,4 @@ def _reach(timeline: RankTimeline, windows: Sequence[StepWindow], steps: frozens
 
 def _union(windows: Sequence[StepWindow]) -> Intervals:
     shown = [each.window for each in windows if each.window is not None]
-    return union(
-        (np.array([start for start, _ in shown], np.int64), np.array([end for _, end in shown], np.int64))
-    )
+    return union((np.array([start for start, _ in shown], np.int64), np.array([end for _, end in shown], np.int64)))
