@@ -21,13 +21,17 @@ _LOG = logging.getLogger(__name__)
 
 
 def create_app(
-    roots: Sequence[Path], *, options: ReadOptions | None = None, guard: security.Guard | None = None
+    roots: Sequence[Path],
+    *,
+    options: ReadOptions | None = None,
+    guard: security.Guard | None = None,
+    perfetto_port: int | None = None,
 ) -> Dash:
     """Give the dashboard of what lies below `roots`; its WSGI application is `.server`.
 
     `guard` says whom to answer, by default this machine alone. `options` say how to read traces.
     """
-    site = Site(roots, options)
+    site = Site(roots, options, perfetto_port)
     app = Dash(
         "overlapscope_dashboards",
         assets_folder=str(shell.ASSETS),

@@ -22,9 +22,13 @@ class Unknown(Exception):  # noqa: N818 - a question, not a fault
 class Site:
     """The runs of one dashboard. Its pages ask it for everything that lies outside of them."""
 
-    def __init__(self, roots: Sequence[Path], options: ReadOptions | None = None) -> None:
+    def __init__(
+        self, roots: Sequence[Path], options: ReadOptions | None = None, perfetto_port: int | None = None
+    ) -> None:
         self.roots = tuple(roots)
         self.opened = OpenedRuns(options)
+        self.perfetto_port = perfetto_port
+        """Where a build of Perfetto's UI is served, if one is."""
 
     def places(self) -> Places:
         """Find the runs that there are now."""

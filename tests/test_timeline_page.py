@@ -18,6 +18,7 @@ from dash._utils import to_json
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.occupancy import STATES
+from overlapscope.errors import InputError
 from overlapscope.report.perfetto_tracks import on_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
@@ -25,6 +26,8 @@ from overlapscope.timeline.store import save_run
 from overlapscope_dashboards import router
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.perfetto_ui import perfetto_server, serve_beside
+from overlapscope_dashboards.security import guard_for
 from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
@@ -305,17 +308,22 @@ def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, sourc
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site]]:
+def start(application: Any) -> tuple[str, Any]:
+    """Serve an application from a thread; gives its address, and what to close."""
     from waitress.server import create_server  # noqa: PLC0415 - only where there is a browser
 
+    server = create_server(application, host="127.0.0.1", port=0, threads=4)
+    threading.Thread(target=server.run, daemon=True).start()
+    return f"http://127.0.0.1:{server.effective_port}", server
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site]]:
     place = folder_of_runs(tmp_path_factory.mktemp("served"))
     evil = {rank: full_timeline(rank, tag=EVIL) for rank in range(2)}
     save_run(Run(world_size=2, ranks=evil), place / "evil", version="0")
-    server = create_server(create_app([place]).server, host="127.0.0.1", port=0, threads=4)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.effective_port}", Site([place])
+    address, server = start(create_app([place]).server)
+    yield address, Site([place])
     server.close()
 
 
@@ -442,3 +450,52 @@ def test_a_browser_runs_nothing_of_a_hostile_name_in_a_timeline(browser: Any, se
     page.locator("summary").first.click()
     assert page.locator("#main img, #main a[href^='javascript']").count() == 0
     assert seen == []
+
+
+STAND_IN = """<!DOCTYPE html><title>waiting</title><script>
+addEventListener("message", (event) => {
+  if (event.data === "PING") event.source.postMessage("PONG", event.origin);
+  else if (event.data.perfetto) document.title = "got " + event.data.perfetto.buffer.byteLength;
+});
+</script>"""
+
+
+def test_a_folder_that_is_no_build_of_perfetto_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no index\.html"):
+        perfetto_server(tmp_path, guard_for("127.0.0.1"))
+
+
+def test_only_the_folders_files_are_served_and_to_this_machine_alone(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("no")
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
+    client = perfetto_server(tmp_path / "ui", guard_for("127.0.0.1")).test_client()
+
+    def status(path: str, host: str) -> int:
+        with client.get(path, headers={"Host": host}) as answer:
+            return answer.status_code
+
+    assert status("/", "localhost:9") == 200
+    assert status("/", "evil.example") == 400
+    for path in ("/../secret", "/%2e%2e/secret", "/nothing"):
+        assert status(path, "localhost") == 404
+
+
+@pytest.mark.browser
+def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_path: Path) -> None:
+    place = folder_of_runs(tmp_path / "runs")
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
+    port = serve_beside(tmp_path / "ui", guard_for("127.0.0.1"), "127.0.0.1")
+    address, server = start(create_app([place], perfetto_port=port).server)
+    page, seen = new_page(browser, address)
+    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline", {"t0": 0, "t1": 50_000_000}))
+    drawn(page)
+    button = page.get_by_role("button", name="Open in Perfetto")
+    button.wait_for()
+    with page.expect_popup() as popup:
+        button.click()
+    popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
+    assert int(popup.value.title().split()[1]) > 1_000
+    assert seen == []
+    server.close()

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
-  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "", marks = [];
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "", marks = [], perfettoPort = null;
 
   const none = () => window.dash_clientside.no_update;
   const graph = () => document.querySelector("#timeline-figure .js-plotly-plot");
@@ -84,7 +84,27 @@
     window.dash_clientside.set_props("timeline-probe", { data: { key: place.key } });
   }
 
+  // A build of Perfetto on a port of this server: it answers PING once it stands, and then takes a trace.
+  function perfetto() {
+    const origin = location.protocol + "//" + location.hostname + ":" + perfettoPort;
+    const opened = window.open(origin + "/", "_blank");
+    if (!opened) return;
+    const link = document.getElementById("timeline-take").href;
+    let timer = null;
+    const answered = (event) => {
+      if (event.source !== opened || event.origin !== origin || event.data !== "PONG") return;
+      clearInterval(timer);
+      removeEventListener("message", answered);
+      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(answer.status))).then((buffer) => {
+        opened.postMessage({ perfetto: { buffer: buffer, title: document.title, fileName: "window.json.gz" } }, origin);
+      });
+    };
+    addEventListener("message", answered);
+    timer = setInterval(() => (opened.closed ? clearInterval(timer) : opened.postMessage("PING", origin)), 200);
+  }
+
   const DOES = {
+    perfetto: perfetto,
     left: () => move(-0.25), right: () => move(0.25), in: () => zoom(0.5), out: () => zoom(2),
     all: () => ask({ t0: whole[0], t1: whole[1] }), next: () => go("next"), previous: () => go("previous"),
   };
@@ -165,6 +185,10 @@
           hits.textContent = !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words + " found";
         }
         return none();
+      },
+      perfetto: function (port) {
+        perfettoPort = port;
+        return !port;
       },
       zoomed: function (data) {
         if (!data || !view) return none();

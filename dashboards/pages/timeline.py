@@ -63,6 +63,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
         dcc.Store(id="timeline-probe"),
         dcc.Store(id="timeline-links"),
         dcc.Store(id="timeline-echo"),
+        dcc.Store(id="timeline-perfetto"),
         dcc.Interval(id="timeline-look", interval=LOOK_MS, disabled=not shown.coming),
     ]  # fmt: skip
 
@@ -110,12 +111,19 @@ def register(app: Dash, site: Site) -> None:
         pointed = view.point(source, now, int(state.get("width") or WIDTH), probe or {})
         return _pointed(pointed), pointed.links
 
+    @app.callback(Output("timeline-perfetto", "data"), Input("timeline-perfetto", "id"))
+    def perfetto_port(_: str) -> int | None:
+        return site.perfetto_port
+
     here = "timeline"
     in_browser = cast(Any, app.clientside_callback)  # it has no types
     in_browser(
         ClientsideFunction(here, "shown"), Output("timeline-echo", "data"), Input("timeline-view", "data"),
         Input("timeline-found", "data"), Input("timeline-whole", "data"),
     )  # fmt: skip
+    in_browser(
+        ClientsideFunction(here, "perfetto"), Output("timeline-open", "hidden"), Input("timeline-perfetto", "data")
+    )
     for name, prop in (("zoomed", "relayoutData"), ("hovered", "hoverData"), ("clicked", "clickData")):
         in_browser(
             ClientsideFunction(here, name), Output("timeline-echo", "data", allow_duplicate=True),
@@ -162,6 +170,8 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
                  html.Span("", id="timeline-hits", className="tl-hits", role="status")],
                 className="tl-group", role="group", **aria(label="What was found"),
             ),
+            html.Button("Open in Perfetto", id="timeline-open", type="button", hidden=True,
+                        **_data(timeline="perfetto")),
             html.A("To Perfetto", id="timeline-take", className="button",
                    title="This window and these ranks as a trace for ui.perfetto.dev",
                    href=run_address(opened.id, "timeline") + perfetto.tail(state), download="window.json.gz"),

@@ -22,6 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="H",
         help="address to serve on (default 127.0.0.1); beyond this machine it wants a token, which it prints",
     )  # fmt: skip
+    parser.add_argument(
+        "--perfetto-dir", type=Path, metavar="DIR",
+        help="an unpacked perfetto-ui.zip: the timeline then opens its window in it, on this machine",
+    )  # fmt: skip
     add_reading(parser)
 
 
@@ -35,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     find(args.paths)  # what is not there is said before anything listens
     serve(
         args.paths, host=args.host, port=args.port, options=read_options(args),
+        perfetto=args.perfetto_dir,
         say=lambda line: print(line, flush=True),
     )  # fmt: skip
     return 0
