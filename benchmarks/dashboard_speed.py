@@ -25,14 +25,14 @@ WARM = 5
 WAIT_MS = 180_000
 PAINTED = """() => new Promise(done => {
   const look = () => {
-    const plot = document.querySelector('#timeline-figure .js-plotly-plot');
+    const plot = document.querySelector('#timeline-figure.js-plotly-plot');
     if (plot && plot.querySelector('.heatmaplayer image, .hm image')) requestAnimationFrame(() => done(true));
     else setTimeout(look, 10);
   };
   look();
 })"""
 ZOOM = """does => new Promise(done => {
-  const plot = document.querySelector('#timeline-figure .js-plotly-plot');
+  const plot = document.querySelector('#timeline-figure.js-plotly-plot');
   const begin = performance.now();
   const old = plot.data[0].z.bdata || plot.data[0].z;
   const look = () => {

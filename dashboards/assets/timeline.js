@@ -2,10 +2,12 @@
 (function () {
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
-  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, asked = "", marks = [], perfettoPort = null;
+  const PATIENCE_MS = 10000;  // for an answer, before asking anew
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [], perfettoPort = null;
+  let askedAt = -1e9, again = false, latest = null;
 
   const none = () => window.dash_clientside.no_update;
-  const graph = () => document.querySelector("#timeline-figure .js-plotly-plot");
+  const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
   const here = () => document.getElementById("timeline-figure") !== null;
 
   function address(next) {
@@ -36,15 +38,50 @@
     view = next;
     address(next);
     modes();
-    const plot = graph();
-    if (plot && window.Plotly && ("t0" in change)) {
-      asked = range(next);
-      window.Plotly.relayout(plot, { "xaxis.range": [next.t0 / 1e6, next.t1 / 1e6] });
-    }
     clearTimeout(waiting);
-    const send = () => window.dash_clientside.set_props("timeline-view", { data: next });
     if (quiet) waiting = setTimeout(send, QUIET_MS);
     else send();
+  }
+
+  // One question at a time: what is asked meanwhile waits, and only the last of it is asked.
+  function send() {
+    if (performance.now() - askedAt < PATIENCE_MS) {
+      again = true;
+      return;
+    }
+    askedAt = performance.now();
+    again = false;
+    window.dash_clientside.set_props("timeline-view", { data: view });
+  }
+
+  // Dash's own graph draws everything twice when a window moves; so it only brings plotly, and this draws.
+  function draw(given) {
+    const place = document.getElementById("timeline-figure");
+    latest = given;
+    if (!place || !window.Plotly) {
+      setTimeout(() => { if (latest === given) draw(given); }, 15);
+      return;
+    }
+    place.style.height = given.height + "px";
+    window.Plotly.react(place, given.figure.data, given.figure.layout, given.config).then(() => {
+      if (!place.timelineBound) {
+        place.timelineBound = true;
+        place.on("plotly_relayout", zoomed);
+        place.on("plotly_hover", (data) => { if (!pinned) probe(spot(data)); });
+        place.on("plotly_unhover", () => { if (!pinned) probe(null); });
+        place.on("plotly_click", (data) => {
+          const what = spot(data);
+          if (what) { pinned = true; probe(what); }
+        });
+      }
+      mark(place);
+    });
+  }
+
+  function zoomed(data) {
+    let left = data["xaxis.range[0]"], right = data["xaxis.range[1]"];
+    if (data["xaxis.range"]) [left, right] = data["xaxis.range"];
+    if (view && left !== undefined && right !== undefined) ask({ t0: left * 1e6, t1: right * 1e6 });
   }
 
   function mark(plot) {
@@ -56,8 +93,6 @@
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
-  const range = (each) => Math.round(each.t0) + "-" + Math.round(each.t1);
-
   function modes() {
     document.querySelectorAll("[data-timeline=mode]").forEach((button) => {
       button.setAttribute("aria-pressed", String(button.dataset.mode === view.mode));
@@ -68,12 +103,12 @@
     const length = (view.t1 - view.t0) * factor;
     const at = middle === undefined ? 0.5 : middle;
     const point = view.t0 + (view.t1 - view.t0) * at;
-    ask({ t0: point - length * at, t1: point + length * (1 - at) }, true);
+    ask({ t0: point - length * at, t1: point + length * (1 - at) }, middle !== undefined);
   }
 
   function move(share) {
     const by = (view.t1 - view.t0) * share;
-    ask({ t0: view.t0 + by, t1: view.t1 + by }, true);
+    ask({ t0: view.t0 + by, t1: view.t1 + by });
   }
 
   function go(which) {
@@ -153,7 +188,7 @@
     probing = setTimeout(() => window.dash_clientside.set_props("timeline-probe", { data: data }), data ? 40 : 200);
   }
 
-  function place(data) {
+  function spot(data) {
     const point = data && data.points && data.points[0];
     if (!point) return null;
     if (point.customdata) {
@@ -177,7 +212,7 @@
         }
         whole = all || whole;
         found = told || {};
-        if (data && (view === null || !waitingFor(data))) view = Object.assign({}, data);
+        if (data && (view === null || data.width === undefined)) view = Object.assign({}, data);
         const hits = document.getElementById("timeline-hits");
         if (hits) {
           const number = found.number || 0;
@@ -190,40 +225,18 @@
         perfettoPort = port;
         return !port;
       },
-      zoomed: function (data) {
-        if (!data || !view) return none();
-        let left = data["xaxis.range[0]"], right = data["xaxis.range[1]"];
-        if (data["xaxis.range"]) [left, right] = data["xaxis.range"];
-        if (left === undefined || right === undefined) return none();
-        const next = { t0: Math.round(left * 1e6), t1: Math.round(right * 1e6) };
-        if (range(next) !== asked && range(next) !== range(view)) ask(next);
-        return none();
-      },
-      hovered: function (data) {
-        if (!pinned) probe(place(data));
-        return none();
-      },
-      clicked: function (data) {
-        const what = place(data);
-        if (what) { pinned = true; probe(what); }
+      drawn: function (given) {
+        askedAt = -PATIENCE_MS;
+        if (given) draw(given);
+        if (again) send();
         return none();
       },
       // The same call on the other ranks is outlined, also in the pictures that come while it is pointed at.
       linked: function (given) {
         marks = given || [];
-        const plot = graph();
-        if (!plot || !window.Plotly) return none();
-        if (!plot.timelineMarks) {
-          plot.timelineMarks = true;
-          plot.on("plotly_afterplot", () => mark(plot));
-        }
-        mark(plot);
+        if (graph()) mark(graph());
         return none();
       },
     },
   });
-
-  function waitingFor(data) {
-    return range(data) !== range(view) && here() && location.search.indexOf("t0=" + Math.round(view.t0)) >= 0;
-  }
 })();

@@ -37,10 +37,9 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
         "t0": first.window.start_ns, "t1": first.window.end_ns, "ranks": spelled(first.ranks), "mode": first.mode,
         "q": first.text,
     }  # fmt: skip
-    graph = dcc.Graph(
-        id="timeline-figure", figure=shown.figure, config=cast(Any, {**CONFIG, "doubleClick": False}), responsive=True,
-        style={"height": f"{shown.height}px"}, clear_on_unhover=True,
-    )  # fmt: skip
+    # Dash brings plotly to the browser with a graph; this one shows nothing.
+    loader = dcc.Graph(id="timeline-loader", figure={}, config=cast(Any, {**CONFIG}), style={"display": "none"})
+    place = html.Div(id="timeline-figure", style={"height": f"{shown.height}px"})
     return [
         html.Section(
             [
@@ -49,7 +48,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
                 html.Div(_pointed(view.nothing(first)), id="timeline-pointed", className="tl-pointed",
                          role="status", **aria(live="polite")),
                 html.Div(
-                    graph, className="chart tl-chart", role="img", id="timeline-chart",
+                    place, className="chart tl-chart", role="img", id="timeline-chart",
                     **aria(label="Timeline of ranks. The table below holds the same figures; " + KEYS),
                 ),
                 html.P(shown.note, id="timeline-note", className="note"),
@@ -62,7 +61,9 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
         dcc.Store(id="timeline-found", data=shown.found),
         dcc.Store(id="timeline-probe"),
         dcc.Store(id="timeline-links"),
+        dcc.Store(id="timeline-drawn", data=_drawn(shown)),
         dcc.Store(id="timeline-echo"),
+        loader,
         dcc.Store(id="timeline-perfetto"),
         dcc.Interval(id="timeline-look", interval=LOOK_MS, disabled=not shown.coming),
     ]  # fmt: skip
@@ -73,8 +74,7 @@ def register(app: Dash, site: Site) -> None:
     perfetto.register(app, site)
 
     @app.callback(
-        Output("timeline-figure", "figure"),
-        Output("timeline-figure", "style"),
+        Output("timeline-drawn", "data"),
         Output("timeline-legend", "children"),
         Output("timeline-note", "children"),
         Output("timeline-twin", "children"),
@@ -93,7 +93,7 @@ def register(app: Dash, site: Site) -> None:
         shown = view.show(source, now, int(state.get("width") or WIDTH), at=state.get("at"))
         take = run_address(opened.id, "timeline", None) + perfetto.tail(state)
         return (
-            shown.figure, {"height": f"{shown.height}px"}, _legend(shown), shown.note, _twin(shown), shown.found,
+            _drawn(shown), _legend(shown), shown.note, _twin(shown), shown.found,
             not shown.coming, take,
         )  # fmt: skip
 
@@ -124,15 +124,19 @@ def register(app: Dash, site: Site) -> None:
     in_browser(
         ClientsideFunction(here, "perfetto"), Output("timeline-open", "hidden"), Input("timeline-perfetto", "data")
     )
-    for name, prop in (("zoomed", "relayoutData"), ("hovered", "hoverData"), ("clicked", "clickData")):
-        in_browser(
-            ClientsideFunction(here, name), Output("timeline-echo", "data", allow_duplicate=True),
-            Input("timeline-figure", prop), prevent_initial_call=True,
-        )  # fmt: skip
+    in_browser(
+        ClientsideFunction(here, "drawn"), Output("timeline-echo", "data", allow_duplicate=True),
+        Input("timeline-drawn", "data"), prevent_initial_call="initial_duplicate",
+    )  # fmt: skip
     in_browser(
         ClientsideFunction(here, "linked"), Output("timeline-echo", "data", allow_duplicate=True),
         Input("timeline-links", "data"), prevent_initial_call=True,
     )  # fmt: skip
+
+
+def _drawn(shown: View) -> dict[str, Any]:
+    config = {**CONFIG, "doubleClick": False, "responsive": True}
+    return {"figure": shown.figure, "height": shown.height, "config": config}
 
 
 def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component:
