@@ -5,6 +5,7 @@ is made once and kept in benchmarks/.cache. `python -m benchmarks.dashboard_spee
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from typing import Any
 from benchmarks.inputs import HERE
 from benchmarks.large_run import write_run
 from overlapscope_dashboards.site import Site
+from overlapscope_dashboards.timeline.stored import FOLDER
 
 RANKS, INTERVALS = 1_024, 10_000
 CHROMIUM = Path("/usr/bin/chromium")
+ALIGN_MS = 900_000
+KNOWN = "() => !document.getElementById('timeline-note').textContent.includes('clocks are being')"
 ZOOMS = 30
 WARM = 5
 WAIT_MS = 180_000
@@ -89,11 +93,10 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
     run = Site([folder]).places().places[0].id
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        shutil.rmtree(folder / "run" / FOLDER, ignore_errors=True)
         with served(folder) as address:
-            page, unaligned = first_paint(browser, f"{address}/runs/{run}/timeline")
-            page.wait_for_function(
-                "() => !document.getElementById('timeline-note').textContent.includes('being')", timeout=900_000
-            )
+            page, never = first_paint(browser, f"{address}/runs/{run}/timeline")
+            page.wait_for_function(KNOWN, timeout=ALIGN_MS)
         begin = time.perf_counter()
         with served(folder) as address:
             started = time.perf_counter() - begin
@@ -106,7 +109,7 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
         [
             f"| timeline of {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds |",
             "|---|---|",
-            f"| first paint, the first time the run is ever opened | {unaligned:.2f} |",
+            f"| first paint, the first time the run is ever opened | {never:.2f} |",
             f"| first paint after a cold start (besides {started:.2f} until the server answers) | {cold:.2f} |",
             f"| first paint warm, median of {WARM} | {statistics.median(warm):.2f} |",
             f"| zoom until painted, median of {ZOOMS} | {statistics.median(zooms):.2f} |",

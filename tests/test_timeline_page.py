@@ -432,6 +432,12 @@ def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, ser
     changes(lambda: page.keyboard.press("0"))
     assert when() == all_of_it
     assert "t0" not in query(page)
+    page.locator("#timeline-ranks").fill("77")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('timeline-note').textContent.includes('No rank')")
+    page.locator("#timeline-ranks").fill("1")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => !document.getElementById('timeline-note').textContent.includes('No rank')")
     page.locator("[data-mode=dominating]").click()
     page.wait_for_function("() => !location.search.includes('mode')")
     page.locator("summary").first.click()

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import count, ms, percent
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import table
 from overlapscope_dashboards.parts.aria import aria
-from overlapscope_dashboards.site import Site, run_address
+from overlapscope_dashboards.site import Site, Unknown, run_address
 from overlapscope_dashboards.theme import CONFIG
 from overlapscope_dashboards.timeline import perfetto, view
 from overlapscope_dashboards.timeline.asked import asked, spelled
@@ -89,7 +89,10 @@ def register(app: Dash, site: Site) -> None:
     def draw(state: dict[str, Any], _: int | None, path: str) -> tuple[Any, ...]:
         opened = site.run_at(path)
         source = source_of(opened)
-        now = asked(state, source.whole, source.ranks)
+        try:
+            now = asked(state, source.whole, source.ranks)
+        except Unknown as unknown:  # what was typed is not there: what is shown stays
+            return (None, no_update, str(unknown), *(no_update,) * 4)
         shown = view.show(source, now, int(state.get("width") or WIDTH), at=state.get("at"))
         take = run_address(opened.id, "timeline", None) + perfetto.tail(state)
         return (
@@ -107,7 +110,10 @@ def register(app: Dash, site: Site) -> None:
     )
     def point(probe: dict[str, Any] | None, state: dict[str, Any], path: str) -> tuple[Any, Any]:
         source = source_of(site.run_at(path))
-        now = asked(state, source.whole, source.ranks)
+        try:
+            now = asked(state, source.whole, source.ranks)
+        except Unknown:
+            return no_update, no_update
         pointed = view.point(source, now, int(state.get("width") or WIDTH), probe or {})
         return _pointed(pointed), pointed.links
 
