@@ -43,6 +43,16 @@
     else send();
   }
 
+  // A run that grows is laid out anew as Dash knows the address; where the window has moved on since, it goes back there.
+  function resume() {
+    const query = new URLSearchParams(location.search);
+    const there = (name, plain) => (query.get(name) === null ? plain : query.get(name));
+    const kept = { t0: Number(there("t0", view.t0)), t1: Number(there("t1", view.t1)), mode: there("mode", view.mode),
+      ranks: there("ranks", view.ranks), q: there("q", view.q) };
+    const moved = ["t0", "t1", "mode", "ranks", "q"].filter((name) => String(kept[name]) !== String(view[name]));
+    if (moved.length && Number.isFinite(kept.t0) && Number.isFinite(kept.t1)) ask(kept);
+  }
+
   // One question at a time: what is asked meanwhile waits, and only the last of it is asked.
   function send() {
     if (performance.now() - askedAt < PATIENCE_MS) {
@@ -212,7 +222,10 @@
         }
         whole = all || whole;
         found = told || {};
-        if (data && (view === null || data.width === undefined)) view = Object.assign({}, data);
+        if (data && (view === null || data.width === undefined)) {
+          view = Object.assign({}, data);
+          resume();
+        }
         const hits = document.getElementById("timeline-hits");
         if (hits) {
           const number = found.number || 0;

@@ -103,19 +103,20 @@ def register(app: Dash, site: Site) -> None:
     @app.callback(
         Output("timeline-pointed", "children"),
         Output("timeline-links", "data"),
+        Output("timeline-look", "disabled", allow_duplicate=True),
         Input("timeline-probe", "data"),
         State("timeline-view", "data"),
         State("address", "pathname"),
         prevent_initial_call=True,
     )
-    def point(probe: dict[str, Any] | None, state: dict[str, Any], path: str) -> tuple[Any, Any]:
+    def point(probe: dict[str, Any] | None, state: dict[str, Any], path: str) -> tuple[Any, ...]:
         source = source_of(site.run_at(path))
         try:
             now = asked(state, source.whole, source.ranks)
         except Unknown:
-            return no_update, no_update
+            return no_update, no_update, no_update
         pointed = view.point(source, now, int(state.get("width") or WIDTH), probe or {})
-        return _pointed(pointed), pointed.links
+        return _pointed(pointed), pointed.links, not source.waiting
 
     @app.callback(Output("timeline-perfetto", "data"), Input("timeline-perfetto", "id"))
     def perfetto_port(_: str) -> int | None:

@@ -184,7 +184,7 @@ def _spans(
         whole = next(each for each in drawn if each["name"] == "hidden")
         seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
-        drawn[drawn.index(whole)] = {**plain_bars, "hoverinfo": "skip"}
+        drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
         drawn += [_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
@@ -229,7 +229,7 @@ def _bars(
         "type": "bar", "orientation": "h", "base": typed(start_ms), "x": typed(end_ms - start_ms),
         "y": typed(places.astype(np.float64)),
         "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
-        "marker": {"color": COLOURS[colour], "line": {"width": 0}},
+        "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
     }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from overlapscope.timeline.run import RankTimeline
 MAX_RANKS: Final = 16
 MAX_LANES: Final = 8
 """Of each rank; those that are busiest."""
-MAX_SPANS: Final = 4_000
-"""More would take a browser seconds to draw."""
+MAX_SPANS: Final = 2_000
+"""More would take a browser half a second and longer to draw, beside the map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

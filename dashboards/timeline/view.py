@@ -92,7 +92,7 @@ _DRAWINGS: WeakKeyDictionary[Source, _Drawings] = WeakKeyDictionary()
 def show(source: Source, asked: Asked, width: int, at: int | None = None) -> View:
     """Show a view on a time axis of so many pixels; `at` is the number of the span that was found last."""
     drawn = _DRAWINGS.setdefault(source, _Drawings()).of(source, asked, width)
-    if source.large and source.figures is None and (source.clocks is None or drawn.detailed):
+    if source.clocks is None:
         source.work_out()
     spent = in_view(source, asked.window)
     total = np.sum(list(spent.values()), axis=0).tolist()
@@ -156,6 +156,7 @@ def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
     if rank not in source.ranks or row < 0:
         raise IndexError
     title, parts = of_span(source, rank, row)
+    source.work_out()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
         return Pointed(title=title, parts=parts)
