@@ -12,6 +12,7 @@ from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.runs import without_root
 from overlapscope_dashboards.site import Site, Unknown, parts_of, run_address
 
 BUSY = "busy: "
@@ -93,9 +94,14 @@ def _runs(site: Site, base: str | None) -> Shown:
 def _compare(site: Site, query: Mapping[str, str]) -> Shown:
     if "base" not in query or "candidate" not in query:
         raise Unknown("Name two runs to compare.", [("Pick two of all runs", "/")])
-    base, candidate = site.run(query["base"]), site.run(query["candidate"])
-    content = comparison.layout(base, candidate)
-    growing = any(each.run.missing_ranks for each in (base, candidate))
+    places = [site.place(query[side]) for side in ("base", "candidate")]
+    try:
+        base, candidate = (site.run(each.id) for each in places)
+        content = comparison.layout(base, candidate)
+        growing = any(each.run.missing_ranks for each in (base, candidate))
+    except OverlapScopeError as error:
+        words = without_root(without_root(str(error), places[0]), places[1])
+        return _problem("These cannot be compared", words)
     return Shown(
         title=f"Compare · {base.name}, {candidate.name}",
         content=_headed("Compare", content, over=comparison.sides(base, candidate)),
@@ -118,7 +124,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
         growing = opened.is_missing_ranks
         title = page.TITLE
     except OverlapScopeError as error:
-        words = str(error).replace(f"{place.root.absolute()}/", "").replace(str(place.root.absolute()), place.name)
+        words = without_root(str(error), place)
         revision = opened.revision if opened else ""
         return _problem("This run cannot be read", words, nav=nav, revision=revision)
     content = [laid_out] if isinstance(laid_out, Component) else laid_out

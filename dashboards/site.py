@@ -23,12 +23,12 @@ class Site:
     """The runs of one dashboard. Its pages ask it for everything that lies outside of them."""
 
     def __init__(
-        self, roots: Sequence[Path], options: ReadOptions | None = None, perfetto_port: int | None = None
+        self, roots: Sequence[Path], options: ReadOptions | None = None, perfetto_url: str | None = None
     ) -> None:
         self.roots = tuple(roots)
+        self.perfetto_url = perfetto_url
+        """Where a Perfetto UI is served on this machine; None where none is."""
         self.opened = OpenedRuns(options)
-        self.perfetto_port = perfetto_port
-        """Where a build of Perfetto's UI is served, if one is."""
 
     def places(self) -> Places:
         """Find the runs that there are now."""

@@ -18,7 +18,6 @@ from dash._utils import to_json
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.occupancy import STATES
-from overlapscope.errors import InputError
 from overlapscope.report.perfetto_tracks import on_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
@@ -26,8 +25,7 @@ from overlapscope.timeline.store import save_run
 from overlapscope_dashboards import router
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.opened import Opened
-from overlapscope_dashboards.perfetto_ui import perfetto_server, serve_beside
-from overlapscope_dashboards.security import guard_for
+from overlapscope_dashboards.perfetto import perfetto_app
 from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
@@ -466,34 +464,13 @@ addEventListener("message", (event) => {
 </script>"""
 
 
-def test_a_folder_that_is_no_build_of_perfetto_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no index\.html"):
-        perfetto_server(tmp_path, guard_for("127.0.0.1"))
-
-
-def test_only_the_folders_files_are_served_and_to_this_machine_alone(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("no")
-    (tmp_path / "ui").mkdir()
-    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
-    client = perfetto_server(tmp_path / "ui", guard_for("127.0.0.1")).test_client()
-
-    def status(path: str, host: str) -> int:
-        with client.get(path, headers={"Host": host}) as answer:
-            return answer.status_code
-
-    assert status("/", "localhost:9") == 200
-    assert status("/", "evil.example") == 400
-    for path in ("/../secret", "/%2e%2e/secret", "/nothing"):
-        assert status(path, "localhost") == 404
-
-
 @pytest.mark.browser
 def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_path: Path) -> None:
     place = folder_of_runs(tmp_path / "runs")
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text(STAND_IN)
-    port = serve_beside(tmp_path / "ui", guard_for("127.0.0.1"), "127.0.0.1")
-    address, server = start(create_app([place], perfetto_port=port).server)
+    perfetto, beside = start(perfetto_app(tmp_path / "ui"))
+    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
     page, seen = new_page(browser, address)
     page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline", {"t0": 0, "t1": 50_000_000}))
     drawn(page)
@@ -505,3 +482,4 @@ def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_p
     assert int(popup.value.title().split()[1]) > 1_000
     assert seen == []
     server.close()
+    beside.close()

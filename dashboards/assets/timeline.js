@@ -3,7 +3,7 @@
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
   const PATIENCE_MS = 10000;  // for an answer, before asking anew
-  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [], perfettoPort = null;
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [], perfettoUrl = null;
   let askedAt = -1e9, again = false, latest = null;
 
   const none = () => window.dash_clientside.no_update;
@@ -129,10 +129,10 @@
     window.dash_clientside.set_props("timeline-probe", { data: { key: place.key } });
   }
 
-  // A build of Perfetto on a port of this server: it answers PING once it stands, and then takes a trace.
+  // A build of Perfetto that is served beside this: it answers PING once it stands, and then takes a trace.
   function perfetto() {
-    const origin = location.protocol + "//" + location.hostname + ":" + perfettoPort;
-    const opened = window.open(origin + "/", "_blank");
+    const origin = new URL(perfettoUrl).origin;
+    const opened = window.open(perfettoUrl, "_blank");
     if (!opened) return;
     const link = document.getElementById("timeline-take").href;
     let timer = null;
@@ -234,9 +234,9 @@
         }
         return none();
       },
-      perfetto: function (port) {
-        perfettoPort = port;
-        return !port;
+      perfetto: function (url) {
+        perfettoUrl = url;
+        return !url;
       },
       drawn: function (given) {
         askedAt = -PATIENCE_MS;

@@ -119,8 +119,8 @@ def register(app: Dash, site: Site) -> None:
         return _pointed(pointed), pointed.links, not source.waiting
 
     @app.callback(Output("timeline-perfetto", "data"), Input("timeline-perfetto", "id"))
-    def perfetto_port(_: str) -> int | None:
-        return site.perfetto_port
+    def perfetto_url(_: str) -> str | None:
+        return site.perfetto_url
 
     here = "timeline"
     in_browser = cast(Any, app.clientside_callback)  # it has no types

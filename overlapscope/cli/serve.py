@@ -5,6 +5,7 @@ PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
 examples:
   overlapscope serve runs/ --port 8050
   overlapscope serve traces/baseline
+  overlapscope serve runs/ --perfetto-dir perfetto-ui/
 """
 
 import argparse
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--perfetto-dir", type=Path, metavar="DIR",
-        help="an unpacked perfetto-ui.zip: the timeline then opens its window in it, on this machine",
+        help="folder of an unpacked Perfetto UI build: serves it to this machine, for windows of the timeline",
     )  # fmt: skip
     add_reading(parser)
 
@@ -38,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--port must be 0 to 65535")
     find(args.paths)  # what is not there is said before anything listens
     serve(
-        args.paths, host=args.host, port=args.port, options=read_options(args),
-        perfetto=args.perfetto_dir,
+        args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir,
         say=lambda line: print(line, flush=True),
     )  # fmt: skip
     return 0
