@@ -152,7 +152,7 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
 
     moves = [
         button("←", "left", "Earlier"), button("→", "right", "Later"), button("+", "in", "Zoom in"),
-        button("-", "out", "Zoom out"), button("All", "all", "Show the whole run"),
+        button("-", "out", "Zoom out"), button("All", "all", "All of the run"),
     ]  # fmt: skip
     modes = [
         html.Button(
