@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import nccl_log
+from benchmarks import dashboard_speed, nccl_log
 from benchmarks.capture import TURNS as TURNS_OF_CAPTURE
 from benchmarks.capture import table
 from benchmarks.inputs import HERE, SHARED, million_events
@@ -108,7 +108,17 @@ operating system's peak of the process; it grows with the number of calls.
     print(log_words, flush=True)
     log = nccl_log.table()
     print(log)
-    content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n"
+    page_words = f"""
+## Dashboard
+
+The timeline of a run directory in Chromium without a screen, {dashboard_speed.WARM} first paints and
+{dashboard_speed.ZOOMS} zooms, each until the heat map is painted; browser and server share the cores.
+
+"""
+    print(page_words, flush=True)
+    page = dashboard_speed.table()
+    print(page)
+    content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n" + page_words + page + "\n"
     (HERE / "RESULTS.md").write_text(content, encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from overlapscope.advice.advise import advise
@@ -14,10 +15,13 @@ from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.report.amounts import count
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.run import Run, is_run_directory
+from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs import Place, changed
 
 MAX_OPENED: Final = 4
+RECENT_S: Final = 2.0
+"""For so long the callbacks of a page take a run's files to be unchanged: there may be ten thousand to look at."""
 T = TypeVar("T")
 
 
@@ -39,6 +43,27 @@ class Opened:
     def command(self, words: str) -> str:
         """Put the run's path where a command for people says RUN."""
         return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
+
+    @property
+    def folder(self) -> Path | None:
+        """The run directory; None where the run is of traces."""
+        only = self._place.inputs[0]
+        return only if len(self._place.inputs) == 1 and is_run_directory(only) else None
+
+    @property
+    def entries(self) -> list[RankEntry]:
+        """What a run directory tells of its ranks, without opening a table; nothing for traces."""
+        folder = self.folder
+        return [] if folder is None else self.once("entries", lambda: recorded_ranks(folder, read_manifest(folder)))
+
+    @property
+    def is_missing_ranks(self) -> bool:
+        """Whether ranks are missing, which may still come; of a run directory without reading it."""
+        folder = self.folder
+        if folder is None:
+            return bool(self.run.missing_ranks)
+        world_size = self.once("world_size", lambda: read_manifest(folder).world_size)
+        return world_size is not None and len(self.entries) < world_size
 
     @property
     def run(self) -> Run:
@@ -105,7 +130,14 @@ class OpenedRuns:
     def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPENED) -> None:
         self._options, self._limit = options or ReadOptions(), limit
         self._runs: OrderedDict[str, Opened] = OrderedDict()
+        self._looked: dict[str, float] = {}
         self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
+
+    def recent(self, run: str) -> Opened | None:
+        """Give an open run whose files were looked at a moment ago, without looking again."""
+        with self._lock:
+            looked = self._looked.get(run)
+            return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
 
     def open(self, place: Place) -> Opened:
         """Give a run as its files are now; raises InputError for one with a link that leads out."""
@@ -115,6 +147,7 @@ class OpenedRuns:
             if opened is None or opened.revision != revision:
                 opened = self._runs[place.id] = Opened(place, revision, self._options, self._reading)
             self._runs.move_to_end(place.id)
+            self._looked[place.id] = monotonic()
             while len(self._runs) > self._limit:
                 self._runs.popitem(last=False)
         return opened

@@ -121,7 +121,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
         opened = site.run(run)
         page = pages()[name]
         laid_out = page.layout(opened, query)
-        growing = bool(opened.run.missing_ranks)
+        growing = opened.is_missing_ranks
         title = page.TITLE
     except OverlapScopeError as error:
         words = without_root(str(error), place)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +93,17 @@ def changed(place: Place) -> tuple[str, int]:
     told = hashlib.blake2b(digest_size=12)
     newest = 0
     for each in place.inputs:
+        beyond = not _within(each, place.root)
         for file in _files(each):
-            if not _within(file, place.root):
-                raise InputError(f"{shown(file.relative_to(place.root.absolute()))}: leads out of the folder served")
-            state = file.stat()
+            state = file.lstat()
+            if (
+                stat.S_ISLNK(state.st_mode) or beyond
+            ):  # folders that are links are not followed: only these can lead out
+                if not _within(file, place.root):
+                    raise InputError(
+                        f"{shown(file.relative_to(place.root.absolute()))}: leads out of the folder served"
+                    )
+                state = file.stat()
             told.update(f"{shown(file)}\0{state.st_mtime_ns}\0{state.st_size}\0".encode())
             newest = max(newest, state.st_mtime_ns)
     return told.hexdigest(), newest

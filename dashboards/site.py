@@ -55,7 +55,7 @@ class Site:
         parts = parts_of(path)
         if len(parts) < 2 or parts[0] != "runs":
             raise Unknown("This address names no run.")
-        return self.run(parts[1])
+        return self.opened.recent(parts[1]) or self.run(parts[1])
 
 
 def parts_of(path: str) -> list[str]:

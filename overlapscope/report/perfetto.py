@@ -16,7 +16,7 @@ from overlapscope.ingest.perfetto_export import SCHEMA
 from overlapscope.report import perfetto_tracks as tracks
 from overlapscope.report.trace_events import EventWriter, Slices, joined
 from overlapscope.timeline.columns import NONE, size
-from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 PATH_PROCESS: Final = 1
@@ -30,6 +30,8 @@ class Choice:
 
     ranks: frozenset[int] | None = None
     steps: frozenset[int] | None = None
+    window: tuple[int, int] | None = None
+    """What has a part in [start, end) of the common clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class PerfettoTrace:
     version: str
     base_ns: int = 0
     events: int = 0
+    together: Across | None = None
+    """What `across` gives for the run, where the caller has it already."""
 
     @property
     def ranks(self) -> list[int]:
@@ -68,7 +72,7 @@ class PerfettoTrace:
 
     def pieces(self) -> Iterator[str]:
         """Give the text, piece by piece."""
-        figures = _figures(self.run, self.choice)
+        figures = _figures(self.run, self.choice, self.together)
         clocks = figures.together.clocks
         starts = [_earliest(self.run.ranks[rank], rank, clocks) for rank in self.ranks]
         starts += [_on_common(clocks, each.rank, each.start_ns) for each in figures.paths.paths]
@@ -93,13 +97,13 @@ class PerfettoTrace:
                 PATH_PROCESS, tracks.critical_paths(self.run, figures.paths.paths, figures.together.clocks)
             )
         for rank in self.ranks:
-            yield from _rank_events(writer, self.run.ranks[rank], rank, figures, self.choice.steps)
+            yield from _rank_events(writer, self.run.ranks[rank], rank, figures, self.choice)
 
 
-def _figures(run: Run, choice: Choice) -> _Figures:
+def _figures(run: Run, choice: Choice, known: Across | None) -> _Figures:
     windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-    together = across(run)
+    together = known or across(run)
     transfers = together.transfers(run)
     return _Figures(
         windows=windows,
@@ -107,8 +111,35 @@ def _figures(run: Run, choice: Choice) -> _Figures:
         together=together,
         transfers=transfers,
         causes=causes_of(run, together, coverage),
-        paths=follow(run, windows, together, choice.steps),
+        paths=follow(run, windows, together, _steps(windows, choice, together.clocks)),
     )
+
+
+def _own_window(window: tuple[int, int], clocks: Clocks, rank: int) -> Intervals:
+    """Give a window of the common clock as a rank's own clock shows it, to about a microsecond of a drifting clock."""
+    edges = np.array(window, np.int64)
+    start, end = 2 * edges - tracks.on_common_clock(clocks, rank, edges)
+    return Intervals(np.array([start]), np.array([end]))
+
+
+def _meets(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
+    if choice.window is None:
+        return True
+    start, end = tracks.on_common_clock(clocks, rank, np.array(window, np.int64)).tolist()
+    return bool(start < choice.window[1] and end > choice.window[0])
+
+
+def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks) -> frozenset[int] | None:
+    """Give the steps whose paths are followed: those chosen, of a window those with a part in it."""
+    if choice.window is None:
+        return choice.steps
+    inside = {
+        each.step
+        for rank, own in windows.items()
+        for each in own
+        if each.window is not None and _meets(choice, clocks, rank, each.window)
+    }
+    return frozenset(inside if choice.steps is None else inside & choice.steps)
 
 
 def _on_common(clocks: Clocks, rank: int, time_ns: int) -> int:
@@ -123,14 +154,23 @@ def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
 
 
 def _rank_events(
-    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, steps: frozenset[int] | None
+    writer: EventWriter, timeline: RankTimeline, rank: int, figures: _Figures, choice: Choice
 ) -> Iterator[str]:
     process = FIRST_RANK_PROCESS + rank
-    clocks = figures.together.clocks
+    clocks, steps = figures.together.clocks, choice.steps
     windows = [
-        each for each in figures.windows[rank] if each.window is not None and (steps is None or each.step in steps)
+        each
+        for each in figures.windows[rank]
+        if each.window is not None
+        and (steps is None or each.step in steps)
+        and _meets(choice, clocks, rank, each.window)
     ]
+    exposed = None if steps is None else _union(windows)
     reach = None if steps is None else _reach(timeline, windows, steps)
+    if choice.window is not None:
+        own = _own_window(choice.window, clocks, rank)
+        reach = own if reach is None else intersection(reach, own)
+        exposed = own if exposed is None else intersection(exposed, own)
 
     def on_clock(shown: Slices) -> Slices:
         start, end = (tracks.on_common_clock(clocks, rank, times) for times in (shown.start_ns, shown.end_ns))
@@ -139,7 +179,7 @@ def _rank_events(
     yield writer.process(process, f"rank {rank}")
     for shown in (
         tracks.steps_of(windows, figures.coverage[rank]),
-        tracks.why_exposed(figures.causes[rank], None if steps is None else windows),
+        tracks.why_exposed(figures.causes[rank], exposed),
         *tracks.lanes(timeline, figures.transfers[rank], figures.causes[rank], reach, steps),
         *tracks.annotations(timeline, reach),
     ):
@@ -162,8 +202,9 @@ def _counters(
 def _reach(timeline: RankTimeline, windows: Sequence[StepWindow], steps: frozenset[int]) -> Intervals:
     """Give the chosen steps' time: on the device, and on the host, which is ahead of it."""
     chosen = np.isin(timeline.steps.step, list(steps))
+    return union(_union(windows), (timeline.steps.start_ns[chosen], timeline.steps.end_ns[chosen]))
+
+
+def _union(windows: Sequence[StepWindow]) -> Intervals:
     shown = [each.window for each in windows if each.window is not None]
-    return union(
-        (np.array([start for start, _ in shown], np.int64), np.array([end for _, end in shown], np.int64)),
-        (timeline.steps.start_ns[chosen], timeline.steps.end_ns[chosen]),
-    )
+    return union((np.array([start for start, _ in shown], np.int64), np.array([end for _, end in shown], np.int64)))

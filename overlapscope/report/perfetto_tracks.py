@@ -16,7 +16,7 @@ from overlapscope.analysis.steps import StepWindow
 from overlapscope.report.call_words import CallWords
 from overlapscope.report.trace_events import Slices
 from overlapscope.timeline.columns import DEVICE, NONE, SPAN_KINDS, SPAN_NOTES, Ints
-from overlapscope.timeline.intervals import Intervals, clip, union
+from overlapscope.timeline.intervals import Intervals, intersection
 from overlapscope.timeline.run import RankTimeline, Run
 
 Mask = npt.NDArray[np.bool_]
@@ -66,13 +66,13 @@ def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
     )
 
 
-def why_exposed(causes: Causes, windows: Sequence[StepWindow] | None) -> Slices:
-    """Give exposed time by cause, cut to the chosen steps."""
+def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
+    """Give exposed time by cause, cut to the chosen time."""
     parts = []
     for cause in CAUSES:
         times = causes.busy[cause].intervals
-        if windows is not None:
-            times = union(*(clip(times, *each.window) for each in windows if each.window is not None))
+        if chosen is not None:
+            times = intersection(times, chosen)
         parts.append(times)
     of = np.repeat(np.arange(len(CAUSES)), [part.starts.size for part in parts])
     return Slices(
@@ -104,7 +104,7 @@ def lanes(
 def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, told: CallWords) -> Slices:
     spans = timeline.spans
     return Slices(
-        track=_lane_name(timeline, lane),
+        track=lane_name(timeline, lane),
         start_ns=spans.start_ns[rows],
         end_ns=spans.end_ns[rows],
         category=lambda at: SPAN_KINDS[spans.kind[rows[at]]],
@@ -123,7 +123,7 @@ def annotations(timeline: RankTimeline, reach: Intervals | None) -> Iterator[Sli
 def _note_slices(timeline: RankTimeline, lane: int, rows: Ints) -> Slices:
     notes = timeline.annotations
     return Slices(
-        track=f"annotations of {_lane_name(timeline, lane)}",
+        track=f"annotations of {lane_name(timeline, lane)}",
         start_ns=notes.start_ns[rows],
         end_ns=notes.end_ns[rows],
         category=lambda at: "annotation",
@@ -144,7 +144,8 @@ def _name(timeline: RankTimeline, code: int) -> str:
     return timeline.names[code] if code >= 0 else "unnamed"
 
 
-def _lane_name(timeline: RankTimeline, lane: int) -> str:
+def lane_name(timeline: RankTimeline, lane: int) -> str:
+    """Name a lane as its source does: a stream of a device, or a thread of a process."""
     lanes, names = timeline.lanes, timeline.names
     kind, process = ("stream", "device") if lanes.kind[lane] == DEVICE else ("thread", "process")
     label, of = int(lanes.label[lane]), int(lanes.process[lane])

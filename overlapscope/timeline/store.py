@@ -302,6 +302,18 @@ def load_run(path: Path) -> Run:
     )
 
 
+def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
+    """Read one rank of the run directory `path`, as `load_run` does; raises InputError where it cannot be read.
+
+    Of dimensions it knows what the names of groups tell.
+    """
+    try:
+        timeline = _load_rank(entry, path / Path(entry.folder).name)
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise InputError(f"{path}: rank {entry.rank} cannot be read: {_one_line(error)}") from error
+    return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]
+
+
 def _source_of(entry: RankEntry, folder: Path) -> Source:
     """Give the source that a rank of our own capture is; what it could not record is a warning."""
     failures = entry.recorded.get("failures", [])

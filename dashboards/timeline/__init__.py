@@ -1,0 +1,1 @@
+"""What the timeline page shows, as values: windows of time, heat maps, lanes, links between ranks, names."""

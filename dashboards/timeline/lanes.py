@@ -1,0 +1,116 @@
+"""Single ranks, lane by lane: what ran where, as spans when few are in view, else as the time they cover."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, HIDDEN, STATES, Occupancy
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.timeline.intervals import Intervals, difference, intersection, union
+from overlapscope.timeline.run import RankTimeline
+
+MAX_RANKS: Final = 16
+MAX_LANES: Final = 8
+"""Of each rank; those that are busiest."""
+MAX_SPANS: Final = 2_000
+"""More would take a browser half a second and longer to draw, beside the map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """The spans of one lane in order of their starts, on the common clock."""
+
+    lane: int
+    label: str
+    rows: Ints
+    """Rows in the rank's `Spans`."""
+    start_ns: Ints
+    end_ns: Ints
+    reach_ns: Ints
+    """The latest end so far: of what starts later than another ends, both find their place by bisection."""
+    occupancy: Occupancy
+
+    def in_view(self, start_ns: int, end_ns: int) -> Ints:
+        """Give the positions of the spans with a part in [start, end), also those without length, in order."""
+        first = int(np.searchsorted(self.reach_ns, start_ns, side="left"))
+        last = int(np.searchsorted(self.start_ns, end_ns, side="left"))
+        at = np.arange(first, max(last, first))
+        return at[(self.end_ns[at] > start_ns) | (self.start_ns[at] >= start_ns)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLanes:
+    """One rank's lanes, and when its communication is exposed; all on the common clock."""
+
+    rank: int
+    lanes: tuple[Lane, ...]
+    left_out: int
+    """Lanes beyond MAX_LANES."""
+    exposed: Intervals
+
+
+def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Sequence[str]) -> RankLanes:
+    """Give the lanes of a rank that have spans, in their order; its spans' times are given as aligned."""
+    spans = timeline.spans
+    cover = Coverage(*(_union(start_ns, end_ns, spans.kind == kind) for kind in (COMM, COMPUTE, COPY)))
+    order = np.lexsort((-end_ns, start_ns, spans.lane))
+    found, first = np.unique(spans.lane[order], return_index=True)
+    parts = dict(zip(found.tolist(), np.split(order, first[1:]) if order.size else [], strict=True))
+    busy = {lane: int((end_ns[rows] - start_ns[rows]).sum()) for lane, rows in parts.items()}
+    chosen = sorted(sorted(parts, key=lambda lane: -busy[lane])[:MAX_LANES])
+    return RankLanes(
+        rank=timeline.rank,
+        lanes=tuple(_lane(timeline, lane, labels[lane], parts[lane], start_ns, end_ns, cover) for lane in chosen),
+        left_out=len(parts) - len(chosen),
+        exposed=difference(cover.comm, cover.compute),
+    )
+
+
+def pieces(lane: Lane, at: Ints, exposed: Intervals) -> tuple[Ints, Ints, Ints]:
+    """Give the exposed pieces of the spans at `at`: (which of them, start, end)."""
+    start, end = lane.start_ns[at], lane.end_ns[at]
+    first = np.searchsorted(exposed.ends, start, side="right")
+    counts = np.maximum(np.searchsorted(exposed.starts, end, side="left") - first, 0)
+    of = np.repeat(np.arange(at.size), counts)
+    within = np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    part = np.repeat(first, counts) + within
+    return of, np.maximum(start[of], exposed.starts[part]), np.minimum(end[of], exposed.ends[part])
+
+
+def _lane(
+    timeline: RankTimeline, lane: int, label: str, rows: Ints, start_ns: Ints, end_ns: Ints, cover: Coverage
+) -> Lane:
+    start, end, kind = start_ns[rows], end_ns[rows], timeline.spans.kind[rows]
+    comm, compute, copy = (_union(start, end, kind == each) for each in (COMM, COMPUTE, COPY))
+    rest = difference(comm, compute)
+    parts = (
+        (compute, COMPUTE_ONLY),
+        (intersection(rest, cover.compute), HIDDEN),
+        (difference(rest, cover.compute), EXPOSED),
+        (difference(copy, union(comm, compute)), COPY_ONLY),
+    )
+    return Lane(
+        lane=lane,
+        label=label,
+        rows=rows,
+        start_ns=start,
+        end_ns=end,
+        reach_ns=np.maximum.accumulate(end) if end.size else end,
+        occupancy=Occupancy.of_parts(parts),
+    )
+
+
+def _union(start_ns: Ints, end_ns: Ints, chosen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Intervals:
+    return union((start_ns[chosen], end_ns[chosen]))
+
+
+def state_cells(lanes: Sequence[Lane], edges_ns: Ints) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    """Give each lane's cells: 0 where nothing ran, else the state of most time there, however short it was."""
+    cells = np.zeros((len(lanes), max(edges_ns.size - 1, 0)), np.uint8)
+    for at, lane in enumerate(lanes):
+        spent = lane.occupancy.spent(edges_ns)[:, COMPUTE_ONLY : len(STATES)]
+        cells[at] = np.where(spent.any(axis=1), spent.argmax(axis=1) + COMPUTE_ONLY, 0)
+    return cells

@@ -1,0 +1,61 @@
+"""A window of the timeline to open in Perfetto: the export, of the chosen ranks, trimmed to the window."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from dash import Dash
+from flask import Response, request
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.report.perfetto import Choice, PerfettoTrace
+from overlapscope.version import __version__
+from overlapscope_dashboards.site import Site, Unknown
+from overlapscope_dashboards.timeline.asked import asked
+from overlapscope_dashboards.timeline.source import source_of
+
+FILE: Final = "window.json.gz"
+_ASKED: Final = ("t0", "t1", "ranks")
+
+
+def tail(state: Mapping[str, Any]) -> str:
+    """Give what follows the page's path in the address of the window."""
+    return f"/{FILE}?" + urlencode({name: state[name] for name in _ASKED if state.get(name) not in (None, "")})
+
+
+def register(app: Dash, site: Site) -> None:
+    """Answer requests for windows."""
+
+    def window(run: str) -> Response:
+        try:
+            opened = site.run(run)
+            source = source_of(opened)
+            view = asked(request.args, source.whole, source.ranks)
+            begin, end = (each + source.origin_ns for each in (view.window.start_ns, view.window.end_ns))
+            trace = PerfettoTrace(
+                run=opened.run,
+                choice=Choice(ranks=frozenset(view.ranks), window=(begin, end)),
+                version=__version__,
+                together=opened.together,
+            )
+        except Unknown as unknown:
+            return Response(f"{unknown}\n", status=404, mimetype="text/plain")
+        except OverlapScopeError as error:
+            return Response(f"{error}\n", status=422, mimetype="text/plain")
+        return Response(
+            compressed(trace.pieces()), mimetype="application/gzip",
+            headers={"Content-Disposition": f'attachment; filename="{FILE}"'},
+        )  # fmt: skip
+
+    app.server.add_url_rule(f"/runs/<run>/timeline/{FILE}", "timeline_window", window)
+
+
+def compressed(pieces: Iterable[str]) -> Iterator[bytes]:
+    """Give text as a gzip file, piece by piece."""
+    packer = zlib.compressobj(6, wbits=31)
+    for piece in pieces:
+        packed = packer.compress(piece.encode("utf-8", "replace"))
+        if packed:
+            yield packed
+    yield packer.flush()

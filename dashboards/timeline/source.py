@@ -1,0 +1,207 @@
+"""What a run's timeline is drawn from: states of all ranks at once, tables of single ranks when they are looked at.
+
+A small run is read and analysed whole before anything is shown. Of a large run directory the states are shown first,
+and what needs all tables (causes, links, and clocks that were not kept) follows when it has been worked out.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.across import Transfers
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.causes import CAUSES, Causes, causes_of
+from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.occupancy import Occupancy
+from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.errors import InputError, OverlapScopeError
+from overlapscope.report.call_words import CallWords
+from overlapscope.report.perfetto_tracks import lane_name, on_common_clock
+from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.store import load_rank
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.timeline.lanes import RankLanes, lanes_of
+from overlapscope_dashboards.timeline.linked import Links
+from overlapscope_dashboards.timeline.stored import WORKERS, States, keep_clocks, occupancy_of_folder
+from overlapscope_dashboards.timeline.window import Window
+
+LARGE: Final = 2_000_000
+"""Spans from which on states are shown before the rest is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What only all ranks together tell."""
+
+    run: Run
+    links: Links
+    transfers: Mapping[int, Transfers]
+    causes: Mapping[int, Causes]
+
+
+class Source:
+    """The timeline of one run; times it gives are on the common clock, counted from its begin where that is said."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened, self._lock = opened, Lock()
+        self._lanes: dict[int, RankLanes] = {}
+        self._tables: dict[int, RankTimeline] = {}
+        self._words: dict[int, CallWords] = {}
+        self._thread: Thread | None = None
+        self.figures: Figures | None = None
+        self.clocks: Clocks | None = None
+        """None while they are not known: each rank is then shown on its own clock."""
+        self.problem = ""
+        """Why figures will not come."""
+        self.entries = {entry.rank: entry for entry in opened.entries}
+        self.large = opened.folder is not None and sum(each.spans for each in self.entries.values()) >= LARGE
+        self._own = self._of_large() if self.large else self._of_small()
+        if not self._own:
+            raise InputError("no times of what ran were recorded: there is no timeline")
+        self.ranks = tuple(self._own)
+        self._align()
+
+    def _of_small(self) -> States:
+        run = self._opened.run
+        self._work_out()
+        timelines = {rank: each for rank, each in run.ranks.items() if size(each.spans)}
+        made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
+        return {rank: (each.at_ns, each.state) for rank, each in made.items()}
+
+    def _of_large(self) -> States:
+        assert self._opened.folder is not None
+        states, self.clocks = occupancy_of_folder(
+            self._opened.folder, tuple(self.entries.values()), self._opened.revision
+        )
+        return {rank: states[rank] for rank in sorted(states) if states[rank][0].size}
+
+    def _align(self) -> None:
+        clocks = self.clocks or Clocks()
+
+        def moved(rank: int) -> Occupancy:
+            at, state = self._own[rank]
+            return Occupancy(on_common_clock(clocks, rank, at) if _is_moved(clocks, rank) else at, state)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            self.occupancy = tuple(pool.map(moved, self._own))
+        begin = min(int(each.at_ns[0]) for each in self.occupancy)
+        end = max(int(each.at_ns[-1]) for each in self.occupancy)
+        self.origin_ns = begin
+        self.whole = Window(start_ns=0, end_ns=max(end - begin, 1))
+        self._lanes = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether figures are being worked out."""
+        return self._thread is not None and self.figures is None and not self.problem
+
+    @property
+    def version(self) -> str:
+        """Another one whenever what is drawn changed."""
+        return f"{self._opened.revision}-{self.clocks is not None}-{self.figures is not None}-{bool(self.problem)}"
+
+    def work_out(self) -> None:
+        """Have figures worked out, in the background; does nothing where that was begun."""
+        with self._lock:
+            if self.figures is None and self._thread is None:
+                self._thread = Thread(target=self._work_out, daemon=True)
+                self._thread.start()
+
+    def _work_out(self) -> None:
+        try:
+            run, together = self._opened.run, self._opened.together
+            self._know(together.clocks)
+            coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+            self.figures = Figures(
+                run=run,
+                links=Links(run, together),
+                transfers=together.transfers(run),
+                causes=causes_of(run, together, coverage),
+            )
+        except OverlapScopeError as error:
+            if not self.large:
+                raise
+            self.problem = str(error)
+
+    def _know(self, clocks: Clocks) -> None:
+        if self.clocks is None and self._opened.folder is not None and self.large:
+            keep_clocks(self._opened.folder, clocks, self._opened.revision)
+            self.clocks = clocks
+            self._align()
+        self.clocks = clocks
+
+    def tables(self, rank: int) -> RankTimeline:
+        """Give a rank's tables, read when first asked for; raises InputError where they cannot be."""
+        if self.figures is not None:
+            return self.figures.run.ranks[rank]
+        if rank not in self._tables:
+            assert self._opened.folder is not None
+            self._tables[rank] = load_rank(self._opened.folder, self.entries[rank])
+        return self._tables[rank]
+
+    def aligned(self, rank: int, times_ns: Ints) -> Ints:
+        """Give times of a rank on the common clock, counted from the begin."""
+        return on_common_clock(self.clocks or Clocks(), rank, times_ns) - self.origin_ns
+
+    def lanes(self, rank: int) -> RankLanes:
+        """Give a rank's lanes, in time counted from the begin."""
+        if rank not in self._lanes:
+            timeline = self.tables(rank)
+            labels = [lane_name(timeline, lane).partition(" (")[0] for lane in range(size(timeline.lanes))]
+            spans = timeline.spans
+            self._lanes[rank] = lanes_of(
+                timeline, self.aligned(rank, spans.start_ns), self.aligned(rank, spans.end_ns), labels
+            )
+        return self._lanes[rank]
+
+    def causes(self, rank: int, window: Window) -> Sequence[tuple[str, Ints, Ints]]:
+        """Give when a rank's communication was exposed in a window, by cause: (cause, starts, ends), from the begin."""
+        found = []
+        if self.figures is not None:
+            for cause in CAUSES:
+                times = self.figures.causes[rank].busy[cause].intervals
+                start, end = self.aligned(rank, times.starts), self.aligned(rank, times.ends)
+                inside = (end > window.start_ns) & (start < window.end_ns)
+                if inside.any():
+                    found.append((cause, start[inside], end[inside]))
+        return found
+
+    def told(self, rank: int, call: int) -> Mapping[str, object]:
+        """Tell of one collective; nothing before figures are known."""
+        if self.figures is None:
+            return {}
+        if rank not in self._words:
+            run = self.figures.run
+            self._words[rank] = CallWords(run.ranks[rank], self.figures.transfers[rank], self.figures.causes[rank])
+        return self._words[rank].told(call)
+
+    def steps(self, rank: int) -> list[tuple[StepWindow, int, int]]:
+        """Give a rank's steps with their windows, from the begin."""
+        shown = [(each, each.window) for each in step_windows(self.tables(rank)) if each.window is not None]
+        return [(each, *self.aligned(rank, np.array(window)).tolist()) for each, window in shown]
+
+    def call_times(self, ranks: Sequence[int], rows: Sequence[int]) -> tuple[Ints, Ints]:
+        """Give starts and ends of a call on its ranks, from the begin; NONE where a rank did not time it."""
+        assert self.figures is not None
+        starts, ends = [], []
+        for rank, row in zip(ranks, rows, strict=True):
+            calls = self.figures.run.ranks[rank].collectives
+            pair = np.array([calls.start_ns[row], calls.end_ns[row]])
+            start, end = (NONE, NONE) if NONE in pair else self.aligned(rank, pair).tolist()
+            starts.append(start)
+            ends.append(end)
+        return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _is_moved(clocks: Clocks, rank: int) -> bool:
+    return bool(clocks.offset_ns.get(rank)) or bool(clocks.drift.get(rank))
+
+
+def source_of(opened: Opened) -> Source:
+    """Give the timeline of an opened run, made once; raises InputError where it has none."""
+    return opened.once("timeline", lambda: Source(opened))

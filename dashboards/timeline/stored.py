@@ -1,0 +1,140 @@
+"""The states of all ranks of a run directory, straight from its spans; of a large run they are kept beside it.
+
+    RUN/.timeline/at.npy      beginnings of states, all ranks behind each other, each on its own clock
+    RUN/.timeline/state.npy   the states
+    RUN/.timeline/told.json   where each rank begins, of which files this was made, and the clocks, once they are known
+
+It is a copy that may be thrown away. Where the run cannot be written it is made anew in every process.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, SPAN_KINDS, Ints
+from overlapscope.timeline.intervals import union
+from overlapscope.timeline.store import RankEntry
+
+FOLDER: Final = ".timeline"
+SCHEMA: Final = "overlapscope.timeline/1"
+WORKERS: Final = 2
+States = dict[int, tuple[Ints, "np.ndarray[Any, np.dtype[np.uint8]]"]]
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """What `told.json` holds."""
+
+    schema: str
+    made_of: str
+    ranks: list[int]
+    first: list[int]
+    """Where each rank begins, and where the last ends."""
+    clocks: Clocks | None = None
+
+
+def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -> tuple[States, Clocks | None]:
+    """Give the states of each rank that can be read, from what was kept if that is of these files.
+
+    `made_of` is another one as soon as a file of the run changed.
+    """
+    kept = _kept(run / FOLDER, made_of)
+    if kept is not None:
+        return kept
+    with ThreadPoolExecutor(WORKERS) as pool:
+        found = list(pool.map(lambda entry: _of_rank(run / Path(entry.folder).name), entries))
+    states = {entry.rank: each for entry, each in zip(entries, found, strict=True) if each is not None}
+    _keep(run / FOLDER, states, made_of)
+    return states, None
+
+
+def keep_clocks(run: Path, clocks: Clocks, made_of: str) -> None:
+    """Keep the clocks beside the states, if those are there and of these files."""
+    file = run / FOLDER / "told.json"
+    told = _told(file)
+    if told is not None and told.made_of == made_of:
+        with suppress(OSError):
+            _write(file, msgspec.structs.replace(told, clocks=clocks))
+
+
+def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
+    try:
+        table = pq.ParquetFile(folder / "spans.parquet").read(
+            columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False
+        )
+        kind = table.column("kind").combine_chunks()
+        kind = kind.dictionary_encode() if not pa.types.is_dictionary(kind.type) else kind
+        codes = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] or [0])
+        kinds = codes[kind.indices.to_numpy(zero_copy_only=False)]
+        start, end, recording = (table.column(each).to_numpy() for each in ("start_ns", "end_ns", "recording"))
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return None
+    cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
+    windows = [
+        (int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)
+    ]
+    occupancy = Occupancy.of(cover, windows)
+    return occupancy.at_ns, occupancy.state
+
+
+def _kept(folder: Path, made_of: str) -> tuple[States, Clocks | None] | None:
+    if folder.is_symlink():
+        return None
+    told = _told(folder / "told.json")
+    if told is None or told.made_of != made_of or told.schema != SCHEMA:
+        return None
+    try:
+        at = np.load(folder / "at.npy", mmap_mode="r", allow_pickle=False)
+        state = np.load(folder / "state.npy", mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    whole = told.first[-1:] == [at.size] and at.size == state.size and len(told.first) == len(told.ranks) + 1
+    if not whole or at.dtype != np.int64 or state.dtype != np.uint8 or state.max(initial=0) >= len(STATES):
+        return None
+    bounds = zip(told.ranks, told.first[:-1], told.first[1:], strict=True)
+    return {rank: (at[begin:end], state[begin:end]) for rank, begin, end in bounds}, told.clocks
+
+
+def _told(file: Path) -> Told | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Told)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _keep(folder: Path, states: Mapping[int, tuple[Ints, Any]], made_of: str) -> None:
+    """Write the copy whole, or not at all."""
+    if not states or folder.is_symlink():
+        return
+    sizes = [at.size for at, _ in states.values()]
+    told = Told(schema=SCHEMA, made_of=made_of, ranks=list(states), first=[0, *np.cumsum(sizes).tolist()])
+    temporary = None
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.", dir=folder.parent))
+        np.save(temporary / "at.npy", np.concatenate([at for at, _ in states.values()]))
+        np.save(temporary / "state.npy", np.concatenate([state for _, state in states.values()]))
+        (temporary / ".gitignore").write_text("*\n", encoding="utf-8")
+        _write(temporary / "told.json", told)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    except OSError:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(file: Path, told: Told) -> None:
+    temporary = file.with_suffix(".part")
+    temporary.write_bytes(msgspec.json.encode(told))
+    os.replace(temporary, file)

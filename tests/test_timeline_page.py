@@ -1,0 +1,485 @@
+"""The timeline of whole runs: what is drawn and said is what the analysis says; then in a real browser."""
+
+import base64
+import gzip
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+from dash._utils import to_json
+
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.occupancy import STATES
+from overlapscope.report.perfetto_tracks import on_common_clock
+from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.store import save_run
+from overlapscope_dashboards import router
+from overlapscope_dashboards.app import create_app
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.perfetto import perfetto_app
+from overlapscope_dashboards.site import Site, run_address
+from overlapscope_dashboards.timeline import source as source_module
+from overlapscope_dashboards.timeline import view
+from overlapscope_dashboards.timeline.asked import Asked, asked
+from overlapscope_dashboards.timeline.drawing import Drawn, draw, map_rows
+from overlapscope_dashboards.timeline.said import in_view
+from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.stored import FOLDER, occupancy_of_folder
+from overlapscope_dashboards.timeline.window import Window
+from tests.builders import full_timeline
+from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
+from tests.test_html import CHROMIUM, QUIET
+
+EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
+    return site.run(ids(site)["baseline"])
+
+
+@pytest.fixture(scope="module")
+def source(opened: Opened) -> Source:
+    return Source(opened)
+
+
+def whole(source: Source, **query: object) -> Asked:
+    return asked(query, source.whole, source.ranks)
+
+
+def figures(drawn: Drawn, kind: str) -> list[dict[str, Any]]:
+    return [trace for trace in drawn.figure["data"] if trace["type"] == kind]
+
+
+def numbers(told: dict[str, str]) -> Any:
+    values = np.frombuffer(base64.b64decode(told["bdata"]), {"u1": "<u1", "f8": "<f8"}[told["dtype"]])
+    return values.reshape([int(each) for each in told["shape"].split(",")]) if "shape" in told else values
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, opened: Opened) -> None:
+    window = Window(start_ns=100_000_001, end_ns=250_000_003)
+    spent = in_view(source, window)
+    clocks = opened.together.clocks
+    for rank, timeline in opened.run.ranks.items():
+        cover = Coverage.of(timeline.spans)
+        moved = Coverage(
+            *(
+                type(part)(on_common_clock(clocks, rank, part.starts), on_common_clock(clocks, rank, part.ends))
+                for part in (cover.comm, cover.compute, cover.copy)
+            )
+        )
+        told = moved.breakdown((window.start_ns + source.origin_ns, window.end_ns + source.origin_ns))
+        ours = dict(zip(STATES, spent[rank], strict=True))
+        assert ours["exposed"] == told.exposed_comm_ns
+        assert ours["hidden"] == told.overlapped_ns
+        assert ours["compute"] == told.compute_only_ns
+        assert ours["idle"] + ours["unrecorded"] == told.idle_ns
+        assert told.exposed_comm_ns > 0
+
+
+def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Source) -> None:
+    drawn = draw(source, whole(source), 1_000)
+    assert drawn.detailed
+    rows = dict(
+        zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True)
+    )
+    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole).values())
+    why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
+    assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
+    assert sum(numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
+    pieces = next(trace for trace in figures(drawn, "bar") if trace["name"] == "exposed")
+    assert numbers(pieces["x"]).sum() >= exposed_ns / 1e6 - 1e-3
+
+
+def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: Opened) -> None:
+    view_ = whole(source, t0=10_000_000, t1=60_000_000)
+    drawn = draw(source, view_, 1_000)
+    told = {
+        key: (start, length)
+        for trace in figures(drawn, "bar")
+        if trace.get("customdata") and trace["width"] != 0.5
+        for (key, _), start, length in zip(
+            trace["customdata"], numbers(trace["base"]), numbers(trace["x"]), strict=True
+        )
+    }
+    expected = {}
+    for rank, timeline in opened.run.ranks.items():
+        start, end = (source.aligned(rank, each) for each in (timeline.spans.start_ns, timeline.spans.end_ns))
+        for row in np.flatnonzero((start < 60_000_000) & (end > 10_000_000)).tolist():
+            expected[f"{rank}:{row}"] = (start[row] / 1e6, (end[row] - start[row]) / 1e6)
+    assert told.keys() == expected.keys()
+    assert len(told) == drawn.spans > 50
+    for key, (start, length) in expected.items():
+        assert told[key] == pytest.approx((start, length), abs=1e-6)
+
+
+def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = draw(source, whole(source), 1_000)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.drawing.MAX_SPANS", 100)
+    many = draw(source, whole(source), 1_000)
+    assert many.spans == few.spans
+    assert not many.detailed
+    assert not figures(many, "bar")
+    assert len(figures(many, "heatmap")) == 2
+    assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
+
+
+def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(source: Source, opened: Opened) -> None:
+    timeline = opened.run.ranks[0]
+    row = int(np.flatnonzero((timeline.spans.kind == COMM) & (timeline.spans.collective != NONE))[3])
+    pointed = view.point(source, whole(source), 1_000, {"key": f"0:{row}"})
+    said = " · ".join(pointed.parts)
+    assert pointed.title == timeline.names[timeline.spans.name[row]]
+    assert "rank 0" in said
+    assert "all_reduce" in said
+    assert re.search(r"\d MiB|KiB", said)
+    assert "algbw" in said
+    assert "the same call on 2 ranks" in said
+    call = int(timeline.spans.collective[row])
+    split = next(each for each in opened.together.splits if call in each.block.rows[each.block.ranks.index(0)])
+    column = split.block.rows[split.block.ranks.index(0)].tolist().index(call)
+    wait = int(split.block.end_ns[0, column] - split.block.start_ns[0, column] - split.transfer_ns[column])
+    assert ("waited" in said) == (wait >= 0)
+    own = [mark for mark in pointed.links if mark["type"] == "rect"]
+    assert len(own) >= 2
+    path = next(mark["path"] for mark in pointed.links if mark["type"] == "path")
+    assert path.count("M") == 2
+
+
+@pytest.mark.parametrize(
+    "probe", [{}, {"key": "x"}, {"key": "9:1"}, {"key": "0:99999999"}, {"key": "0:-1"}, {"key": [1]},
+              {"row": 99, "bin": 0, "part": "map"},
+              {"row": 0, "bin": 10**9, "part": "map"}, {"row": -1, "bin": -1}, {"row": None, "bin": "a"}],
+)  # fmt: skip
+def test_a_pointer_at_nothing_says_so(source: Source, probe: dict[str, Any]) -> None:
+    assert view.point(source, whole(source), 1_000, probe) == view.nothing(whole(source))
+
+
+def test_a_cell_says_its_exact_times(source: Source) -> None:
+    told = view.point(source, whole(source), 1_000, {"row": 0, "bin": 3, "part": "map"})
+    assert told.title.startswith("rank 0 at ")
+    assert len(map_rows(len(source.ranks))) == 2
+    assert any("compute only" in each for each in told.parts)
+
+
+def test_names_that_are_found_are_counted_and_the_window_jumps_to_them(source: Source, opened: Opened) -> None:
+    first = view.show(source, whole(source, q="ALL_REDUCE"), 1_000)
+    named = sum(
+        sum("all_reduce" in timeline.names[code] for code in timeline.spans.name.tolist() if code >= 0)
+        for timeline in opened.run.ranks.values()
+    )
+    assert first.found["number"] >= named > 10
+    place = first.found["next"]
+    assert place["at"] == 0
+    rank, row = (int(each) for each in place["key"].split(":"))
+    start = int(source.aligned(rank, opened.run.ranks[rank].spans.start_ns[row : row + 1])[0])
+    assert place["t0"] <= start < place["t1"]
+    again = view.show(source, whole(source, q="ALL_REDUCE", t0=place["t0"], t1=place["t1"]), 1_000, at=0)
+    assert again.found["next"]["at"] == 1
+    assert again.found["previous"]["at"] == first.found["number"] - 1
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    save_run(
+        Run(world_size=2, ranks={rank: full_timeline(rank, tag=EVIL) for rank in range(2)}),
+        tmp_path / "evil",
+        version="0",
+    )
+    site = Site([tmp_path])
+    shown = router.show(site, run_address(ids(site)["evil"], "timeline"), {"q": EVIL})
+    assert EVIL[:20] in words(shown.content)
+    opened = site.run(ids(site)["evil"])
+    drawn = draw(Source(opened), asked({}, Source(opened).whole, [0, 1]), 1_000)
+    text = to_json(drawn.figure)
+    assert "onerror" in text
+    for sign in ("<img", "<a href"):
+        assert sign not in text
+        assert sign not in json.dumps(drawn.figure, default=str)
+    for trace in drawn.figure["data"]:
+        assert "onerror" not in str(trace.get("hovertemplate", ""))
+
+
+# --- a large run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([tmp_path / "run"])
+    place = site.places().places[0].id
+    before = site.run(place).revision
+    first = Source(site.run(place))
+    assert first.clocks is None
+    assert "run" not in site.run(place)._known
+    assert not first.waiting
+    first.work_out()
+    assert first._thread is not None
+    first._thread.join(60)
+    second = Source(Site([tmp_path / "run"]).run(place))  # another process would do the same
+    for each in (first, second):
+        assert each.clocks is not None
+        assert each.origin_ns == source.origin_ns
+        for ours, theirs in zip(each.occupancy, source.occupancy, strict=True):
+            assert ours.at_ns.tolist() == theirs.at_ns.tolist()
+            assert ours.state.tolist() == theirs.state.tolist()
+    assert second.figures is None
+    assert second.lanes(1).lanes[0].start_ns.tolist() == source.lanes(1).lanes[0].start_ns.tolist()
+    assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
+
+
+def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    opened = Site([run]).run(Site([run]).places().places[0].id)
+    entries = opened.entries
+    good, _ = occupancy_of_folder(run, entries, "one")
+    kept = run / FOLDER
+
+    def same() -> None:
+        told, _ = occupancy_of_folder(run, entries, "one")
+        assert {rank: at.tolist() for rank, (at, _) in told.items()} == {r: at.tolist() for r, (at, _) in good.items()}
+
+    for damage in (
+        lambda: (kept / "told.json").write_text("{"),
+        lambda: (kept / "told.json").write_text((kept / "told.json").read_text().replace('"one"', '"two"')),
+        lambda: (kept / "at.npy").write_bytes(b"\x93NUMPY"),
+        lambda: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
+        lambda: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
+        lambda: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
+        (kept / "state.npy").unlink,
+    ):
+        damage()
+        same()
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(kept, elsewhere)
+    kept.symlink_to(elsewhere)
+    (elsewhere / "told.json").write_text("{")
+    same()
+    assert (elsewhere / "told.json").read_text() == "{"  # nothing is written through a link
+    kept.unlink()
+    if os.geteuid() != 0:
+        run.chmod(0o500)
+        same()
+        run.chmod(0o700)
+
+
+# --- a window for Perfetto --------------------------------------------------------------------------------------------
+
+
+def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, source: Source, tmp_path: Path) -> None:
+    app = create_app([folder_of_runs(tmp_path)])
+    client = app.server.test_client()
+    address = run_address(ids(Site([tmp_path]))["baseline"], "timeline")
+    answer = client.get(f"{address}/window.json.gz?t0=100000000&t1=130000000&ranks=1")
+    assert answer.status_code == 200
+    document = json.loads(gzip.decompress(answer.data))
+    base = document["otherData"]["base_time_ns"] - source.origin_ns
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == 3]
+    assert {event["pid"] for event in document["traceEvents"] if event["ph"] == "X"} <= {1, 3}
+    assert any(event["cat"] == "comm" for event in slices)
+    assert any(event["cat"] == "exposed" for event in slices)
+    for event in slices:
+        start = base / 1e3 + event["ts"]
+        assert start < 130_000
+        assert start + event["dur"] > 100_000 or event["dur"] == 0
+    shown = source.lanes(1).lanes
+    expected = sum(lane.in_view(100_000_000, 130_000_000).size for lane in shown)
+    assert len([event for event in slices if event["cat"] in ("comm", "compute", "copy")]) == expected
+    assert client.get(f"{address}/window.json.gz?ranks=99").status_code == 404
+    assert client.get("/runs/none/timeline/window.json.gz").status_code == 404
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+def start(application: Any) -> tuple[str, Any]:
+    """Serve an application from a thread; gives its address, and what to close."""
+    from waitress.server import create_server  # noqa: PLC0415 - only where there is a browser
+
+    server = create_server(application, host="127.0.0.1", port=0, threads=4)
+    threading.Thread(target=server.run, daemon=True).start()
+    return f"http://127.0.0.1:{server.effective_port}", server
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site]]:
+    place = folder_of_runs(tmp_path_factory.mktemp("served"))
+    evil = {rank: full_timeline(rank, tag=EVIL) for rank in range(2)}
+    save_run(Run(world_size=2, ranks=evil), place / "evil", version="0")
+    address, server = start(create_app([place]).server)
+    yield address, Site([place])
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (Debian: chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+WAIT_MS = 90_000
+
+
+def new_page(browser: Any, address: str) -> tuple[Any, list[str]]:
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(WAIT_MS)
+    seen: list[str] = []
+    page.on(
+        "request", lambda each: seen.append(each.url) if not each.url.startswith((address, "data:", "blob:")) else None
+    )
+    page.on("console", lambda each: seen.append(each.text) if each.type in ("error", "warning") else None)
+    page.on("pageerror", lambda each: seen.append(str(each)))
+    page.on("dialog", lambda each: (seen.append(each.message), each.dismiss()))
+    return page, seen
+
+
+def query(page: Any) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(page.url).query)
+
+
+def drawn(page: Any) -> None:
+    page.wait_for_selector("#timeline-figure .hm image", state="attached")
+    page.wait_for_function("() => !document.querySelector('[data-dash-is-loading=true]')")
+
+
+@pytest.mark.browser
+def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, served: tuple[str, Site]) -> None:
+    address, site = served
+    page, seen = new_page(browser, address)
+    page.goto(address + run_address(ids(site)["baseline"]))
+    page.get_by_role("link", name="Timeline").click()
+    drawn(page)
+    assert page.locator("h1").text_content() == "Timeline"
+    page.locator("#timeline-text").fill("gloo:all_reduce")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => /\\d+ found/.test(document.getElementById('timeline-hits').textContent)")
+    page.locator("[data-timeline=next]").click()
+    page.wait_for_function("() => document.querySelector('#timeline-pointed strong').textContent === 'gloo:all_reduce'")
+    page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
+    said = page.locator("#timeline-pointed").text_content()
+    assert "algbw" in said
+    assert "the same call on 2 ranks is outlined" in said
+    page.wait_for_function("() => document.querySelectorAll('#timeline-figure .shapelayer path').length > 2")
+    found = query(page)
+    assert int(found["t1"][0]) - int(found["t0"][0]) < 400_000_000
+    assert found["q"] == ["gloo:all_reduce"]
+    note, when = (page.locator(each).text_content() for each in ("#timeline-note", "#timeline-legend .when strong"))
+    page.reload()
+    drawn(page)
+    assert query(page) == found
+    assert page.locator("#timeline-note").text_content() == note
+    assert page.locator("#timeline-legend .when strong").text_content() == when
+    assert page.locator("#timeline-text").input_value() == "gloo:all_reduce"
+    assert seen == []
+
+
+@pytest.mark.browser
+def test_buttons_keys_and_drag_move_the_window_and_the_address(browser: Any, served: tuple[str, Site]) -> None:
+    address, site = served
+    page, seen = new_page(browser, address)
+    page.goto(address + run_address(ids(site)["baseline"], "timeline", {"mode": "exposed"}))
+    drawn(page)
+
+    def when() -> str:
+        return str(page.locator("#timeline-legend .when strong").text_content())
+
+    def changes(what: Any) -> None:
+        before = when()
+        what()
+        page.wait_for_function(
+            "before => document.querySelector('#timeline-legend .when strong').textContent !== before", arg=before
+        )
+
+    all_of_it = when()
+    changes(lambda: page.locator("[data-timeline=in]").click())
+    first = query(page)
+    assert first["mode"] == ["exposed"]
+    changes(lambda: page.keyboard.press("ArrowRight"))
+    length = int(first["t1"][0]) - int(first["t0"][0])
+    assert int(query(page)["t0"][0]) - int(first["t0"][0]) == pytest.approx(length / 4, abs=2)
+    box = page.locator("#timeline-figure .nsewdrag").first.bounding_box()
+
+    def drag() -> None:
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2, steps=4)
+        page.mouse.up()
+
+    changes(drag)
+    dragged = query(page)
+    assert int(dragged["t1"][0]) - int(dragged["t0"][0]) == pytest.approx(length / 4, rel=0.05)
+    changes(lambda: page.keyboard.press("0"))
+    assert when() == all_of_it
+    assert "t0" not in query(page)
+    page.locator("#timeline-ranks").fill("77")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('timeline-note').textContent.includes('No rank')")
+    page.locator("#timeline-ranks").fill("1")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => !document.getElementById('timeline-note').textContent.includes('No rank')")
+    page.locator("[data-mode=dominating]").click()
+    page.wait_for_function("() => !location.search.includes('mode')")
+    page.locator("summary").first.click()
+    assert "rank 1" in page.locator("#timeline-twin").text_content()
+    assert seen == []
+
+
+@pytest.mark.browser
+def test_a_browser_runs_nothing_of_a_hostile_name_in_a_timeline(browser: Any, served: tuple[str, Site]) -> None:
+    address, site = served
+    page, seen = new_page(browser, address)
+    page.goto(address + run_address(ids(site)["evil"], "timeline", {"q": EVIL}))
+    drawn(page)
+    page.locator("[data-timeline=next]").click()
+    page.wait_for_function("() => document.querySelector('#timeline-pointed strong').textContent.includes('onerror')")
+    page.locator("summary").first.click()
+    assert page.locator("#main img, #main a[href^='javascript']").count() == 0
+    assert seen == []
+
+
+STAND_IN = """<!DOCTYPE html><title>waiting</title><script>
+addEventListener("message", (event) => {
+  if (event.data === "PING") event.source.postMessage("PONG", event.origin);
+  else if (event.data.perfetto) document.title = "got " + event.data.perfetto.buffer.byteLength;
+});
+</script>"""
+
+
+@pytest.mark.browser
+def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_path: Path) -> None:
+    place = folder_of_runs(tmp_path / "runs")
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
+    perfetto, beside = start(perfetto_app(tmp_path / "ui"))
+    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
+    page, seen = new_page(browser, address)
+    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline", {"t0": 0, "t1": 50_000_000}))
+    drawn(page)
+    button = page.get_by_role("button", name="Open in Perfetto")
+    button.wait_for()
+    with page.expect_popup() as popup:
+        button.click()
+    popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
+    assert int(popup.value.title().split()[1]) > 1_000
+    assert seen == []
+    server.close()
+    beside.close()
