@@ -21,15 +21,31 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
     """Give the text, the most blamed first; of runs without matched calls only why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
-    if skew.ranks or skew.pairs or skew.unmatched:
-        messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
-        matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
-        parts.append(matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + ".")
+    parts += matched_words(skew)
     shown = skew.reasons if all_rows else skew.reasons[:MAX_REASONS]
     parts += [f"  {_flat(each, all_rows=all_rows)}" for each in shown]
     if len(shown) < len(skew.reasons):
         parts.append(f"  {count(len(skew.reasons) - len(shown), 'more reason')}: --all")
     return "\n".join([*parts, *_clocks(skew, all_rows=all_rows)])
+
+
+def matched_words(skew: Skew) -> list[str]:
+    """Say how many calls were matched, and how many not; nothing where there was nothing to match."""
+    if not (skew.ranks or skew.pairs or skew.unmatched):
+        return []
+    messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
+    matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
+    return [matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + "."]
+
+
+def straggler_words(analysis: Analysis, limit: int) -> list[str]:
+    """Give a sentence for each rank that the others waited for, the most blamed first."""
+    listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
+    bound = "at most " if analysis.run.missing_ranks else ""
+    return [
+        f"Rank {each.rank} held the others up for {bound}{_amount(each, listed)}: {_why(each)}."
+        for each in analysis.skew.stragglers[:limit]
+    ]
 
 
 def _flat(text: str, *, all_rows: bool) -> str:
@@ -55,11 +71,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
 
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
-    skew = analysis.skew
-    shown = skew.stragglers[: len(skew.stragglers) if all_rows else MAX_ROWS]
-    listed = {each.rank: each.blame_ns for each in skew.ranks}
-    bound = "at most " if analysis.run.missing_ranks else ""
-    told = [f"Rank {each.rank} held the others up for {bound}{_amount(each, listed)}: {_why(each)}." for each in shown]
+    told = straggler_words(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
     return [*told, "What to do: docs/findings/straggler.md"] if told else []
 
 
