@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
 from flask import Response, request
@@ -12,7 +12,11 @@ from overlapscope.ingest.read import ReadOptions
 from overlapscope_dashboards import pages, router, security, shell
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.site import Site, query_of
+from overlapscope_dashboards.work import Work
 
+PATIENCE_S: Final = 1.0
+"""How long a request waits for a page, before it is answered with how far that is."""
+POLL_PATIENCE_S: Final = 0.3
 _LOG = logging.getLogger(__name__)
 
 
@@ -44,22 +48,30 @@ def create_app(
 
 
 def _register(app: Dash, site: Site) -> None:
+    work = Work[router.Shown]()
+
     @app.callback(
         Output("nav", "children"),
         Output("main", "children"),
         Output("title", "data"),
         Output("revision", "data"),
         Output("poll", "disabled"),
+        Output("poll", "interval"),
         Input("address", "pathname"),
         Input("address", "search"),
         Input("poll", "n_intervals"),
         State("revision", "data"),
     )
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
-        shown = router.show(site, path or "/", query_of(search))
-        if ctx.triggered_id == "poll" and shown.revision == revision:
-            return (no_update,) * 5
-        return shown.nav, shown.content, shown.title, shown.revision, not shown.growing
+        here, polled = path or "/", ctx.triggered_id == "poll"
+        patience = POLL_PATIENCE_S if polled else PATIENCE_S
+        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience)
+        shown = made or router.busy(site, here)
+        stands = not (revision or "").startswith(router.BUSY)
+        if polled and (shown.revision == revision or (shown.busy and stands)):
+            return (no_update,) * 6  # what is shown stays until another takes its place
+        every_ms = shell.BUSY_POLL_MS if shown.busy else shell.POLL_MS
+        return shown.nav, shown.content, shown.title, shown.revision, not shown.growing, every_ms
 
     arrived = ClientsideFunction("shell", "arrived")
     app.clientside_callback(arrived, Output("main", "aria-busy"), Input("title", "data"))  # type: ignore[no-untyped-call]

@@ -8,21 +8,24 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import count
+from overlapscope_dashboards.comparison import compare_address
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
 from overlapscope_dashboards.runs import Listed
 from overlapscope_dashboards.site import run_address
 
 
-def layout(found: Sequence[Listed], remarks: Sequence[str]) -> list[Component]:
-    """Give the page."""
+def layout(found: Sequence[Listed], remarks: Sequence[str], base: str | None = None) -> list[Component]:
+    """Give the page; `base` is the id of a run that was picked to compare another with."""
     if not found:
         how = next_command("Record one, or turn traces into one", "overlapscope ingest TRACES -o RUN")
         return [html.Section(empty("There is no run in this folder yet. This page looks again by itself.", how),
                              className="card")]  # fmt: skip
-    rows = [_row(each) for each in found]
-    head = ("run", "state", "recorded with", "ranks", "steps", "changed, UTC")
+    picked = next((each for each in found if each.place.id == base), None)
+    rows = [(*_row(each), _compare(each, picked)) for each in found]
+    head = ("run", "state", "recorded with", "ranks", "steps", "changed, UTC", "compare")
     listed = table(head, rows, caption="Runs, newest first", left=3, hide_caption=True)
-    return [card(count(len(found), "run"), [listed, *([notes(remarks)] if remarks else [])])]
+    words = f"Pick the run to compare with {picked.place.name}." if picked else ""
+    return [card(count(len(found), "run"), [listed, *([notes(remarks)] if remarks else [])], words=words)]
 
 
 def revision(found: Sequence[Listed]) -> str:
@@ -40,6 +43,18 @@ def _row(each: Listed) -> tuple[str | Component, ...]:
         "" if each.steps is None else str(each.steps),
         _moment(each.changed_ns),
     )
+
+
+def _compare(each: Listed, picked: Listed | None) -> Component | str:
+    name = each.place.name
+    if each.problem:
+        return ""
+    if picked is None:
+        said = html.Span(f" compare {name} with another run", className="unseen")
+        return dcc.Link(["with …", said], href=f"/?base={each.place.id}")
+    if each is picked:
+        return html.Span(["base · ", dcc.Link("clear", href="/")])
+    return dcc.Link(f"with {picked.place.name}", href=compare_address(picked.place.id, each.place.id))
 
 
 def _state(each: Listed) -> Component:

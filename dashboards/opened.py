@@ -1,7 +1,9 @@
 """Runs that were opened, the last few of them in memory; whatever is asked for at once is calculated once."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Final, TypeVar
 
@@ -11,6 +13,7 @@ from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.report.amounts import count
 from overlapscope.timeline.run import Run
 from overlapscope_dashboards.runs import Place, changed
 
@@ -28,8 +31,14 @@ class Opened:
         self.id, self.name, self.revision = place.id, place.name, revision
         """`revision` is another one as soon as a file of the run changed."""
         self._place, self._options, self._reading = place, options, reading
+        self.doing = ""
+        """What is being done, in words, while it is read and analysed."""
         self._known: dict[str, Any] = {}
-        self._lock = RLock()
+        self._lock, self._locks = Lock(), dict[str, RLock]()
+
+    def command(self, words: str) -> str:
+        """Put the run's path where a command for people says RUN."""
+        return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
 
     @property
     def run(self) -> Run:
@@ -44,7 +53,7 @@ class Opened:
     @property
     def analysis(self) -> Analysis:
         """What `overlapscope analyze --json` prints."""
-        return self.once("analysis", lambda: analyze(self.run, self.together))
+        return self.once("analysis", self._analyse)
 
     @property
     def advice(self) -> tuple[list[Recommendation], list[str]]:
@@ -62,6 +71,8 @@ class Opened:
         An OverlapScopeError is kept as well, and raised again. It goes with the run, when others take its place.
         """
         with self._lock:
+            lock = self._locks.setdefault(name, RLock())  # what is slow holds up nobody who asks for something else
+        with lock:
             if name not in self._known:
                 try:
                     self._known[name] = make()
@@ -74,8 +85,18 @@ class Opened:
         return given
 
     def _read(self) -> Run:
+        self.doing = "Another run is being read first."
         with self._reading:
-            return read_inputs(list(self._place.inputs), self._options)
+            self.doing = "Reading the recording."
+            return read_inputs(list(self._place.inputs), self._options, progress=self._note)
+
+    def _analyse(self) -> Analysis:
+        together = self.together
+        self.doing = f"{count(len(self.run.ranks), 'rank')} read; matching collectives and adding up steps."
+        return analyze(self.run, together)
+
+    def _note(self, path: Path, _: int) -> None:
+        self.doing = f"Reading {path.name}."
 
 
 class OpenedRuns:

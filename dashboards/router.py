@@ -7,13 +7,15 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope_dashboards import listing
+from overlapscope_dashboards import comparison, listing
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.parts.aria import aria
 from overlapscope_dashboards.site import Site, Unknown, parts_of, run_address
 
+BUSY = "busy: "
+"""How the revision of what only stands in begins."""
 FIRST = "overview"
 """The page of a run whose address names none."""
 
@@ -31,6 +33,8 @@ class Shown:
     growing: bool = False
     """Whether to look again: ranks are missing, and may still come."""
     status: int = 200
+    busy: bool = False
+    """Whether this only stands in for what is still being made."""
 
 
 def show(site: Site, path: str, query: Mapping[str, str]) -> Shown:
@@ -38,7 +42,9 @@ def show(site: Site, path: str, query: Mapping[str, str]) -> Shown:
     parts = parts_of(path)
     try:
         if not parts:
-            return _runs(site)
+            return _runs(site, query.get("base"))
+        if parts == ["compare"]:
+            return _compare(site, query)
         if parts[0] == "runs" and 2 <= len(parts) <= 3:
             return _page(site, parts[1], parts[2] if len(parts) == 3 else FIRST, query)
         return _unknown(Unknown("There is no such page.", [("All runs", "/")]))
@@ -48,23 +54,54 @@ def show(site: Site, path: str, query: Mapping[str, str]) -> Shown:
         return _problem("This cannot be shown", str(error))
 
 
+def busy(site: Site, path: str) -> Shown:
+    """Show that an address is being made, and how far that is."""
+    parts = parts_of(path)
+    title, words, nav = "Runs", "Looking for runs.", list[Component]()
+    try:
+        if len(parts) >= 2:
+            opened = site.run(parts[1])
+            name = parts[2] if len(parts) == 3 else FIRST
+            title, words, nav = pages()[name].TITLE, opened.doing or "Working it out.", _nav(parts[1], name)
+    except (OverlapScopeError, Unknown, KeyError):
+        pass  # the page itself will say what is wrong
+    content = html.Section([html.P(words), html.P("The page comes by itself.", className="note")], className="card")
+    return Shown(title=title, content=_headed(title, [content]), nav=nav, revision=f"{BUSY}{words}", growing=True,
+                 busy=True)  # fmt: skip
+
+
 def exists(site: Site, path: str) -> bool:
     """Say whether an address leads anywhere, without opening a run."""
     parts = parts_of(path)
     if parts[:1] != ["runs"]:
-        return not parts
+        return parts in ([], ["compare"])
     known = len(parts) == 2 or (len(parts) == 3 and parts[2] in pages())
     return known and any(each.id == parts[1] for each in site.places().places)
 
 
-def _runs(site: Site) -> Shown:
+def _runs(site: Site, base: str | None) -> Shown:
     found = site.listed()
     return Shown(
         title="Runs",
-        content=_headed("Runs", listing.layout(found, site.places().notes)),
+        content=_headed("Runs", listing.layout(found, site.places().notes, base)),
         nav=[],
         revision=listing.revision(found),
         growing=not found or any(each.incomplete or each.problem for each in found),
+    )
+
+
+def _compare(site: Site, query: Mapping[str, str]) -> Shown:
+    if "base" not in query or "candidate" not in query:
+        raise Unknown("Name two runs to compare.", [("Pick two of all runs", "/")])
+    base, candidate = site.run(query["base"]), site.run(query["candidate"])
+    content = comparison.layout(base, candidate)
+    growing = any(each.run.missing_ranks for each in (base, candidate))
+    return Shown(
+        title=f"Compare · {base.name}, {candidate.name}",
+        content=_headed("Compare", content, over=comparison.sides(base, candidate)),
+        nav=[],
+        revision=f"{base.revision} {candidate.revision}",
+        growing=growing,
     )
 
 
@@ -94,8 +131,8 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
     )
 
 
-def _headed(title: str, content: Sequence[Component], *, over: str = "") -> list[Component]:
-    above = [html.P(over, className="over")] if over else []
+def _headed(title: str, content: Sequence[Component], *, over: str | Component = "") -> list[Component]:
+    above = [html.P(over, className="over") if isinstance(over, str) else over] if over else []
     return [html.Div([*above, html.H1(title, id="heading")], className="page-head"), *content]
 
 

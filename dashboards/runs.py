@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ MAX_FILES: Final = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run lies. Only `id` and `name` are ever sent to a browser."""
+    """Where a run lies. Only `id`, `name` and `typed` are ever sent to a browser."""
 
     id: str
     name: str
@@ -32,6 +33,8 @@ class Place:
     """What is read, as `analyze` takes it."""
     root: Path
     """Nothing outside it is read."""
+    typed: str
+    """Its path for a command line, quoted, below the folder as that was typed; empty where it is several paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,8 @@ def _place(inputs: tuple[Path, ...], root: Path, name: str) -> Place:
     absolute = tuple(each.absolute() for each in inputs)
     key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
     digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
-    return Place(id=digest, name=name, inputs=absolute, root=root)
+    typed = shlex.quote(shown(inputs[0])) if len(inputs) == 1 else ""
+    return Place(id=digest, name=name, inputs=absolute, root=root, typed=typed)
 
 
 def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:

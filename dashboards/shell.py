@@ -12,6 +12,8 @@ from overlapscope_dashboards.parts.aria import aria
 
 POLL_MS: Final = 5_000
 """How often the files of an incomplete run are looked at."""
+BUSY_POLL_MS: Final = 700
+"""How often it is asked for a page that is being made."""
 ASSETS: Final = Path(__file__).parent / "assets"
 THEME_SCRIPT: Final = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8").strip()
 """Runs in the head, before anything is drawn: a page that is dark by choice is never white for a moment."""

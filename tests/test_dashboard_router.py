@@ -208,3 +208,12 @@ def test_a_query_keeps_the_first_value_and_a_bounded_length() -> None:
     assert query_of("?a=1&b=x%20y&a=2") == {"a": "1", "b": "x y"}
     assert query_of(None) == {}
     assert len(query_of("?" + "&".join(f"k{n}=1" for n in range(10_000)))) < 1_000
+
+
+def test_commands_name_the_run_as_the_folder_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of_runs(tmp_path / "my runs")
+    monkeypatch.chdir(tmp_path)
+    site = Site([Path("my runs")])
+    opened = site.run(ids(site)["baseline"])
+    assert opened.command("compare RUN NEW_RUN") == "compare 'my runs/baseline' NEW_RUN"
+    assert Site([*Path("my runs").iterdir()]).places().places[0].typed == ""

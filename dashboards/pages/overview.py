@@ -1,6 +1,6 @@
 """The first page of a run: how much is exposed, why, and what to do about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash, Input, Output, State, html
@@ -32,6 +32,8 @@ ORDER = 10
 MAX_RECOMMENDED = 3
 MAX_NOTES = 6
 MAX_ROWS = 64
+WIDTHS = ("", "", "half", "third")
+"""Of cards, by how many stand side by side."""
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
@@ -43,9 +45,16 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     return [
         html.Div([*head, html.P(headline(analysis), className="note")], className="intro"),
         *([key_figures(figures)] if figures else []),
-        html.Div([*_step(analysis), _advice_card(), *_places(analysis), *_trend(analysis), *_ranks(analysis),
-                  *_findings(analysis)], className="grid"),
-    ]  # fmt: skip
+        html.Div(
+            [
+                *_step(analysis),
+                html.Div([_advice_card(), *_findings(analysis)], className="stack third"),
+                *_places(analysis),
+                *_over_time(analysis),
+            ],
+            className="grid",
+        ),
+    ]
 
 
 def register(app: Dash, site: Site) -> None:
@@ -53,18 +62,19 @@ def register(app: Dash, site: Site) -> None:
 
     @app.callback(Output("overview-advice", "children"), Input("overview-advice", "id"), State("address", "pathname"))
     def advice(_: str, path: str) -> list[Component]:
-        return recommended(*site.run_at(path).advice)
+        return recommended(site.run_at(path))
 
 
-def recommended(found: Sequence[Recommendation], reasons: Sequence[str]) -> list[Component]:
+def recommended(opened: Opened) -> list[Component]:
     """Give the first recommendations, each with its gain and how to verify it."""
+    found, reasons = opened.advice
     if not found:
         return [empty("Nothing to recommend."), *([notes(reasons)] if reasons else [])]
     items = [
         html.Li([
             html.P(each.title, className="title"),
             *([html.P(_gain(each), className="gain")] if each.predicted_gain_ns is not None else []),
-            html.P([html.Span("Verify: "), html.Code(each.verify)], className="command"),
+            html.P([html.Span("Verify: "), html.Code(opened.command(each.verify))], className="command"),
         ])
         for each in found[:MAX_RECOMMENDED]
     ]  # fmt: skip
@@ -90,34 +100,42 @@ def _step(analysis: Analysis) -> list[Component]:
 
 def _advice_card() -> Component:
     waiting = html.P("Replaying the steps …", className="note")
-    return card("What to do", html.Div(waiting, id="overview-advice", className="later"), wide="third")
+    return card("What to do", html.Div(waiting, id="overview-advice", className="later"))
 
 
 def _places(analysis: Analysis) -> list[Component]:
     what = "step" if any(each.complete for info in analysis.ranks for each in info.steps) else "recording"
+    found = view.by_place(analysis)
     return [
         card(
             f"Exposed by {each.name}",
             bar_table(each.rows, caption=f"Exposed time by {each.name}", unit=f"ms a {what}", first=each.name,
                       whole_ns=sum(row.ns for row in each.rows)),
-            wide="third",
+            wide=WIDTHS[len(found)],
         )
-        for each in view.by_place(analysis)
+        for each in found
     ]  # fmt: skip
 
 
-def _trend(analysis: Analysis) -> list[Component]:
-    found = [each for each in charts_of(analysis) if each.kind == "lines"]
+def _over_time(analysis: Analysis) -> list[Component]:
+    """Give the trend and the ranks, side by side where there are both."""
+    trend = [each for each in charts_of(analysis) if each.kind == "lines"]
+    ranks = _ranks(analysis, alone=not trend)
+    wide = WIDTHS[len(trend) + len(ranks)]
     return [
-        figure_card(each.title, lines(each, ("accent", "exposed")), twin(each), words=each.words,
-                    id=f"overview-trend-{at}", wide="half")
-        for at, each in enumerate(found)
+        *(
+            figure_card(each.title, lines(each, ("accent", "exposed")), twin(each), words=each.words,
+                        id=f"overview-trend-{at}", wide=wide)
+            for at, each in enumerate(trend)
+        ),
+        *ranks,
     ]  # fmt: skip
 
 
-def _ranks(analysis: Analysis) -> list[Component]:
+def _ranks(analysis: Analysis, *, alone: bool) -> list[Component]:
     found = view.grid(analysis)
     by_rank = view.by_rank(analysis)
+    wide = "" if alone else "half"
     if not by_rank:
         return []
     if found is None:
@@ -127,11 +145,11 @@ def _ranks(analysis: Analysis) -> list[Component]:
         words = "Each rank's own." if len(shown) == len(by_rank) else f"The {MAX_ROWS} most exposed of {len(by_rank)}."
         bars = bar_table([each for each in by_rank if each in shown], caption="Exposed time by rank", unit="ms",
                          first="rank", whole_ns=None)  # fmt: skip
-        return [card("Exposed by rank", bars, words=words, wide="half")]
+        return [card("Exposed by rank", bars, words=words, wide=wide)]
     return [
         figure_card("Exposed by rank and step", heat(found), _grid_table(found),
                     words="Exposed communication: the stronger the colour, the more.", id="overview-ranks",
-                    wide="half", height=max(280, min(100 + 18 * len(found.ranks), 640)))
+                    wide=wide, height=max(280, min(100 + 18 * len(found.ranks), 640)))
     ]  # fmt: skip
 
 
@@ -144,6 +162,7 @@ def heat(found: view.Grid) -> dict[str, Any]:
         "z": [[None if ns is None else ns / 1e6 for ns in row] for row in found.exposed_ns],
         "colorscale": [list(each) for each in FADING],
         "zmin": 0,
+        "zmax": max((ns or 0 for row in found.exposed_ns for ns in row), default=0) / 1e6 or 1,
         "xgap": 1 if len(found.steps) <= 100 else 0,
         "ygap": 1 if len(found.ranks) <= 32 else 0,
         "colorbar": {"title": {"text": "ms", "side": "top"}, "thickness": 10, "outlinewidth": 0, "len": 0.9},
@@ -182,4 +201,4 @@ def _findings(analysis: Analysis) -> list[Component]:
         parts.append(html.Details([html.Summary(f"{len(rest)} more"), notes(rest)]))
     elif rest:
         parts.append(notes(rest))
-    return [card("Not to overlook", parts, wide="half")]
+    return [card("Not to overlook", parts)]

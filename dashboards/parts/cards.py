@@ -38,7 +38,8 @@ def figure_card(
     """
     allowed: Any = {**CONFIG, **(config or {})}
     graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
-    drawn = html.Div(graph, role="img", className="chart", **aria(label=f"{title}. {words}"))
+    drawn = html.Div(graph, role="img", className="chart", style={"height": f"{height}px"},
+                     **aria(label=f"{title}. {words}"))  # fmt: skip
     as_table = html.Details([html.Summary("Show as table"), twin])
     return card(title, [*beside, drawn, as_table], words=words, wide=wide)
 

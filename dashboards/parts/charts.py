@@ -13,7 +13,7 @@ MAX_MARKED: Final = 100
 """Points of a line up to which each is marked."""
 
 
-def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE) -> dict[str, Any]:
+def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> dict[str, Any]:
     """Draw a chart of lines; each line has a dash of its own beside its colour."""
     few = len(chart.categories) <= MAX_MARKED
     traces = [
@@ -29,7 +29,9 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE) -> dict[str, Any]:
         }
         for at, each in enumerate(chart.series)
     ]
-    return figure(traces, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 12}, "hovermode": "x unified"})
+    return figure(
+        traces, x=x, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 12}, "hovermode": "x unified"}
+    )
 
 
 def twin(chart: Chart) -> Component:

@@ -105,7 +105,7 @@ def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     chosen = [by_name[name] for name in (list(NAMES) if all_rows else list(NAMES)[:SHORT])]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
     rows = [
-        [NAMES[each.name], _value(each, each.base), _value(each, each.candidate), _difference(each), _relative(each)]
+        [NAMES[each.name], value_words(each, each.base), value_words(each, each.candidate), difference_words(each), relative_words(each)]
         for each in known
     ]
     several = len(comparison.base) > 1 or len(comparison.candidate) > 1
@@ -128,13 +128,15 @@ def _spreads(chosen: Sequence[Metric]) -> list[str]:
     return lines
 
 
-def _value(metric: Metric, side: Estimate) -> str:
+def value_words(metric: Metric, side: Estimate) -> str:
+    """Give one side of a metric, in milliseconds or as a share."""
     if metric.name == "comm_comp_ratio":
         return NOT_APPLICABLE if side.value is None else f"{side.value:.3f}"
     return ms(side.value) if metric.unit == "ns" else percent(side.value)
 
 
-def _difference(metric: Metric) -> str:
+def difference_words(metric: Metric) -> str:
+    """Give the difference of a metric with its sign: milliseconds, or points."""
     if metric.difference is None:
         return NOT_APPLICABLE
     if metric.unit == "ns":
@@ -142,7 +144,8 @@ def _difference(metric: Metric) -> str:
     return f"{metric.difference:+.3f}" if metric.name == "comm_comp_ratio" else f"{metric.difference * 100:+.1f} points"
 
 
-def _relative(metric: Metric) -> str:
+def relative_words(metric: Metric) -> str:
+    """Give the relative difference of a time; empty for a share, whose points say it."""
     return signed_percent(metric.relative) if metric.unit == "ns" else ""
 
 
