@@ -6,7 +6,6 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms
-from overlapscope.report.text import mean, windows
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
 from overlapscope_dashboards.parts.aria import aria
@@ -23,7 +22,7 @@ HEAD = ("settings", "measured in", "predicted on", "predicted ms", "90 % interva
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     """Give the page; `?for=deepspeed` says in whose words changes are written."""
     found, reasons = opened.advice
-    shown = view.shown(found, _step_ns(opened))
+    shown = view.shown(found, view.now(opened.analysis))
     known = view.frameworks(shown)
     chosen = query.get("for") if query.get("for") in known else None
     most = max((each.interval.high_ns for each in shown if each.interval), default=0)
@@ -31,14 +30,8 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     return [
         html.Div(html.P(view.lead(found), className="lead"), className="intro"),
         *_frameworks(opened, known, chosen),
-        html.Div([*items, *_reasons(opened, reasons), _earlier(opened, ())], className="grid"),
+        html.Div([*items, _reasons(opened, reasons), _earlier(opened, ())], className="grid"),
     ]
-
-
-def _step_ns(opened: Opened) -> float | None:
-    what, by_rank = windows(opened.analysis)
-    steps = [each for own in by_rank.values() for each in own]
-    return mean(steps).window_ns if what == "step" and steps else None
 
 
 def _frameworks(opened: Opened, known: Sequence[str], chosen: str | None) -> list[Component]:
@@ -97,11 +90,12 @@ def _interval(gain: view.Gain, most_ns: int) -> Component:
     )
 
 
-def _reasons(opened: Opened, reasons: Sequence[str]) -> list[Component]:
-    said = [html.P(dcc.Link("Try other settings", href=run_address(opened.id, "what-if")))]
-    if not reasons:
-        return []
-    return [card("Besides", [notes(reasons), *said], wide="half")]
+def _reasons(opened: Opened, reasons: Sequence[str]) -> Component:
+    links = html.P([
+        dcc.Link("Try other settings", href=run_address(opened.id, "what-if")), " · ",
+        dcc.Link("Who waited for whom", href=run_address(opened.id, "ranks")),
+    ], className="note")  # fmt: skip
+    return card("Besides", [*([notes(reasons)] if reasons else []), links], wide="half")
 
 
 def _earlier(opened: Opened, tested: Sequence[view.Earlier]) -> Component:

@@ -30,6 +30,8 @@ KEPT: Final = 64
 """Settings of a run that are kept replayed."""
 BAND: Final = "rgba(15,127,192,0.16)"
 FLAT: Final = "rgba(0,158,115,0.14)"
+BESIDE: Final = 1.12
+"""How far, as a factor, the shade of a flat region reaches beyond its caps."""
 BESIDES: Final = (
     "Bucket caps, 16-bit gradients, views, accumulation, faster links and no late ranks are replayed. Algorithms and "
     "prefetching are not: what was never measured in this job has no cost here."
@@ -179,10 +181,12 @@ def _curve(asked: view.Asked) -> Component:
                        "name": "measured", "marker": {"symbol": "diamond", "size": 11, "color": COLOURS["exposed"]},
                        "hovertemplate": "cap %{x:g} MiB, as recorded<br><b>%{y:,.3f} ms</b> measured<extra></extra>"}
         )  # fmt: skip
-    shapes = []
-    if curve.flat_mb:
-        shapes.append({"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 0},
-                       "fillcolor": FLAT, "x0": min(curve.flat_mb) / 1.12, "x1": max(curve.flat_mb) * 1.12})  # fmt: skip
+    shapes: list[dict[str, Any]] = []
+    shapes += [
+        {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 0},
+         "fillcolor": FLAT, "x0": low_mb / BESIDE, "x1": high_mb * BESIDE}
+        for low_mb, high_mb in view.flat_ranges(curve)
+    ]  # fmt: skip
     chosen = asked.settings.ddp.bucket_cap_mb
     if asked.changed and chosen is not None:
         shapes.append({"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": chosen, "x1": chosen,
@@ -193,7 +197,9 @@ def _curve(asked: view.Asked) -> Component:
         "yaxis": {"rangemode": "normal"},
         "shapes": shapes,
     }
-    words = f"{view.flat_words(curve)} Shaded green. The dotted line is what is asked for; other settings stay."
+    words = f"{view.flat_words(curve)} The other settings stay as they are chosen." + (
+        " The dotted line is the chosen cap." if asked.changed else ""
+    )
     twin = table(("cap MiB", "step ms", "low ms", "high ms", "exposed ms", "buckets", "near the best"),
                  view.curve_rows(curve), caption="Step by bucket cap", hide_caption=True)  # fmt: skip
     return figure_card("Step by bucket cap", figure(traces, x="bucket cap, MiB", y="step, ms", layout=layout), twin,

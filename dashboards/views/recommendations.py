@@ -4,17 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.report.across_ranks import straggler_words
 from overlapscope.report.amounts import count, ms, percent, signed_percent
 from overlapscope.report.evidence_words import evidence_words
+from overlapscope.report.text import mean, windows
 
 VERDICTS: Final[Mapping[str, str]] = {
     "change": "change it", "trial": "worth a trial", "no_change": "leave it as it is",
+    "look": "look at it first",
 }  # fmt: skip
 CONFIDENCE: Final[Mapping[str, str]] = {
-    "measured": "from measured times",
-    "mixed": "measured in part, assumed in part",
-    "assumed": "rests on what is assumed",
+    "measured": "measured times",
+    "mixed": "measured times, and assumptions that were varied",
+    "assumed": "assumptions, varied within their ranges",
 }
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
@@ -67,9 +70,29 @@ class Earlier:
         return self.low_ns <= self.measured_ns <= self.high_ns
 
 
-def shown(found: Sequence[Recommendation], step_ns: float | None) -> tuple[Shown, ...]:
-    """Give all recommendations; `step_ns` is what a step takes now."""
-    return tuple(_shown(each, step_ns) for each in found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """What is so today, as far as it is known: a step, what of it is exposed, and who held the others up."""
+
+    step_ns: float | None = None
+    exposed_ns: float | None = None
+    late: str = ""
+
+
+def now(analysis: Analysis) -> Now:
+    """Give it for a run: the mean of its whole steps."""
+    what, by_rank = windows(analysis)
+    steps = [each for own in by_rank.values() for each in own]
+    late = " ".join(straggler_words(analysis, 1))
+    if what != "step" or not steps:
+        return Now(late=late)
+    figures = mean(steps)
+    return Now(step_ns=figures.window_ns, exposed_ns=figures.exposed_comm_ns, late=late)
+
+
+def shown(found: Sequence[Recommendation], today: Now) -> tuple[Shown, ...]:
+    """Give all recommendations."""
+    return tuple(_shown(each, today) for each in found)
 
 
 def lead(found: Sequence[Recommendation]) -> str:
@@ -120,13 +143,13 @@ def earlier_rows(tested: Sequence[Earlier]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _shown(each: Recommendation, step_ns: float | None) -> Shown:
+def _shown(each: Recommendation, today: Now) -> Shown:
     interval = None
     gain = ""
     if each.predicted_gain_ns is not None:
         low, high = each.gain_low_ns or 0, each.gain_high_ns or 0
         interval = Gain(gain_ns=each.predicted_gain_ns, low_ns=low, high_ns=high)
-        share = f", {percent(each.predicted_gain_ns / step_ns)}" if step_ns else ""
+        share = f", {percent(each.predicted_gain_ns / today.step_ns)}" if today.step_ns else ""
         gain = f"saves {ms(each.predicted_gain_ns)} ms a step{share} ({ms(low)} to {ms(high)} ms, 90 %)"
     elif each.gain_high_ns:
         gain = f"at most {ms(each.gain_high_ns)} ms: what its cause takes today"
@@ -136,15 +159,16 @@ def _shown(each: Recommendation, step_ns: float | None) -> Shown:
         verdict=VERDICTS.get(each.verdict, each.verdict.replace("_", " ")),
         gain=gain,
         interval=interval,
-        facts=tuple(_facts(each)),
+        facts=tuple(_facts(each, today)),
         apply=tuple((key, framework_name(key), text) for key, text in each.apply.items()),
         verify=each.verify,
     )
 
 
-def _facts(each: Recommendation) -> list[tuple[str, str]]:
+def _facts(each: Recommendation, today: Now) -> list[tuple[str, str]]:
     evidence: Mapping[str, Any] = getattr(each, "evidence", {})
-    found = [("Evidence", evidence_words(evidence))] if evidence else []
+    told = evidence_words(evidence) if evidence else _evidence(each, today)
+    found = [("Evidence", told)] if told else []
     found.append(("Rests on", CONFIDENCE[each.confidence]))
     found += [
         (name, "; ".join(told))
@@ -158,3 +182,12 @@ def _facts(each: Recommendation) -> list[tuple[str, str]]:
         found.append(("Memory", "as it is"))
     numerics = "changes: hold the loss against the present one" if each.changes_numerics else "unchanged"
     return [*found, ("Numerics", numerics)]
+
+
+def _evidence(each: Recommendation, today: Now) -> str:
+    """Give what the analysis holds for it, where the recommendation itself says nothing."""
+    if each.id.startswith("late_rank"):
+        return today.late
+    if today.step_ns is None or today.exposed_ns is None:
+        return ""
+    return f"{ms(today.exposed_ns)} ms of a {ms(today.step_ns)} ms step is exposed communication"

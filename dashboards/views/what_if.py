@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from overlapscope.report.amounts import ms, signed_percent, size
+from overlapscope.report.amounts import ms, percent, signed_ms, size
 from overlapscope.whatif.answer import Scenario, scenarios
 from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
 from overlapscope.whatif.ddp_step import HALF, Settings
@@ -137,14 +137,15 @@ def lead(asked: Asked) -> str:
             f"A step of {asked.passes[1]} {'pass' if asked.passes[1] == 1 else 'passes'} would take "
             f"{ms(told.predicted_step_ns)} ms: {ms(after)} ms a pass instead of {ms(before)} ms."
         )
-    gain, low, high = (share * base.predicted_step_ns for share in (told.gain, told.gain_low, told.gain_high))
-    saves = f"saves {ms(gain)} ms" if gain >= 0 else f"costs {ms(-gain)} ms"
-    ends = f"{_signed(low)} to {_signed(high)} ms, 90 %"
+    sign = 1 if told.gain >= 0 else -1
+    gain, *ends = (sign * share * base.predicted_step_ns for share in (told.gain, told.gain_low, told.gain_high))
+    low, high = sorted(ends)
     numerics = " It changes numerics." if told.changes_numerics else ""
     hypothetical = " No setting alone brings this about." if told.hypothetical else ""
     return (
-        f"A step would take {ms(told.predicted_step_ns)} ms instead of {ms(base.predicted_step_ns)} ms ({known}): "
-        f"that {saves} ({ends}; {signed_percent(-told.gain)}).{numerics}{hypothetical}"
+        f"A step would take {ms(told.predicted_step_ns)} ms instead of {ms(base.predicted_step_ns)} ms ({known}): that "
+        f"{'saves' if sign > 0 else 'costs'} {ms(gain)} ms, {percent(abs(told.gain))} "
+        f"({ms(low)} to {ms(high)} ms, 90 %).{numerics}{hypothetical}"
     )
 
 
@@ -174,7 +175,7 @@ def part_rows(before: Lanes, after: Lanes) -> list[tuple[str, str, str, str]]:
     """Give a row for each part of a step: before, after, and the difference."""
     pairs = [(a.name, a.ns, b.ns) for a, b in zip(segments(before), segments(after), strict=True)]
     pairs.append(("step, replayed", before.step_ns, after.step_ns))
-    return [(name, ms(a), ms(b), _signed(b - a)) for name, a, b in pairs]
+    return [(name, ms(a), ms(b), signed_ms(b - a)) for name, a, b in pairs]
 
 
 def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
@@ -191,13 +192,31 @@ def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
+def flat_ranges(curve: CapCurve) -> list[tuple[float, float]]:
+    """Give the stretches of caps, first to last, whose steps the noise does not tell from the shortest."""
+    found: list[list[float]] = []
+    together = False
+    for cap in curve.caps_mb:
+        near = cap in curve.flat_mb
+        if near and together:
+            found[-1].append(cap)
+        elif near:
+            found.append([cap])
+        together = near
+    return [(each[0], each[-1]) for each in found]
+
+
 def flat_words(curve: CapCurve) -> str:
     """Say which caps do as well as the best."""
-    if not curve.flat_mb:
+    ranges = flat_ranges(curve)
+    if not ranges:
         return ""
     if len(curve.flat_mb) == 1:
         return f"The shortest step is with a cap of {curve.flat_mb[0]:g} MiB."
-    return f"From {min(curve.flat_mb):g} to {max(curve.flat_mb):g} MiB the noise does not tell steps apart."
+    told = [f"{low:g} to {high:g}" if low != high else f"{low:g}" for low, high in ranges]
+    return (
+        f"Caps of {' or '.join(told)} MiB (shaded green) are as good as the best: the noise does not tell them apart."
+    )
 
 
 def curve_rows(curve: CapCurve) -> list[tuple[str, ...]]:
@@ -241,7 +260,3 @@ def _number(text: str | None, low: float, high: float) -> float | None:
 def _memory(size_bytes: int) -> tuple[str, str]:
     value, unit = size(size_bytes).split(" ")
     return value, unit
-
-
-def _signed(ns: float) -> str:
-    return f"{ns / 1e6:+,.3f}"
