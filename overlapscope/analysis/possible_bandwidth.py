@@ -67,7 +67,7 @@ def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts
     Where a reference is given, one more finding says what was held against it.
     """
     curves = [*curves_of(reference or Facts()), *curves_of(run.facts)]
-    links = _link_speed(run)
+    links = link_speed(run)
     if not curves and links is None:
         return []
     against = [
@@ -209,8 +209,8 @@ def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tup
     return None
 
 
-def _link_speed(run: Run) -> tuple[float, str] | None:
-    """Give what one device's NVLinks carry, where the job is all devices of one host whose link speed is known.
+def link_speed(run: Run) -> tuple[float, str] | None:
+    """Give what one device's NVLinks carry, in GB/s and in words, where the job is all devices of one host.
 
     A matrix shows the lanes of each pair; behind switches these are the same lanes for every pair, so that the most of
     one pair is a bound from below either way.

@@ -1,0 +1,24 @@
+// Copies the code beside a button, and says so for a moment.
+(function () {
+  "use strict";
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest && event.target.closest("button.copy");
+    if (!button) return;
+    const code = button.parentElement.querySelector("pre");
+    const said = button.parentElement.querySelector("[role=status]");
+    const say = (words) => {
+      button.textContent = said.textContent = words;
+      setTimeout(() => {
+        button.textContent = "Copy";
+        said.textContent = "";
+      }, 2000);
+    };
+    const select = () => {
+      // Without the right to write to the clipboard the text is chosen, for the keyboard to copy.
+      getSelection().selectAllChildren(code);
+      say("Press Ctrl+C");
+    };
+    if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(() => say("Copied"), select);
+    else select();
+  });
+})();

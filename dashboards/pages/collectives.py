@@ -1,0 +1,234 @@
+"""Collectives of a run: how fast they were for their size, and what transferring and waiting took."""
+
+from collections.abc import Mapping
+from math import isnan
+from typing import Any, Final
+
+from dash import html
+from dash.development.base_component import Component
+
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.op_times import OpTime, op_times
+from overlapscope.analysis.possible_bandwidth import curves_of, link_speed
+from overlapscope.report.text import windows
+from overlapscope.whatif.recorded_curves import RecordedCurve, recorded_curves
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
+from overlapscope_dashboards.parts.charts import DASHES
+from overlapscope_dashboards.parts.chips import chips
+from overlapscope_dashboards.parts.split_bars import Part, SplitRow, split_bar_table
+from overlapscope_dashboards.site import Unknown, run_address
+from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
+from overlapscope_dashboards.views import collectives as view
+
+TITLE = "Collectives"
+ORDER = 30
+MAX_ROWS: Final = 24
+SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
+PARTS: Final = (
+    Part(name="transfer", kind="transfer"),
+    Part(name="waiting", kind="waiting"),
+    Part(name="not told apart", kind="idle"),
+)
+
+
+def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
+    """Give the page; `?op=all_reduce` leaves the others out."""
+    analysis = opened.analysis
+    if not analysis.collectives:
+        words = "No collective was recorded. A trace of one rank of a job that communicates has them."
+        return [html.Section(empty(words, _record()), className="card")]
+    times = opened.once("collectives.times", lambda: op_times(opened.run, opened.together))
+    curves = recorded_curves(analysis.collectives)
+    what, _ = windows(analysis)
+    op = _op(query, opened)
+    chosen = [each for each in curves if op in (None, each.op)]
+    rows = [each for each in analysis.collectives if op in (None, each.op)]
+    own_times = [each for each in times if op in (None, each.op)]
+    said = view.lead(own_times, what)
+    return [
+        html.Div([html.P(said, className="lead")] if said else [], className="intro"),
+        *_choose(opened, op),
+        html.Div([_bandwidth(opened, chosen), *_times(own_times, what), _kinds(view.kinds(rows), rows)],
+                 className="grid"),
+    ]  # fmt: skip
+
+
+def _op(query: Mapping[str, str], opened: Opened) -> str | None:
+    asked = query.get("op")
+    ops = list(dict.fromkeys(each.op for each in opened.analysis.collectives))
+    if asked is None or asked in ops:
+        return asked
+    there = [(each, run_address(opened.id, "collectives", {"op": each})) for each in ops]
+    raise Unknown(f"This run has no calls of {asked[:40]}.", there)
+
+
+def _choose(opened: Opened, chosen: str | None) -> list[Component]:
+    """Give links to each operation, where there are several."""
+    ops = list(dict.fromkeys(each.op for each in opened.analysis.collectives))
+    if len(ops) < 2:
+        return []
+    links = [
+        (each or "all operations", run_address(opened.id, "collectives", {"op": each}), each == chosen)
+        for each in (None, *ops)
+    ]
+    return [chips("Operations", links)]
+
+
+def _bandwidth(opened: Opened, curves: list[RecordedCurve]) -> Component:
+    if not curves:
+        words = "No bandwidth is known: it takes sizes and times of calls, and the size of their group."
+        return card("Bandwidth by size", empty(words, _record()))
+    series = view.series(curves)
+    benchmarks = view.compared([*curves_of(opened.run.facts)], curves)
+    ceiling = link_speed(opened.run)
+    said = ["Bus bandwidth of each kind of call: the median, and up to the fastest tenth; transfers without waiting."]
+    if any(each.bounds.sizes_bytes for each in series):
+        said.append("Hollow: waiting could not be told from transfer, the call may have been faster.")
+    if any(each.guess for each in series):
+        said.append("Dotted: between sizes too far apart to tell.")
+    alone = len({size for each in curves for size in {row.bytes for row in each.rows}}) == 1
+    if alone:
+        said.append("One size only, so there is no curve.")
+    if not benchmarks and ceiling is None:
+        said.append("No measured table and no link speed is known to compare with.")
+    if len(curves) > len(series):
+        said.append(f"The {len(series)} operations that take longest of {len(curves)}.")
+    return figure_card(
+        "Bandwidth by size", _chart(series, benchmarks, ceiling), _points_table(series, benchmarks, ceiling),
+        words=" ".join(said), id="collectives-bandwidth", height=240 if alone else 380,
+    )  # fmt: skip
+
+
+def _chart(
+    series: tuple[view.Series, ...],
+    benchmarks: tuple[tuple[str, view.Line], ...],
+    ceiling: tuple[float, str] | None,
+) -> dict[str, Any]:
+    traces: list[dict[str, Any]] = []
+    sizes: list[float] = []
+    for at, each in enumerate(series):
+        colour, symbol = COLOURS[SEQUENCE[at % len(SEQUENCE)]], SYMBOLS[at % len(SYMBOLS)]
+        for line, dash in ((each.line, "solid"), (each.guess, "dot")):
+            if line is not None:
+                traces.append(_line(line, f"{each.name}, curve", colour, dash, group=each.name, legend=False))
+        for points, mark in ((each.matched, symbol), (each.bounds, f"{symbol}-open")):
+            if points.sizes_bytes:
+                sizes += points.sizes_bytes
+                traces.append(_points(points, each.name, colour, mark))
+    for at, (name, told) in enumerate(benchmarks):
+        sizes += told.sizes_bytes
+        traces.append(_line(told, name, COLOURS["idle"], DASHES[1 + at % 3], group=name, legend=True))
+    marks = view.size_axis(sizes)
+    layout: dict[str, Any] = {
+        "xaxis": {
+            "type": "log",
+            "tickvals": marks.at,
+            "ticktext": marks.words,
+            "range": marks.decades,
+            "showgrid": True,
+        },
+        "yaxis": {"rangemode": "tozero"},
+    }
+    if ceiling is not None:
+        gbs, said = ceiling
+        dotted = {"color": COLOURS["exposed"], "dash": "dot", "width": 2}
+        layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": gbs, "y1": gbs, "line": dotted}]
+        layout["annotations"] = [
+            {"xref": "paper", "x": 1, "xanchor": "right", "y": gbs, "yanchor": "bottom", "showarrow": False,
+             "text": plain(f"{view.gbs(gbs)} GB/s, {said}")}
+        ]  # fmt: skip
+        layout["yaxis"] |= {"range": [0, 1.1 * max(gbs, *(v for t in traces for v in t["y"]))]}
+    return figure(traces, x="size of a call", y="bus bandwidth, GB/s", layout=layout)
+
+
+def _points(points: view.Points, name: str, colour: str, mark: str) -> dict[str, Any]:
+    up = [
+        0 if best is None else max(best - gbs, 0) for best, gbs in zip(points.best_gbs, points.busbw_gbs, strict=True)
+    ]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(name) + (" (bounds)" if mark.endswith("-open") else ""),
+        "legendgroup": plain(name),
+        "x": list(points.sizes_bytes),
+        "y": list(points.busbw_gbs),
+        "error_y": {"type": "data", "symmetric": False, "array": up, "arrayminus": [0] * len(up), "width": 3,
+                    "thickness": 1.5, "visible": any(up)},
+        "marker": {"color": colour, "symbol": mark, "size": 9, "line": {"width": 1.5, "color": colour}},
+        "customdata": [plain(each) for each in points.words],
+        "hovertemplate": "<b>%{y:,.3f} GB/s</b><br>%{customdata}<extra>%{fullData.name}</extra>",
+    }  # fmt: skip
+
+
+def _line(line: view.Line, name: str, colour: str, dash: str, *, group: str, legend: bool) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plain(name),
+        "legendgroup": plain(group),
+        "showlegend": legend,
+        "x": [None if isnan(each) else each for each in line.sizes_bytes],
+        "y": [None if isnan(each) else each for each in line.busbw_gbs],
+        "line": {"color": colour, "dash": dash, "width": 2},
+        "hovertemplate": "%{y:,.3f} GB/s<extra>%{fullData.name}</extra>",
+    }
+
+
+def _points_table(
+    series: tuple[view.Series, ...],
+    benchmarks: tuple[tuple[str, view.Line], ...],
+    ceiling: tuple[float, str] | None,
+) -> Component:
+    rows = view.point_rows(series, benchmarks)
+    note = f"The link carries {view.gbs(ceiling[0])} GB/s: {ceiling[1]}." if ceiling else ""
+    head = ("operation", "size", "known from", "busbw GB/s", "fastest tenth GB/s")
+    return table(head, rows, caption="Bus bandwidth by size", note=note, hide_caption=True)
+
+
+def _times(times: list[OpTime], what: str) -> list[Component]:
+    if not times:
+        return []
+    shown = times[:MAX_ROWS]
+    parts = [part for at, part in enumerate(PARTS) if at < 2 or any(each.unsplit_ns for each in shown)]
+    rows = [
+        SplitRow(
+            name=view.op_name(each),
+            parts_ns=(each.transfer_ns, each.wait_ns, each.unsplit_ns)[: len(parts)],
+            cells=(f"{each.calls:,.1f}".removesuffix(".0"),),
+        )
+        for each in shown
+    ]
+    words = f"Durations of calls summed up, a {what} and rank; hidden ones too, so this is no part of a step."
+    if len(times) > len(shown):
+        words += f" The {len(shown)} longest of {len(times)}."
+    bars = split_bar_table(rows, parts, caption="Transfer and waiting by operation and group", first="operation",
+                           unit="ms", cells=(f"calls a {what}",))  # fmt: skip
+    return [card("Transfer and waiting", bars, words=words)]
+
+
+def _kinds(kinds: view.Kinds, rows: list[CollectiveRow]) -> Component:
+    notes = [
+        "Transfer is the median of all calls, exposed the sum a rank; ≤ and ≥ are bounds: waiting is still in them."
+    ]
+    if kinds.left_out:
+        notes.append(f"{kinds.left_out} kinds that took less are left out: overlapscope analyze RUN --json has them.")
+    inside: list[Component] = [
+        table(kinds.head, kinds.rows, caption="Kinds of call", left=view.words_left(kinds), note=" ".join(notes),
+              hide_caption=True)
+    ]  # fmt: skip
+    if view.unknown_choice(rows):
+        inside.append(
+            next_command(
+                "Algorithm and protocol are not known; a log of NCCL tells them (NCCL_DEBUG=INFO, "
+                "NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING), read beside the trace",
+                "overlapscope analyze TRACE LOG",
+            )
+        )
+    return card("Kinds of call", inside)
+
+
+def _record() -> Component:
+    return next_command(
+        "Record the training loop of every rank", "with overlapscope.profile(path, model=model) as scope:"
+    )

@@ -1,0 +1,229 @@
+"""Ranks of a run: who was late and what held it, who waited, whose clock is off, and what the machine did."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.readings import readings
+from overlapscope.report.amounts import ms
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
+from overlapscope_dashboards.parts.charts import DASHES
+from overlapscope_dashboards.parts.panels import height, panels
+from overlapscope_dashboards.site import Site, Unknown, query_of, run_address
+from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
+from overlapscope_dashboards.views import ranks as view
+
+TITLE = "Ranks"
+ORDER = 40
+MAX_ROWS: Final = 1_024
+PANEL_PX: Final = 96
+MARKED_STEPS: Final = 24
+MARKED_POINTS: Final = 120
+WIDEST: Final = 0.75
+"""Of a bar: one a rank."""
+BARS: Final = (
+    ("wait_ns", "waited for others, ms", "waiting"),
+    ("blame_ns", "held others up, ms", "exposed"),
+    ("idle_ns", "idle, ms", "idle"),
+)
+
+
+def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
+    """Give the page; `?ranks=0,6` chooses whose telemetry is shown."""
+    analysis = opened.analysis
+    if not analysis.ranks:
+        words = "No rank was recorded, so nobody is known to have waited."
+        return [html.Section(empty(words, _record()), className="card")]
+    chosen, unknown = view.chosen(query.get("ranks"), analysis)
+    if unknown:
+        there = [
+            (f"rank {each.rank}", run_address(opened.id, "ranks", {"ranks": each.rank})) for each in analysis.ranks
+        ]
+        raise Unknown(f"This run has no rank {', '.join(unknown)}.", there[:64])
+    figures = view.key_figures(analysis)
+    return [
+        html.Div(_lead(analysis), className="intro"),
+        *([key_figures(figures)] if figures else []),
+        html.Div([*_late(analysis), _bars(analysis), _telemetry(opened, chosen), *_clocks(analysis),
+                  *_matching(analysis)], className="grid"),
+    ]  # fmt: skip
+
+
+def register(app: Dash, site: Site) -> None:
+    """Put the ranks that were typed into the address."""
+    del site
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input("ranks-chosen", "value"),
+        State("address", "search"),
+        prevent_initial_call=True,
+    )
+    def choose(typed: str | None, search: str | None) -> Any:
+        asked = (typed or "").replace(" ", "")
+        return no_update if asked == query_of(search).get("ranks", asked) else f"?ranks={asked}" if asked else ""
+
+
+def _lead(analysis: Analysis) -> list[Component]:
+    return [html.P(view.lead(analysis), className="lead")]
+
+
+def _late(analysis: Analysis) -> list[Component]:
+    found = view.late(analysis)
+    if not found:
+        return []
+    items = [html.Li([html.P(each.said, className="title"), html.P(each.evidence, className="note")]) for each in found]
+    inside = [html.Ol(items, className="recommended"), next_command("What to do", "docs/findings/straggler.md")]
+    words = "In all of the recording. Leads that met several groups count in each, so a step gets shorter by less."
+    return [card("Late, and what held them", inside, words=words)]
+
+
+def _bars(analysis: Analysis) -> Component:
+    found = view.rows(analysis)
+    shown = []
+    wide = 1
+    for name, title, colour in BARS:
+        bars = view.bars(found, name)
+        wide = bars.width
+        if any(each is not None for each in bars.values_ms):
+            shown.append((title, [_bar(bars, colour)]))
+    words = "In all of the recording, of matched collectives." + (
+        f" Each bar is the most of {wide} ranks beside each other." if wide > 1 else ""
+    )
+    cells = view.table_rows(found[:MAX_ROWS])
+    note = (
+        ""
+        if len(cells) == len(found)
+        else f"The first {len(cells)} of {len(found)} ranks: overlapscope analyze RUN --all"
+    )
+    head = ("rank", "waited ms", "of its collectives", "held others up ms", "times last", "idle ms")
+    twin = table(head, cells, caption="Waiting by rank", note=note, hide_caption=True)
+    if not shown:
+        return card("By rank", [empty("Nothing is known of who waited, or was idle.", _record()), twin])
+    few = len(found) <= MARKED_STEPS
+    axis = {"tickmode": "linear", "dtick": 1} if few else {"nticks": 16, "tickformat": "d"}
+    chart = panels(shown, x="rank", each_px=PANEL_PX, xaxis=axis)
+    return figure_card("By rank", chart, twin, words=words, id="ranks-waiting", height=height(len(shown), PANEL_PX))
+
+
+def _bar(bars: view.Bars, colour: str) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "x": list(bars.at),
+        "y": list(bars.values_ms),
+        "width": min(WIDEST, len(bars.at) / 16) * bars.width,
+        "marker": {"color": COLOURS[colour]},
+        "customdata": list(bars.words),
+        "hovertemplate": "%{customdata}<br><b>%{y:,.3f} ms</b><extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _clocks(analysis: Analysis) -> list[Component]:
+    skew = analysis.skew
+    if len(skew.clock_offset_ns) < 2:
+        return []
+    within = "" if skew.residual_ns is None else f", to within {ms(skew.residual_ns)} ms"
+    if not any(skew.clock_offset_ns.values()):
+        return [card("Clocks", notes([f"The ranks' clocks agree{within}."]), wide="half")]
+    offsets = sorted((int(rank), ns) for rank, ns in skew.clock_offset_ns.items())
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [rank for rank, _ in offsets],
+        "y": [ns / 1e3 for _, ns in offsets],
+        "error_y": {"type": "constant", "value": (skew.residual_ns or 0) / 1e3, "thickness": 1.5, "width": 3},
+        "marker": {"color": COLOURS["accent"], "size": 8},
+        "hovertemplate": "rank %{x}<br><b>%{y:+,.1f} µs</b><extra></extra>",
+    }
+    axes = {
+        "yaxis": {"rangemode": "normal", "zeroline": True, "zerolinecolor": COLOURS["idle"]},
+        "xaxis": {"tickmode": "linear", "dtick": 1}
+        if len(offsets) <= MARKED_STEPS
+        else {"nticks": 16, "tickformat": "d"},
+    }
+    rows = [(f"rank {rank}", f"{ns / 1e3:+,.1f}") for rank, ns in offsets[:MAX_ROWS]]
+    words = f"Each rank's clock against the middle one{within}; taken out of all figures. Bars: how well ends agree."
+    return [
+        figure_card(
+            "Clocks", figure([trace], x="rank", y="µs", layout=axes),
+            table(("rank", "offset µs"), rows, caption="Clock offsets", hide_caption=True),
+            words=words, id="ranks-clocks", height=240, wide="half",
+        )
+    ]  # fmt: skip
+
+
+def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
+    clocks = opened.together.clocks
+    found = readings(opened.run, clocks, chosen)
+    choose = html.Div(
+        [
+            html.Label("Ranks", htmlFor="ranks-chosen"),
+            dcc.Input(id="ranks-chosen", type="text", value=",".join(map(str, chosen)), debounce=True,
+                      autoComplete="off", maxLength=80, className="field"),
+            html.Span(f"as 0,3; up to {view.MAX_CHOSEN}", className="note"),
+        ],
+        className="choose",
+    )  # fmt: skip
+    missing = view.not_recorded(found)
+    without = html.P(f"n/a, not recorded of these ranks: {', '.join(missing)}.", className="note") if missing else None
+    told = sorted(
+        {str(each) for rank in chosen for each in opened.run.ranks[rank].recorded.get("telemetry_unsupported", [])}
+    )
+    reasons = [notes(told)] if told else []
+    if not found:
+        words = "No telemetry was recorded of these ranks: traces of other tools have none, our own capture samples it."
+        return card("The machine meanwhile", [choose, empty(words, _record()), *reasons])
+    steps, origin = view.steps(opened.run, clocks, chosen)
+    shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, origin)]
+    chart = panels(shown, x="seconds from the first step", each_px=PANEL_PX, layout=_steps(steps))
+    twin = table(("rank", "reading", "mean", "least", "most", "readings"), view.reading_rows(found),
+                 caption="Telemetry", left=2, hide_caption=True)  # fmt: skip
+    words = "Readings of the chosen ranks on one time axis" + ("; shaded: every other step." if steps else ".")
+    after = [each for each in (without, *reasons) if each is not None]
+    return figure_card("The machine meanwhile", chart, twin, words=words, id="ranks-telemetry",
+                       height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
+
+
+def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
+    colours = {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
+    seen: dict[int, int] = {}
+    traces = []
+    for line in panel.lines:
+        at = seen[line.rank] = seen.get(line.rank, -1) + 1
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(line.seconds) <= MARKED_POINTS else "lines",
+                "name": plain(line.name),
+                "showlegend": False,
+                "x": list(line.seconds),
+                "y": list(line.values),
+                "line": {"color": colours[line.rank], "dash": DASHES[at % len(DASHES)], "width": 1.5},
+                "marker": {"size": 5, "symbol": list(colours).index(line.rank)},
+                "hovertemplate": "%{x:,.3f} s<br><b>%{y:,.4g}</b><extra>%{fullData.name}</extra>",
+            }
+        )
+    return traces
+
+
+def _steps(steps: Sequence[view.Step]) -> dict[str, Any]:
+    bands = [
+        {"type": "rect", "xref": "x", "yref": "paper", "x0": each.begins, "x1": each.ends, "y0": 0, "y1": 1,
+         "layer": "below", "line": {"width": 0}, "fillcolor": "rgba(134,142,150,0.12)"}
+        for each in steps[::2]
+    ]  # fmt: skip
+    return {"shapes": bands}
+
+
+def _matching(analysis: Analysis) -> list[Component]:
+    said = view.matching(analysis)
+    return [card("What was matched", notes(said), wide="half")] if said else []
+
+
+def _record() -> Component:
+    return next_command("Record every rank's training loop", "with overlapscope.profile(path, model=model) as scope:")

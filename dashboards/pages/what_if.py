@@ -1,0 +1,281 @@
+"""What a step would take under other settings; the settings are the address."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from overlapscope.advice.setting_code import setting_code
+from overlapscope.errors import InputError
+from overlapscope.report.amounts import ms, size
+from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.whatif.cap_curve import caps_of
+from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.from_run import RecordedCase, from_run
+from overlapscope.whatif.lanes import Lanes
+from overlapscope_dashboards.opened import Opened
+from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
+from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.parts.chips import chips
+from overlapscope_dashboards.parts.code import code
+from overlapscope_dashboards.site import Site, query_of, run_address
+from overlapscope_dashboards.theme import COLOURS, figure
+from overlapscope_dashboards.views import what_if as view
+
+TITLE = "What-if"
+ORDER = 50
+KEPT: Final = 64
+"""Settings of a run that are kept replayed."""
+BAND: Final = "rgba(15,127,192,0.16)"
+FLAT: Final = "rgba(0,158,115,0.14)"
+BESIDE: Final = 1.12
+"""How far, as a factor, the shade of a flat region reaches beyond its caps."""
+BESIDES: Final = (
+    "Bucket caps, 16-bit gradients, views, accumulation, faster links and no late ranks are replayed. Algorithms and "
+    "prefetching are not: what was never measured in this job has no cost here."
+)
+
+
+def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
+    """Give the page; every setting is a name of the query, see `views.what_if.KNOBS`."""
+    try:
+        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
+    except InputError as error:
+        inside = [
+            html.P(f"This recording cannot be replayed: {error}."),
+            next_command(
+                "Record the gradients of every rank", "with overlapscope.profile(path, model=model) as scope:"
+            ),
+        ]
+        return [html.Section(html.Div(inside, className="empty"), className="card")]
+    asked = _asked(opened, case)(view.settings_of(query, case.baseline))
+    return [
+        html.Div([html.P(view.lead(asked), className="lead")], className="intro"),
+        key_figures(view.figures(asked)),
+        html.Div(
+            [
+                html.Div([_controls(opened, case, asked, query), _code(opened, case, asked, query)],
+                         className="stack third"),
+                html.Div([_parts(asked), _curve(asked)], className="stack twothirds"),
+                _lanes(asked),
+                _rests_on(case),
+            ],
+            className="grid",
+        ),
+    ]  # fmt: skip
+
+
+def register(app: Dash, site: Site) -> None:
+    """Put the cap that the slider was moved to into the address."""
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input("what-if-cap", "value"),
+        State("address", "search"),
+        State("address", "pathname"),
+        prevent_initial_call=True,
+    )
+    def choose(place: int | None, search: str | None, path: str) -> Any:
+        opened, query = site.run_at(path), query_of(search)
+        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
+        settings = view.settings_of(query, case.baseline)
+        caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
+        if place is None or caps[place] == settings.ddp.bucket_cap_mb:
+            return no_update
+        chosen = None if caps[place] == case.baseline.ddp.bucket_cap_mb else f"{caps[place]:g}"
+        address = run_address(opened.id, "what-if", view.with_knob(query, "cap", chosen))
+        return address[address.index("?") :] if "?" in address else ""
+
+
+def _asked(opened: Opened, case: RecordedCase) -> Callable[[Settings], view.Asked]:
+    return opened.once("what_if.asked", lambda: lru_cache(KEPT)(partial(view.ask, case)))
+
+
+def _controls(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapping[str, str]) -> Component:
+    base, cap = case.baseline.ddp.bucket_cap_mb, asked.settings.ddp.bucket_cap_mb
+    caps = caps_of(case.workload(), base, cap)
+    marks: Any = {at: {"label": f"{each:g}"} for at, each in enumerate(caps)}
+    slider = dcc.Slider(
+        id="what-if-cap", min=0, max=len(caps) - 1, step=None, marks=marks, included=False,
+        value=caps.index(cap) if cap is not None else 0, updatemode="mouseup", allow_direct_input=False,
+    )  # fmt: skip
+    now = f", now {base:g}" if base is not None else ", now a list of caps"
+    groups: list[Component] = [
+        html.Div([html.H3(f"bucket cap, MiB{now}", id="what-if-cap-label"), slider], className="knob", role="group",
+                 **aria(labelledby="what-if-cap-label"))
+    ]  # fmt: skip
+    for each in view.choices(case, asked.settings):
+        links = [
+            (words, run_address(opened.id, "what-if", view.with_knob(query, each.name, value)), chosen)
+            for words, value, chosen in each.options
+        ]
+        groups.append(html.Div([html.H3(each.label), chips(each.label, links)], className="knob"))
+    if asked.changed:
+        groups.append(html.P(dcc.Link("As recorded", href=run_address(opened.id, "what-if"))))
+    return card("Settings", groups)
+
+
+def _code(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapping[str, str]) -> Component:
+    found = setting_code(asked.settings.knobs(), ITEM_BYTES[case.recorded.dtypes[0]])
+    if not found:
+        return card("How to set it", empty("No setting alone brings this about: it tells what it would be worth."))
+    chosen = query.get("for", "")
+    chosen = chosen if chosen in found else next(iter(found))
+    links = [
+        (view.FRAMEWORKS[each], run_address(opened.id, "what-if", view.with_knob(query, "for", each)), each == chosen)
+        for each in found
+    ]
+    verify = opened.command("overlapscope compare RUN NEW_RUN")
+    return card(
+        "How to set it",
+        [
+            chips("Framework", links),
+            code(found[chosen], label=f"{view.FRAMEWORKS[chosen]} code"),
+            next_command("Verify: record a run with it, then", verify),
+        ],
+    )
+
+
+def _parts(asked: view.Asked) -> Component:
+    longest = max(asked.before.step_ns, asked.after.step_ns)
+    bars: list[Component] = []
+    for words, shown in (("as recorded", asked.before), ("as asked for", asked.after)):
+        bar = html.Div(
+            stacked_bar(view.segments(shown), shown.step_ns), style={"width": f"{100 * shown.step_ns / longest:.2f}%"}
+        )
+        bars += [html.P(f"{words}, {ms(shown.step_ns)} ms", className="note"), bar]
+        if not asked.changed:
+            break
+    rows = view.part_rows(asked.before, asked.after)
+    twin = table(("part of a step", "now ms", "then ms", "difference ms"), rows, caption="Parts of a replayed step",
+                 hide_caption=True)  # fmt: skip
+    words = "Replayed, on the rank that ends last; both bars have one scale."
+    return card("A step before and after" if asked.changed else "A step", [*bars, twin], words=words)
+
+
+def _curve(asked: view.Asked) -> Component:
+    curve = asked.curve
+    if len(curve.caps_mb) < 2:
+        return card("Step by bucket cap", empty("All gradients fit into the smallest bucket: the cap changes nothing."))
+    caps = list(curve.caps_mb)
+    low, high = ([getattr(each, name) / 1e6 for each in curve.steps] for name in ("low_ns", "high_ns"))
+    steps = [each.predicted_step_ns / 1e6 for each in curve.steps]
+    quiet = {"hoverinfo": "skip", "showlegend": False, "mode": "lines", "type": "scatter", "line": {"width": 0}}
+    blue = {"color": COLOURS["accent"], "width": 2}
+    traces: list[dict[str, Any]] = [
+        {**quiet, "x": caps, "y": low},
+        {**quiet, "x": caps, "y": high, "fill": "tonexty", "fillcolor": BAND, "showlegend": True,
+         "name": "90 % interval"},
+        {"type": "scatter", "mode": "lines+markers", "x": caps, "y": steps, "name": "replayed", "line": blue,
+         "marker": {"size": 6},
+         "customdata": [[each.buckets, a, b] for each, a, b in zip(curve.steps, low, high, strict=True)],
+         "hovertemplate": "cap %{x:g} MiB, %{customdata[0]} buckets<br><b>%{y:,.3f} ms</b>, %{customdata[1]:,.3f} to "
+         "%{customdata[2]:,.3f}<extra></extra>"},
+    ]  # fmt: skip
+    base, cap = asked.present, asked.present.knobs.get("bucket_cap_mb")
+    if cap and base.known_from == "measured":
+        traces.append(
+            {"type": "scatter", "mode": "markers", "x": [cap], "y": [base.predicted_step_ns / 1e6],
+                       "name": "measured", "marker": {"symbol": "diamond", "size": 11, "color": COLOURS["exposed"]},
+                       "hovertemplate": "cap %{x:g} MiB, as recorded<br><b>%{y:,.3f} ms</b> measured<extra></extra>"}
+        )  # fmt: skip
+    shapes: list[dict[str, Any]] = []
+    shapes += [
+        {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 0},
+         "fillcolor": FLAT, "x0": low_mb / BESIDE, "x1": high_mb * BESIDE}
+        for low_mb, high_mb in view.flat_ranges(curve)
+    ]  # fmt: skip
+    chosen = asked.settings.ddp.bucket_cap_mb
+    if asked.changed and chosen is not None:
+        shapes.append({"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": chosen, "x1": chosen,
+                       "line": {"color": COLOURS["idle"], "width": 2, "dash": "dot"}})  # fmt: skip
+    marks = [each for each in caps if f"{each:g}"[0] in "125"]
+    layout = {
+        "xaxis": {"type": "log", "tickvals": marks, "ticktext": [f"{each:g}" for each in marks], "showgrid": True},
+        "yaxis": {"rangemode": "normal"},
+        "shapes": shapes,
+    }
+    words = f"{view.flat_words(curve)} The other settings stay as they are chosen." + (
+        " The dotted line is the chosen cap." if asked.changed else ""
+    )
+    twin = table(("cap MiB", "step ms", "low ms", "high ms", "exposed ms", "buckets", "near the best"),
+                 view.curve_rows(curve), caption="Step by bucket cap", hide_caption=True)  # fmt: skip
+    return figure_card("Step by bucket cap", figure(traces, x="bucket cap, MiB", y="step, ms", layout=layout), twin,
+                       words=words, id="what-if-curve", height=320)  # fmt: skip
+
+
+def _lanes(asked: view.Asked) -> Component:
+    shown = [("now", asked.before)] + ([("then", asked.after)] if asked.changed else [])
+    traces: list[dict[str, Any]] = []
+    for words, each in shown:
+        traces += _bars(each, words, legend=words == "now")
+    longest = max(each.step_ns for _, each in shown) / 1e6
+    ends = [
+        {"type": "line", "x0": each.step_ns / 1e6, "x1": each.step_ns / 1e6, "yref": "paper", "y0": 0, "y1": 1,
+         "line": {"color": COLOURS["idle"], "width": 1, "dash": "dot"}}
+        for _, each in shown
+    ]  # fmt: skip
+    layout = {
+        "barmode": "overlay", "bargap": 0.3, "shapes": ends,
+        "xaxis": {"range": [0, longest * 1.02], "showgrid": True},
+        "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
+    }  # fmt: skip
+    tables = [
+        table(("collective", "gradients", "launched ms", "moves from ms", "to ms"), view.lane_rows(each),
+              caption=f"Collectives of a step, {words}")
+        for words, each in shown
+    ]  # fmt: skip
+    return figure_card(
+        "The step as replayed", figure(traces, x="ms from the start of the step", layout=layout), html.Div(tables),
+        words="On the rank that ends last. Before it moves data, a collective waits for the others or for its link.",
+        id="what-if-lanes", height=90 + 96 * len(shown),
+    )  # fmt: skip
+
+
+def _bars(shown: Lanes, words: str, *, legend: bool) -> list[dict[str, Any]]:
+    moving = [(each.start_ns, each.end_ns, _name(each.bytes)) for each in shown.sent]
+    waiting = [
+        (each.begun_ns, each.start_ns, _name(each.bytes)) for each in shown.sent if each.start_ns > each.begun_ns
+    ]
+    computing = [(*each, "compute") for each in shown.computing_ns]
+    kinds = (
+        ("compute", f"compute, {words}", computing, "compute", ""),
+        ("waiting", f"collectives, {words}", waiting, "waiting", "/"),
+        ("moving data", f"collectives, {words}", moving, "accent", ""),
+    )
+    return [
+        {
+            "type": "bar", "orientation": "h", "name": name, "legendgroup": name, "showlegend": legend and bool(own),
+            "y": [lane] * len(own), "base": [start / 1e6 for start, _, _ in own],
+            "x": [(end - start) / 1e6 for start, end, _ in own],
+            "customdata": [[said, start / 1e6, end / 1e6] for start, end, said in own],
+            "marker": {"color": COLOURS[colour], "line": {"width": 1, "color": "rgba(255,255,255,0.6)"},
+                       "pattern": {"shape": pattern, "size": 6, "solidity": 0.25}},
+            "hovertemplate": "%{customdata[0]}, " + name + "<br><b>%{x:,.3f} ms</b>, %{customdata[1]:,.3f} to "
+            "%{customdata[2]:,.3f}<extra></extra>",
+        }
+        for name, lane, own, colour, pattern in kinds
+    ]  # fmt: skip
+
+
+def _name(size_bytes: int | None) -> str:
+    return "a collective" if size_bytes is None else f"bucket of {size(size_bytes)}"
+
+
+def _rests_on(case: RecordedCase) -> Component:
+    rows = [
+        (each.name.replace("_", " "), f"{each.value:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.known_from)
+        for each in case.assumptions
+    ]
+    told = case.told
+    how = "measured" if told.identified else "a prior"
+    rows.insert(0, ("compute beside communication, times", f"{told.slowdown:.3g}", f"{told.low:.3g} to {told.high:.3g}",
+                    how))  # fmt: skip
+    inside = [
+        table(("assumed", "value", "range", "known from"), rows, caption="What predictions rest on", hide_caption=True),
+        notes([*([told.reason] if told.reason else []), *case.notes, BESIDES]),
+    ]
+    words = "Each is varied within its range; the interval holds what a step does then."
+    return card("What this rests on", inside, words=words)

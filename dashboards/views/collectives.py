@@ -1,0 +1,250 @@
+"""How fast collectives ran and how long they took: points, curves and tables, from an analysis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.op_times import OpTime
+from overlapscope.analysis.possible_bandwidth import Curve as Benchmark
+from overlapscope.analysis.rank_words import short
+from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
+from overlapscope.report.where import place
+from overlapscope.whatif.curves import CLOSE
+from overlapscope.whatif.recorded_curves import RecordedCurve
+
+MAX_SERIES: Final = 8
+MAX_BENCHMARKS: Final = 4
+MAX_KINDS: Final = 200
+CURVE_POINTS: Final = 64
+MOST_TICKS: Final = 9
+AROUND: Final = 1.2
+"""Powers of two that an axis shows beyond its points, at least."""
+LOG10_2: Final = 0.30102999566398120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Measured kinds of call of one series."""
+
+    sizes_bytes: tuple[int, ...]
+    busbw_gbs: tuple[float, ...]
+    best_gbs: tuple[float | None, ...]
+    """At the fastest tenth of the transfers, where five or more were matched."""
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Bandwidth by size; NaN parts pieces."""
+
+    sizes_bytes: tuple[float, ...]
+    busbw_gbs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One operation on groups of one size: what was measured, and the curve through it."""
+
+    name: str
+    matched: Points
+    bounds: Points
+    """Calls whose transfer may hold waiting: they may have been faster."""
+    line: Line | None
+    """Between sizes that are close enough to tell what is between them."""
+    guess: Line | None
+    """Between those that are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Marks of a logarithmic axis, and its ends as powers of ten."""
+
+    at: list[float]
+    words: list[str]
+    decades: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """A table of kinds of call, without columns that nothing is known of."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left_out: int
+
+
+def series(curves: Sequence[RecordedCurve]) -> tuple[Series, ...]:
+    """Give what is drawn: the first few operations."""
+    return tuple(_series(each) for each in curves[:MAX_SERIES])
+
+
+def series_name(curve: RecordedCurve) -> str:
+    """Name an operation with the size of its group."""
+    dimension = f" ({curve.dimension})" if curve.dimension else ""
+    return f"{curve.op} on {count(curve.ranks, 'rank')}{dimension}"
+
+
+def compared(benchmarks: Sequence[Benchmark], curves: Sequence[RecordedCurve]) -> tuple[tuple[str, Line], ...]:
+    """Give the measured tables of the run that are of an operation and a number of ranks that it recorded."""
+    wanted = {(each.op, each.ranks) for each in curves}
+    chosen = [each for each in benchmarks if any(each.op == op and each.ranks in (ranks, None) for op, ranks in wanted)]
+    return tuple(
+        (f"{each.op}, {each.source}", Line(sizes_bytes=tuple(map(float, each.sizes)), busbw_gbs=each.busbw_gbs))
+        for each in chosen[:MAX_BENCHMARKS]
+    )
+
+
+def size_axis(sizes_bytes: Sequence[float]) -> Axis:
+    """Give marks of a logarithmic axis of sizes: powers of two in binary units, few enough to be read."""
+    least, most = (float(np.log2(max(each, 1))) for each in (min(sizes_bytes), max(sizes_bytes)))
+    room = max(AROUND, 0.05 * (most - least))
+    first, last = int(np.ceil(least - room)), int(np.floor(most + room))
+    powers = range(first, last + 1, -(-(last - first + 1) // MOST_TICKS))
+    low, high = ((least - room) * LOG10_2, (most + room) * LOG10_2)
+    return Axis(at=[2.0**each for each in powers], words=[size(2**each) for each in powers], decades=[low, high])
+
+
+def point_rows(found: Sequence[Series], benchmarks: Sequence[tuple[str, Line]]) -> list[tuple[str, str, str, str, str]]:
+    """Give a row for each point: operation, size, how it is known, bandwidth, and at the fastest tenth."""
+    rows = []
+    for each in found:
+        for points, known in ((each.matched, "measured"), (each.bounds, "bound: waiting is in it")):
+            estimate = "matched" if points is each.matched else "upper_bound"
+            rows += [
+                (each.name, size(volume), known, gbs(busbw, estimate), gbs(best))
+                for volume, busbw, best in zip(points.sizes_bytes, points.busbw_gbs, points.best_gbs, strict=True)
+            ]
+    for name, line in benchmarks:
+        rows += [
+            (name, size(round(volume)), "table", gbs(busbw), NOT_APPLICABLE)
+            for volume, busbw in zip(line.sizes_bytes, line.busbw_gbs, strict=True)
+        ]
+    return rows[:MAX_KINDS]
+
+
+def op_name(each: OpTime) -> str:
+    """Name an operation of a group."""
+    named = f"group {short(each.group)}" if each.group else "an unnamed group"
+    return f"{each.op}, {named}" + (f" of {each.group_size}" if each.group_size else "")
+
+
+def lead(times: Sequence[OpTime], what: str) -> str:
+    """Say how much of the time in collectives is waiting."""
+    total = sum(each.total_ns for each in times)
+    waited, unsplit = sum(each.wait_ns for each in times), sum(each.unsplit_ns for each in times)
+    if not total:
+        return ""
+    longest = times[0]
+    known = total - unsplit
+    said = (
+        f"{ms(waited)} of {ms(known)} ms in matched collectives is waiting ({percent(waited / known)})" if known else ""
+    )
+    rest = f"{ms(unsplit)} ms could not be split into transfer and waiting" if unsplit else ""
+    most = f"most time goes to {op_name(longest)}"
+    words = "; ".join(each for each in (said, rest, most) if each)
+    return f"A {what} and rank, on the mean: {words}."
+
+
+def kinds(rows: Sequence[CollectiveRow]) -> Kinds:
+    """Give the kinds of call, the longest first."""
+    shown = rows[:MAX_KINDS]
+    columns: list[tuple[str, list[str]]] = [
+        ("operation", [each.op for each in shown]),
+        ("group", [short(each.group) if each.group else "" for each in shown]),
+        ("ranks", [_or(each.group_size) for each in shown]),
+        ("type", [each.dtype or "" for each in shown]),
+        ("place", [place(each) for each in shown]),
+        ("algorithm", [each.algorithm or "" for each in shown]),
+        ("protocol", [each.protocol or "" for each in shown]),
+        ("size", [size(each.bytes) if each.bytes is not None else NOT_APPLICABLE for each in shown]),
+        ("calls", [f"{each.count:,}" for each in shown]),
+        ("transfer ms", [_transfer(each) for each in shown]),
+        ("best tenth ms", [ms(each.baseline_ns) for each in shown]),
+        ("waiting", [percent(each.wait_fraction) for each in shown]),
+        ("exposed ms, in all", [ms(each.exposed_ns) for each in shown]),
+        ("algbw GB/s", [gbs(each.algbw_gbs, each.estimate) for each in shown]),
+        ("busbw GB/s", [gbs(each.busbw_gbs, each.estimate) for each in shown]),
+    ]
+    known = [(name, cells) for name, cells in columns if set(cells) - {"", NOT_APPLICABLE}]
+    return Kinds(
+        head=tuple(name for name, _ in known),
+        rows=tuple(zip(*(cells for _, cells in known), strict=True)),
+        left_out=len(rows) - len(shown),
+    )
+
+
+def words_left(found: Kinds) -> int:
+    """Give how many of the first columns are words."""
+    wordy = {"operation", "group", "type", "place", "algorithm", "protocol"}
+    return next((at for at, name in enumerate(found.head) if name not in wordy | {"ranks"}), len(found.head))
+
+
+def gbs(value: float | None, estimate: str = "matched") -> str:
+    """Give a bandwidth with three significant digits; with a sign where it is a bound from below."""
+    if value is None:
+        return NOT_APPLICABLE
+    shown = f"{value:,.0f}" if value >= 1_000 else f"{value:#.3g}".rstrip(".")
+    return shown if estimate == "matched" else f"≥ {shown}"
+
+
+def unknown_choice(rows: Sequence[CollectiveRow]) -> bool:
+    """Whether no algorithm is known of any kind of call."""
+    return not any(row.algorithm or row.protocol for row in rows)
+
+
+def _series(each: RecordedCurve) -> Series:
+    matched = [row for row in each.rows if row.estimate == "matched"]
+    bounds = [row for row in each.rows if row.estimate != "matched"]
+    return Series(name=series_name(each), matched=_points(matched), bounds=_points(bounds),
+                  line=_line(each, far=False), guess=_line(each, far=True))  # fmt: skip
+
+
+def _line(each: RecordedCurve, *, far: bool) -> Line | None:
+    """Draw the curve between neighbouring sizes that are, or are not, far from each other; None where none is."""
+    if each.curve is None:
+        return None
+    known = each.curve.sizes_bytes
+    steps = max(CURVE_POINTS // known.size, 8)
+    pieces = [
+        np.append(np.geomspace(left, right, steps), np.nan)
+        for left, right in pairwise(known.tolist())
+        if (right > CLOSE * left) == far
+    ]
+    if not pieces:
+        return None
+    sizes = np.concatenate(pieces)
+    return Line(sizes_bytes=tuple(sizes.tolist()), busbw_gbs=tuple(each.busbw_gbs(sizes).tolist()))
+
+
+def _points(rows: Sequence[CollectiveRow]) -> Points:
+    return Points(
+        sizes_bytes=tuple(row.bytes or 0 for row in rows),
+        busbw_gbs=tuple(row.busbw_gbs or 0 for row in rows),
+        best_gbs=tuple(_best(row) for row in rows),
+        words=tuple(_words(row) for row in rows),
+    )
+
+
+def _best(row: CollectiveRow) -> float | None:
+    if not row.baseline_ns or not row.transfer_ns_median or row.busbw_gbs is None:
+        return None
+    return row.busbw_gbs * row.transfer_ns_median / row.baseline_ns
+
+
+def _words(row: CollectiveRow) -> str:
+    chosen = " ".join(filter(None, (row.algorithm, row.protocol)))
+    parts = [size(row.bytes), f"{ms(row.transfer_ns_median)} ms", count(row.count, "call"), place(row), chosen]
+    return ", ".join(filter(None, parts))
+
+
+def _transfer(row: CollectiveRow) -> str:
+    shown = ms(row.transfer_ns_median)
+    return shown if row.estimate == "matched" or row.transfer_ns_median is None else f"≤ {shown}"
+
+
+def _or(value: int | None) -> str:
+    return NOT_APPLICABLE if value is None else str(value)

@@ -1,0 +1,260 @@
+"""Who was late and who waited, by rank; and what the machine did meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.held_words import HELD_BY
+from overlapscope.analysis.readings import MEASURES, Readings, thinned
+from overlapscope.report.across_ranks import matched_words, straggler_words
+from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent
+from overlapscope.report.evidence_words import evidence_words
+from overlapscope.timeline.run import Run
+
+MAX_BARS: Final = 512
+"""Ranks up to which each has a bar."""
+MAX_CHOSEN: Final = 8
+CHOSEN: Final = 4
+MAX_STEPS: Final = 200
+MAX_POINTS: Final = 1_500
+MAX_LATE: Final = 8
+MAX_REASONS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """A rank that the others waited for."""
+
+    rank: int
+    said: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one rank waited, in all of the recording; None where nothing tells it."""
+
+    rank: int
+    wait_ns: int | None
+    wait_fraction: float | None
+    blame_ns: int | None
+    times_last: int | None
+    idle_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Values by rank, or the greatest of each of several ranks beside each other."""
+
+    at: tuple[float, ...]
+    values_ms: tuple[float | None, ...]
+    words: tuple[str, ...]
+    width: int
+    """Ranks in one bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One measure over time."""
+
+    title: str
+    lines: tuple["Line", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One source of one rank: seconds from the first step, and values."""
+
+    rank: int
+    name: str
+    seconds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Where a step was, in seconds from the first one."""
+
+    number: int
+    begins: float
+    ends: float
+
+
+def late(analysis: Analysis) -> tuple[Late, ...]:
+    """Give the ranks that the others waited for, the most blamed first, with what held them."""
+    sentences = straggler_words(analysis, MAX_LATE)
+    return tuple(
+        Late(rank=each.rank, said=said, evidence=evidence_words(each.evidence))
+        for each, said in zip(analysis.skew.stragglers, sentences, strict=False)
+    )
+
+
+def lead(analysis: Analysis) -> str:
+    """Say how many ranks held the others up, and which most; or why none is named."""
+    found = analysis.skew.stragglers
+    if not found:
+        return nobody(analysis)
+    bound = "at most " if analysis.run.missing_ranks else ""
+    most = f"rank {found[0].rank} most, for {bound}{ms(found[0].blame_ns)} ms: {HELD_BY[found[0].held_by]}"
+    return f"{count(len(found), 'rank')} of {len(analysis.ranks)} held the others up, {most}."
+
+
+def nobody(analysis: Analysis) -> str:
+    """Say why no rank is named; empty where one is."""
+    if analysis.skew.stragglers:
+        return ""
+    if len(analysis.ranks) < 2:
+        return "One rank was recorded: who waits for whom shows only where several are."
+    if not analysis.skew.ranks:
+        return "No collective could be matched across ranks, so nobody is known to have waited."
+    return "No rank held the others up for more than chance would have it."
+
+
+def matching(analysis: Analysis) -> list[str]:
+    """Say what was matched, and why what was not."""
+    reasons = [" ".join(each.split()) for each in analysis.skew.reasons]
+    more = len(reasons) - MAX_REASONS
+    last = [f"{count(more, 'more reason')}: overlapscope analyze RUN --all"] if more > 0 else []
+    return [*matched_words(analysis.skew), *reasons[:MAX_REASONS], *last]
+
+
+def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
+    """Give (name, value, unit, what stands below) of waiting as a whole."""
+    skew = analysis.skew
+    if not skew.ranks:
+        return []
+    waited, spent = sum(each.wait_ns for each in skew.ranks), sum(each.collective_ns for each in skew.ranks)
+    longest = max(skew.ranks, key=lambda each: each.wait_ns)
+    latest = max(skew.ranks, key=lambda each: each.blame_ns)
+    of_world = f"of {analysis.run.world_size}" if analysis.run.world_size else "recorded"
+    return [
+        ("Ranks", f"{len(analysis.ranks)}", of_world, f"{len(analysis.run.missing_ranks)} not recorded"),
+        ("Waiting", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
+        ("Waited longest", ms(longest.wait_ns), "ms", f"rank {longest.rank}, in all of the recording"),
+        (
+            "Held others up most",
+            ms(latest.blame_ns),
+            "ms",
+            f"rank {latest.rank}, last {count(latest.times_last, 'time')}",
+        ),
+    ]
+
+
+def rows(analysis: Analysis) -> tuple[Row, ...]:
+    """Give a row for each recorded rank."""
+    known = {each.rank: each for each in analysis.skew.ranks}
+    found = []
+    for info in analysis.ranks:
+        skew = known.get(info.rank)
+        found.append(
+            Row(
+                rank=info.rank,
+                wait_ns=skew.wait_ns if skew else None,
+                wait_fraction=skew.wait_fraction if skew else None,
+                blame_ns=skew.blame_ns if skew else None,
+                times_last=skew.times_last if skew else None,
+                idle_ns=info.whole.idle_ns,
+            )
+        )
+    return tuple(found)
+
+
+def bars(found: Sequence[Row], name: str, limit: int = MAX_BARS) -> Bars:
+    """Give the bars of `wait_ns`, `blame_ns` or `idle_ns`; of more ranks than the limit several share one."""
+    width = -(-len(found) // limit) if found else 1
+    at, values, words = [], [], []
+    for begin in range(0, len(found), width):
+        own = found[begin : begin + width]
+        most = max(own, key=lambda row: getattr(row, name) or -1)
+        value: int | None = getattr(most, name)
+        at.append(own[0].rank + (own[-1].rank - own[0].rank) / 2)
+        values.append(None if value is None else value / 1e6)
+        together = f"ranks {own[0].rank} to {own[-1].rank}, most: " if len(own) > 1 else ""
+        words.append(f"{together}rank {most.rank}")
+    return Bars(at=tuple(at), values_ms=tuple(values), words=tuple(words), width=width)
+
+
+def chosen(asked: str | None, analysis: Analysis) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Give the ranks whose telemetry is shown, and what was asked for that is not there.
+
+    Nobody asked: those that held others up, those that waited longest, the first ones.
+    """
+    recorded = [each.rank for each in analysis.ranks]
+    if asked is None:
+        waited = sorted(analysis.skew.ranks, key=lambda each: -each.wait_ns)
+        order = [*(each.rank for each in analysis.skew.stragglers), *(each.rank for each in waited), *recorded]
+        return tuple(sorted(list(dict.fromkeys(order))[:CHOSEN])), ()
+    names = [each.strip() for each in asked.split(",") if each.strip()]
+    known = {str(rank): rank for rank in recorded}
+    good = list(dict.fromkeys(known[each] for each in names if each in known))
+    bad = tuple(dict.fromkeys(each[:20] for each in names if each not in known))
+    return tuple(good[:MAX_CHOSEN]), bad[:MAX_CHOSEN]
+
+
+def panels(found: Sequence[Readings], origin_ns: float) -> tuple[Panel, ...]:
+    """Give a panel for each measure that was recorded."""
+    by_measure: dict[str, list[Line]] = {}
+    for each in found:
+        times, values = thinned(each, MAX_POINTS)
+        name = f"rank {each.rank}" + (f" {each.source}" if each.source else "")
+        line = Line(rank=each.rank, name=name, seconds=tuple(((times - origin_ns) / 1e9).tolist()),
+                    values=tuple(values.tolist()))  # fmt: skip
+        by_measure.setdefault(f"{each.measure.name}, {each.measure.unit}", []).append(line)
+    return tuple(Panel(title=title, lines=tuple(lines)) for title, lines in by_measure.items())
+
+
+def not_recorded(found: Sequence[Readings]) -> list[str]:
+    """Name the measures of which there is no reading."""
+    there = {each.measure.name for each in found}
+    return [each.name for each in MEASURES if each.name not in there]
+
+
+def steps(run: Run, clocks: Clocks, ranks: Sequence[int]) -> tuple[list[Step], float]:
+    """Give the steps of the first of the ranks that has any, and where time begins: its first step, or nought."""
+    for rank in ranks:
+        table = run.ranks[rank].steps
+        if not table.start_ns.size:
+            continue
+        begins, ends = clocks.aligned(rank, table.start_ns), clocks.aligned(rank, table.end_ns)
+        origin = float(begins.min())
+        stride = -(-begins.size // MAX_STEPS)
+        seconds = [((each - origin) / 1e9)[::stride].tolist() for each in (begins, ends)]
+        numbers = table.step[::stride].tolist()
+        return [Step(number=n, begins=b, ends=e) for n, b, e in zip(numbers, *seconds, strict=True)], origin
+    return [], 0.0
+
+
+def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:
+    """Give a row for each series: mean, least and most."""
+    return [
+        (
+            f"rank {each.rank}" + (f" {each.source}" if each.source else ""),
+            f"{each.measure.name}, {each.measure.unit}",
+            *(_figure(float(value)) for value in (np.mean(each.value), each.value.min(), each.value.max())),
+            f"{each.value.size:,}",
+        )
+        for each in found
+    ]
+
+
+def table_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Give the cells of each rank."""
+    return [
+        (
+            f"rank {each.rank}",
+            ms(each.wait_ns),
+            percent(each.wait_fraction),
+            ms(each.blame_ns),
+            NOT_APPLICABLE if each.times_last is None else str(each.times_last),
+            ms(each.idle_ns),
+        )
+        for each in found
+    ]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.3g}"

@@ -1,0 +1,130 @@
+"""Collectives, Ranks, What-if and Recommendations in a browser."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+import pytest
+from waitress.server import create_server
+
+from overlapscope_dashboards.app import create_app
+from overlapscope_dashboards.site import Site, run_address
+from tests.dashboard_runs import folder_of_runs, ids
+from tests.test_html import CHROMIUM, QUIET
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
+PATIENCE_MS = 60_000
+STANDS = """() => document.querySelector("main[aria-busy=false] h1")
+  && !document.body.innerText.includes("comes by itself")
+  && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """An open page, and what it did that it should not."""
+
+    page: Any
+    address: str
+    ids: dict[str, str]
+    wrong: list[str] = field(default_factory=list)
+
+    def go(self, run: str, page: str, query: dict[str, str] | None = None) -> None:
+        self.page.goto(self.address + run_address(self.ids[run], page, query))
+        self.stands()
+
+    def stands(self) -> None:
+        self.page.wait_for_function(STANDS, timeout=PATIENCE_MS)
+
+    def lead(self) -> str:
+        return str(self.page.inner_text(".lead"))
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (Debian: chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    root = folder_of_runs(tmp_path_factory.mktemp("pages"))
+    server = create_server(create_app([root]).server, host="127.0.0.1", port=0, threads=4)
+    Thread(target=server.run, daemon=True).start()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
+        page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
+        page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))
+        page.on("pageerror", lambda e: seen.wrong.append(str(e)))
+        yield seen
+        browser.close()
+
+
+@pytest.mark.parametrize("name", ["collectives", "ranks", "what-if", "recommendations"])
+def test_a_page_opens_without_errors_and_asks_nobody_else(visit: Visit, name: str) -> None:
+    visit.go("regressed", name)
+    levels = visit.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    charts = visit.page.locator(".chart").count()
+    assert visit.page.locator(".chart + details table").count() >= charts
+    wide = visit.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert wide
+    assert visit.wrong == []
+
+
+def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit: Visit) -> None:
+    visit.go("regressed", "what-if")
+    before = visit.lead()
+    visit.page.get_by_role("navigation", name="sent with").get_by_text("16 bits").click()
+    visit.page.wait_for_function("() => location.search.includes('hook=16-bit')")
+    visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText != was", arg=before)
+    visit.stands()
+    changed = visit.lead()
+    assert "130.106 ms instead of 140.533 ms" in changed
+    assert "bf16_compress_hook" in visit.page.inner_text(".code pre")
+    visit.page.reload()
+    visit.stands()
+    assert visit.lead() == changed
+    visit.page.go_back()
+    visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText == was", arg=before)
+    assert visit.wrong == []
+
+
+def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(visit: Visit) -> None:
+    visit.go("regressed", "what-if", {"cap": "1", "late": "none"})
+    before = visit.lead()
+    slider = visit.page.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    visit.page.wait_for_function("() => location.search.includes('cap=2')")
+    assert "late=none" in visit.page.url
+    visit.stands()
+    visit.page.wait_for_function("() => document.querySelector('[role=slider]')?.getAttribute('aria-valuenow') == '2'")
+    assert visit.page.evaluate("document.activeElement.getAttribute('role')") == "slider"
+    assert "DistributedDataParallel" not in before
+    assert visit.wrong == []
+
+
+def test_ranks_that_are_typed_stand_in_the_address(visit: Visit) -> None:
+    visit.go("baseline", "ranks")
+    field = visit.page.locator("#ranks-chosen")
+    assert field.input_value() == "0,1"
+    field.fill("1")
+    field.press("Enter")
+    visit.page.wait_for_function("() => location.search == '?ranks=1'")
+    visit.stands()
+    assert visit.page.locator("#ranks-chosen").input_value() == "1"
+    visit.page.reload()
+    visit.stands()
+    assert visit.page.locator("#ranks-chosen").input_value() == "1"
+    assert visit.wrong == []
+
+
+def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.go("regressed", "recommendations", {"for": "horovod"})
+    button = visit.page.locator("button.copy").first
+    button.click()
+    visit.page.wait_for_function("() => document.querySelector('button.copy').textContent == 'Copied'")
+    assert visit.page.evaluate("navigator.clipboard.readText()") == "HOROVOD_FUSION_THRESHOLD=1048576"
+    assert visit.wrong == []
