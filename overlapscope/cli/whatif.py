@@ -54,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listed(run: "Run") -> str:
-    from overlapscope.whatif.kinds import KNOBS, kind_of  # noqa: PLC0415
+    from overlapscope.whatif.kinds import KNOBS, NOT_REPLAYED, kind_of  # noqa: PLC0415
 
     kind = kind_of(run)
     wide = max(len(name) for name in KNOBS[kind])
     lines = [f"  {name:<{wide}}  {what}" for name, what in KNOBS[kind].items()]
-    return "\n".join([f"kind of this recording: {kind}. What can be replayed of it:", *lines]) + "\n"
+    heading = f"kind of this recording: {kind}. What can be replayed of it:"
+    return "\n".join([heading, *lines, f"Not replayed: {NOT_REPLAYED}."]) + "\n"
 
 
 def _wanted(args: argparse.Namespace) -> "Wanted":

@@ -38,6 +38,11 @@ KNOBS: Final[dict[Kind, dict[str, str]]] = {
 }
 """What can be replayed of a recording of each kind."""
 
+NOT_REPLAYED: Final = (
+    "averaging parameters every k steps (local SGD), ZeRO stages, priority or partitioning of transfers, channels and "
+    "protocols, and of gradients that are compressed only what `overlapscope plan --compress` describes"
+)
+
 
 def kind_of(run: Run) -> Kind:
     """Give the kind of a recording. One of all-reduces and gradients alone is taken to be DDP's."""
