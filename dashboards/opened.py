@@ -139,6 +139,12 @@ class OpenedRuns:
             looked = self._looked.get(run)
             return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
 
+    def doing(self, run: str) -> str:
+        """Say what is being done about a run, by its id, without a look at its files: those of many ranks are many."""
+        with self._lock:
+            opened = self._runs.get(run)
+        return (opened.doing if opened else "") or "Looking for what has changed."
+
     def open(self, place: Place) -> Opened:
         """Give a run as its files are now; raises InputError for one with a link that leads out."""
         revision, _ = changed(place)

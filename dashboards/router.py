@@ -61,10 +61,9 @@ def busy(site: Site, path: str) -> Shown:
     title, words, nav = "Runs", "Looking for runs.", list[Component]()
     try:
         if len(parts) >= 2:
-            opened = site.run(parts[1])
             name = parts[2] if len(parts) == 3 else FIRST
-            title, words, nav = pages()[name].TITLE, opened.doing or "Working it out.", _nav(parts[1], name)
-    except (OverlapScopeError, Unknown, KeyError):
+            title, words, nav = pages()[name].TITLE, site.opened.doing(parts[1]), _nav(parts[1], name)
+    except KeyError:
         pass  # the page itself will say what is wrong
     content = html.Section([html.P(words), html.P("The page comes by itself.", className="note")], className="card")
     return Shown(title=title, content=_headed(title, [content]), nav=nav, revision=f"{BUSY}{words}", growing=True,

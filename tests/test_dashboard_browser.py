@@ -90,7 +90,7 @@ def _foreign(url: str, own: str) -> bool:
     return not url.startswith((f"{own}/", "data:", "blob:"))
 
 
-SHOWN, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 150_000
+SHOWN, SHOWN_HEIGHT, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 760, 150_000
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && !document.querySelector("[data-dash-is-loading=true], .later .note")
   && !document.body.innerText.includes("comes by itself")
@@ -227,32 +227,34 @@ def test_the_keyboard_goes_through_a_page_in_the_order_that_it_is_read(
     assert seen.page.evaluate("document.activeElement.id") == "main"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(root: Path, address: str, visit: Visitor, scheme: str) -> None:
+def test_axe_finds_nothing_in_light_and_dark(root: Path, address: str, visit: Visitor) -> None:
     script, known = axe_script(), ids(Site([root]))
     seen = visit(f"{address}/")
-    seen.page.emulate_media(color_scheme=scheme)
     found = []
     for path in ("/", *paths_of(known)):
         seen.page.goto(address + path)
         arrived(seen)
         seen.page.evaluate(f"{script};0")
-        rules = "{}" if scheme == "light" else "{runOnly: ['color-contrast']}"
-        broken = seen.page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
-        found += [(path, *each) for each in broken]
+        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
+            seen.page.emulate_media(color_scheme=scheme)
+            broken = seen.page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+            found += [(path, scheme, *each) for each in broken]
     assert found == []
 
 
 def test_the_readme_shows_the_overview(
-    root: Path, address: str, visit: Visitor, request: pytest.FixtureRequest
+    visit: Visitor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = visit(address + run_address(ids(Site([root]))["baseline"]))
-    picture = seen.page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": 900})
+    monkeypatch.chdir(ROOT)
+    own = served([Path("traces")]).rstrip("/")
+    seen = visit(own + run_address(ids(Site([Path("traces")]))["baseline"]))
+    assert "overlapscope compare traces/baseline" in text(seen)
+    picture = seen.page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": SHOWN_HEIGHT})
     if request.config.getoption("--update-golden"):
         SHOWN.write_bytes(picture)
     kept = SHOWN.read_bytes()
     for each in (picture, kept):
         assert each.startswith(b"\x89PNG")
         assert len(each) <= MAX_SHOWN_BYTES
-        assert (int.from_bytes(each[16:20]), int.from_bytes(each[20:24])) == (1280, 900)
+        assert (int.from_bytes(each[16:20]), int.from_bytes(each[20:24])) == (1280, SHOWN_HEIGHT)
     assert f"](docs/{SHOWN.name})" in (ROOT / "README.md").read_text(encoding="utf-8")

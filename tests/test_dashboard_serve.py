@@ -1,7 +1,9 @@
 """What really listens: real sockets, the token, and a Perfetto build beside it."""
 
+import gc
 import http.client
 import re
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,8 +45,15 @@ def test_on_this_machine_no_token_is_wanted_and_a_foreign_name_refused(tmp_path:
     assert answer(port, "/", host=f"localhost:{port}").status == 200
     assert answer(port, "/", host="evil.example").status == 400
     assert answer(port, "/", host=f"evil.example:{port}").status == 400
-    with pytest.raises(InputError, match=f"port {port}.*choose another --port"):
-        serve([tmp_path], host="127.0.0.1", port=port, say=print)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port}.*choose another --port"):
+            serve([tmp_path], host="127.0.0.1", port=port, say=print)
+    gc.collect()  # waitress leaves its own socket, which could not listen, to the collector, which warns
 
 
 def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(
@@ -76,7 +85,7 @@ def test_a_perfetto_build_is_served_to_this_machine_alone(build: Path) -> None:
         assert wasm.mimetype == "application/wasm"
     for path in ("/out", "/../secret", "/%2e%2e/secret", "/nowhere", "//etc/passwd", "/v1"):
         with client.get(path) as refused:
-            assert refused.status_code == 404, path
+            assert refused.status_code in (400, 404), path
             assert b"secret" not in refused.data
     with client.get("/", headers={"Host": "evil.example"}) as foreign:
         assert foreign.status_code == 400
