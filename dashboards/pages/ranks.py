@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
@@ -55,17 +56,20 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 def register(app: Dash, site: Site) -> None:
     """Put the ranks that were typed into the address."""
-    del site
 
     @app.callback(
         Output("address", "search", allow_duplicate=True),
         Input("ranks-chosen", "value"),
         State("address", "search"),
+        State("address", "pathname"),
         prevent_initial_call=True,
     )
-    def choose(typed: str | None, search: str | None) -> Any:
+    def choose(typed: str | None, search: str | None, path: str) -> Any:
         asked = (typed or "").replace(" ", "")
-        return no_update if asked == query_of(search).get("ranks", asked) else f"?ranks={asked}" if asked else ""
+        shown, _ = view.chosen(query_of(search).get("ranks"), site.run_at(path).analysis)
+        if asked == ",".join(map(str, shown)):
+            return no_update
+        return f"?{urlencode({'ranks': asked}, safe=',')}" if asked else ""
 
 
 def _lead(analysis: Analysis) -> list[Component]:
