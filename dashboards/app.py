@@ -21,13 +21,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def create_app(
-    roots: Sequence[Path], *, options: ReadOptions | None = None, guard: security.Guard | None = None
+    roots: Sequence[Path],
+    *,
+    options: ReadOptions | None = None,
+    guard: security.Guard | None = None,
+    perfetto_url: str | None = None,
 ) -> Dash:
     """Give the dashboard of what lies below `roots`; its WSGI application is `.server`.
 
     `guard` says whom to answer, by default this machine alone. `options` say how to read traces.
+    `perfetto_url` is where a Perfetto UI is served beside it.
     """
-    site = Site(roots, options)
+    site = Site(roots, options, perfetto_url)
     app = Dash(
         "overlapscope_dashboards",
         assets_folder=str(shell.ASSETS),

@@ -107,6 +107,12 @@ class OpenedRuns:
         self._runs: OrderedDict[str, Opened] = OrderedDict()
         self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
 
+    def doing(self, run: str) -> str:
+        """Say what is being done about a run, by its id, without a look at its files: those of many ranks are many."""
+        with self._lock:
+            opened = self._runs.get(run)
+        return (opened.doing if opened else "") or "Looking for what has changed."
+
     def open(self, place: Place) -> Opened:
         """Give a run as its files are now; raises InputError for one with a link that leads out."""
         revision, _ = changed(place)

@@ -12,6 +12,7 @@ from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.runs import without_root
 from overlapscope_dashboards.site import Site, Unknown, parts_of, run_address
 
 BUSY = "busy: "
@@ -60,10 +61,9 @@ def busy(site: Site, path: str) -> Shown:
     title, words, nav = "Runs", "Looking for runs.", list[Component]()
     try:
         if len(parts) >= 2:
-            opened = site.run(parts[1])
             name = parts[2] if len(parts) == 3 else FIRST
-            title, words, nav = pages()[name].TITLE, opened.doing or "Working it out.", _nav(parts[1], name)
-    except (OverlapScopeError, Unknown, KeyError):
+            title, words, nav = pages()[name].TITLE, site.opened.doing(parts[1]), _nav(parts[1], name)
+    except KeyError:
         pass  # the page itself will say what is wrong
     content = html.Section([html.P(words), html.P("The page comes by itself.", className="note")], className="card")
     return Shown(title=title, content=_headed(title, [content]), nav=nav, revision=f"{BUSY}{words}", growing=True,
@@ -93,9 +93,14 @@ def _runs(site: Site, base: str | None) -> Shown:
 def _compare(site: Site, query: Mapping[str, str]) -> Shown:
     if "base" not in query or "candidate" not in query:
         raise Unknown("Name two runs to compare.", [("Pick two of all runs", "/")])
-    base, candidate = site.run(query["base"]), site.run(query["candidate"])
-    content = comparison.layout(base, candidate)
-    growing = any(each.run.missing_ranks for each in (base, candidate))
+    places = [site.place(query[side]) for side in ("base", "candidate")]
+    try:
+        base, candidate = (site.run(each.id) for each in places)
+        content = comparison.layout(base, candidate)
+        growing = any(each.run.missing_ranks for each in (base, candidate))
+    except OverlapScopeError as error:
+        words = without_root(without_root(str(error), places[0]), places[1])
+        return _problem("These cannot be compared", words)
     return Shown(
         title=f"Compare · {base.name}, {candidate.name}",
         content=_headed("Compare", content, over=comparison.sides(base, candidate)),
@@ -118,7 +123,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
         growing = bool(opened.run.missing_ranks)
         title = page.TITLE
     except OverlapScopeError as error:
-        words = str(error).replace(f"{place.root.absolute()}/", "").replace(str(place.root.absolute()), place.name)
+        words = without_root(str(error), place)
         revision = opened.revision if opened else ""
         return _problem("This run cannot be read", words, nav=nav, revision=revision)
     content = [laid_out] if isinstance(laid_out, Component) else laid_out

@@ -110,7 +110,7 @@ def listed(place: Place) -> Listed:
             return Listed(place=place, changed_ns=newest, software="traces")
         return _of_directory(place, newest)
     except OverlapScopeError as error:
-        return Listed(place=place, changed_ns=newest, problem=_without_root(str(error), place))
+        return Listed(place=place, changed_ns=newest, problem=without_root(str(error), place))
     except OSError as error:
         return Listed(place=place, changed_ns=newest, problem=f"cannot be read: {error.strerror or 'unknown error'}")
 
@@ -205,6 +205,6 @@ def _within(path: Path, root: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
 
 
-def _without_root(message: str, place: Place) -> str:
+def without_root(message: str, place: Place) -> str:
     """Name files as they stand below the root: where that lies is nobody's business."""
     return message.replace(f"{shown(place.root.absolute())}/", "").replace(shown(place.root.absolute()), place.name)

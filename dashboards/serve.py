@@ -4,13 +4,15 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 
 from waitress.server import create_server
 
-from overlapscope.errors import InputError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read import ReadOptions
 from overlapscope_dashboards.app import create_app
+from overlapscope_dashboards.perfetto import perfetto_app
 from overlapscope_dashboards.security import TOKEN, guard_for, is_loopback
 
 THREADS: Final = 8
@@ -22,28 +24,45 @@ def serve(
     host: str,
     port: int,
     options: ReadOptions | None = None,
+    perfetto: Path | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Serve until interrupted; `say` gets the line with the address, once it answers. Port 0 takes any free one.
 
-    Raises InputError where nothing can listen there.
+    `perfetto` is a folder with a Perfetto UI build, which is served beside it. Raises InputError where nothing can
+    listen there, or that folder holds no build.
     """
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no news
     guard = guard_for(host)
-    app = create_app(roots, options=options, guard=guard)
-    try:
-        server = create_server(
-            app.server, host=host, port=port, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True
-        )
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
-    taken = getattr(server, "effective_port", None) or port
+    if perfetto is not None and not is_loopback(host):
+        raise UsageError("--perfetto-dir serves this machine alone, and --host names another: leave one of them out")
+    perfetto_url = None if perfetto is None else _beside(perfetto)
+    app = create_app(roots, options=options, guard=guard, perfetto_url=perfetto_url)
+    server, taken = _listening(app.server, host, port)
     secret = f"?{TOKEN}={guard.token}" if guard.token else ""
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
     say(f"serving on http://{name}:{taken}/{secret}")
+    if perfetto_url:
+        say(f"Perfetto on {perfetto_url}")
     if not is_loopback(host):
         say("others on the network can reach this: without the token in the address they are turned away")
     server.run()
+
+
+def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
+    try:
+        server = create_server(
+            app, host=host, port=port, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
+    return server, getattr(server, "effective_port", None) or port
+
+
+def _beside(folder: Path) -> str:
+    server, taken = _listening(perfetto_app(folder), "127.0.0.1", 0)
+    Thread(target=server.run, daemon=True).start()
+    return f"http://127.0.0.1:{taken}/"

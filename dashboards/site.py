@@ -22,8 +22,12 @@ class Unknown(Exception):  # noqa: N818 - a question, not a fault
 class Site:
     """The runs of one dashboard. Its pages ask it for everything that lies outside of them."""
 
-    def __init__(self, roots: Sequence[Path], options: ReadOptions | None = None) -> None:
+    def __init__(
+        self, roots: Sequence[Path], options: ReadOptions | None = None, perfetto_url: str | None = None
+    ) -> None:
         self.roots = tuple(roots)
+        self.perfetto_url = perfetto_url
+        """Where a Perfetto UI is served on this machine; None where none is."""
         self.opened = OpenedRuns(options)
 
     def places(self) -> Places:

@@ -1,10 +1,17 @@
 """Folders of runs for tests of the dashboard."""
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
 
+from overlapscope_dashboards.serve import serve
 from overlapscope_dashboards.site import Site
 from tests.conftest import ROOT
+from tests.kineto_writer import NCCL_KERNEL, Event, distributed, training, write
 
 SAMPLES = ROOT / "traces"
 
@@ -34,3 +41,31 @@ def words(component: object) -> str:
     if isinstance(component, (list, tuple)):
         return " ".join(filter(None, map(words, component)))
     return words(getattr(component, "children", None) or "")
+
+
+def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) -> str:
+    """Serve on a free port from a thread that ends with the process; give the address that is printed."""
+    said: Queue[str] = Queue()
+    settings = {"host": host, "port": 0, "say": said.put, **options}
+    Thread(target=serve, args=(list(roots),), kwargs=settings, daemon=True).start()
+    return said.get(timeout=60).removeprefix("serving on ")
+
+
+def hostile_traces(place: Path, name: str) -> Path:
+    """Write the traces of two ranks, in which whatever has a name is called `name`."""
+    place.mkdir(parents=True)
+    for rank in (0, 1):
+        events = [_renamed(each, name) for each in training(3)]
+        own = {**distributed(rank), "hostname": name, "trace_name": name}
+        (place / f"rank{rank}.json").write_bytes(write(events, metadata=own))
+    return place
+
+
+def _renamed(event: Event, name: str) -> Event:
+    args = {**event.args}
+    for key in ("Process Group Name", "Process Group Description"):
+        if key in args:
+            args[key] = name
+    is_name = event.sort in ("kernel", "cpu_op") and event.name not in (NCCL_KERNEL, "record_param_comms")
+    called = f"{NCCL_KERNEL}{name}" if event.name == NCCL_KERNEL else name if is_name else event.name
+    return replace(event, name=called, args=args)

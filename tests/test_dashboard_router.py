@@ -128,7 +128,7 @@ def test_a_run_is_read_once_while_its_files_stay_as_they_are(site: Site, monkeyp
 
     read = []
     plain = opened.read_inputs
-    monkeypatch.setattr(opened, "read_inputs", lambda *args: read.append(args) or plain(*args))
+    monkeypatch.setattr(opened, "read_inputs", lambda *args, **more: read.append(args) or plain(*args, **more))
     path = run_address(ids(site)["baseline"])
     for _ in range(3):
         router.show(site, path, {})

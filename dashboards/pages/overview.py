@@ -31,7 +31,7 @@ TITLE = "Overview"
 ORDER = 10
 MAX_RECOMMENDED = 3
 MAX_NOTES = 6
-MAX_ROWS = 64
+MAX_ROWS, MAX_HEIGHT = 64, 440
 WIDTHS = ("", "", "half", "third")
 """Of cards, by how many stand side by side."""
 
@@ -120,20 +120,21 @@ def _places(analysis: Analysis) -> list[Component]:
 def _over_time(analysis: Analysis) -> list[Component]:
     """Give the trend and the ranks, side by side where there are both."""
     trend = [each for each in charts_of(analysis) if each.kind == "lines"]
-    ranks = _ranks(analysis, alone=not trend)
+    found = view.grid(analysis)
+    height = 280 if found is None else max(280, min(100 + 18 * len(found.ranks), MAX_HEIGHT))
+    ranks = _ranks(analysis, found, height=height, alone=not trend)
     wide = WIDTHS[len(trend) + len(ranks)]
     return [
         *(
             figure_card(each.title, lines(each, ("accent", "exposed")), twin(each), words=each.words,
-                        id=f"overview-trend-{at}", wide=wide)
+                        id=f"overview-trend-{at}", wide=wide, height=height)
             for at, each in enumerate(trend)
         ),
         *ranks,
     ]  # fmt: skip
 
 
-def _ranks(analysis: Analysis, *, alone: bool) -> list[Component]:
-    found = view.grid(analysis)
+def _ranks(analysis: Analysis, found: view.Grid | None, *, height: int, alone: bool) -> list[Component]:
     by_rank = view.by_rank(analysis)
     wide = "" if alone else "half"
     if not by_rank:
@@ -149,7 +150,7 @@ def _ranks(analysis: Analysis, *, alone: bool) -> list[Component]:
     return [
         figure_card("Exposed by rank and step", heat(found), _grid_table(found),
                     words="Exposed communication: the stronger the colour, the more.", id="overview-ranks",
-                    wide=wide, height=max(280, min(100 + 18 * len(found.ranks), 640)))
+                    wide=wide, height=height)
     ]  # fmt: skip
 
 

@@ -170,6 +170,10 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
             dcc.Input(id="ranks-chosen", type="text", value=",".join(map(str, chosen)), debounce=True,
                       autoComplete="off", maxLength=80, className="field"),
             html.Span(f"as 0,3; up to {view.MAX_CHOSEN}", className="note"),
+            html.Span([
+                html.Span([html.Span(className="swatch", style={"backgroundColor": colour}), f"rank {rank}"])
+                for rank, colour in _colours(chosen).items()
+            ], className="key"),
         ],
         className="choose",
     )  # fmt: skip
@@ -193,8 +197,12 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
                        height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
 
 
+def _colours(chosen: Sequence[int]) -> dict[int, str]:
+    return {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
+
+
 def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
-    colours = {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
+    colours = _colours(chosen)
     seen: dict[int, int] = {}
     traces = []
     for line in panel.lines:

@@ -54,7 +54,7 @@ def bar_table(
 ) -> Component:
     """Give a table of bars: name, bar against the longest row, milliseconds (`unit`), and the share of `whole_ns`."""
     longest = max((each.ns for each in rows), default=0)
-    head = [html.Th(first or "part", scope="col", className="word"), html.Th("", className="bar")]
+    head = [html.Th(first or "part", scope="col", className="word"), html.Td("", className="bar")]
     head.append(html.Th(unit, scope="col"))
     if whole_ns:
         head.append(html.Th(share_of or "share", scope="col"))

@@ -2,8 +2,9 @@
 
 Needs torch and no GPU; takes about 20 seconds.
 
-example:
+examples:
   overlapscope demo
+  overlapscope demo --serve
 """
 
 import argparse
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--serve", action="store_true", help="then open the run in the dashboard, on any free port")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.timeline.run_folder import replace_run  # noqa: PLC0415
     from overlapscope.timeline.store import load_run  # noqa: PLC0415
 
+    if args.json and args.serve:
+        raise UsageError("--json prints a document, --serve goes on until it is interrupted: name one of them")
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")
     print("training a small model on 2 processes over gloo ...", file=sys.stderr)
@@ -50,5 +54,11 @@ def run(args: argparse.Namespace) -> int:
         emit(json.render(analysis), args)
         return 0
     emit(text.render(analysis), args)
+    if args.serve:
+        from overlapscope_dashboards.serve import serve  # noqa: PLC0415
+
+        print(f"\nThe run is kept in {where}.", flush=True)
+        serve([where], host="127.0.0.1", port=0, say=lambda line: print(line, flush=True))
+        return 0
     print(f"\nThe run is kept in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
     return 0

@@ -5,6 +5,7 @@ PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
 examples:
   overlapscope serve runs/ --port 8050
   overlapscope serve traces/baseline
+  overlapscope serve runs/ --perfetto-dir perfetto-ui/
 """
 
 import argparse
@@ -22,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="H",
         help="address to serve on (default 127.0.0.1); beyond this machine it wants a token, which it prints",
     )  # fmt: skip
+    parser.add_argument(
+        "--perfetto-dir", type=Path, metavar="DIR",
+        help="folder of an unpacked Perfetto UI build: serves it to this machine, for windows of the timeline",
+    )  # fmt: skip
     add_reading(parser)
 
 
@@ -34,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--port must be 0 to 65535")
     find(args.paths)  # what is not there is said before anything listens
     serve(
-        args.paths, host=args.host, port=args.port, options=read_options(args),
+        args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir,
         say=lambda line: print(line, flush=True),
     )  # fmt: skip
     return 0

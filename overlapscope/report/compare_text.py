@@ -105,7 +105,13 @@ def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
     chosen = [by_name[name] for name in (list(NAMES) if all_rows else list(NAMES)[:SHORT])]
     known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
     rows = [
-        [NAMES[each.name], value_words(each, each.base), value_words(each, each.candidate), difference_words(each), relative_words(each)]
+        [
+            NAMES[each.name],
+            value_words(each, each.base),
+            value_words(each, each.candidate),
+            difference_words(each),
+            relative_words(each),
+        ]
         for each in known
     ]
     several = len(comparison.base) > 1 or len(comparison.candidate) > 1
