@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from threading import Thread
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.dashboard_runs import folder_of_runs, ids
 from tests.test_html import CHROMIUM, QUIET
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
-PATIENCE_MS = 60_000
+PATIENCE_MS = 30_000
 STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && !document.body.innerText.includes("comes by itself")
   && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
@@ -51,6 +52,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(PATIENCE_MS)
         seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
         page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
         page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
@@ -55,17 +56,20 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 def register(app: Dash, site: Site) -> None:
     """Put the ranks that were typed into the address."""
-    del site
 
     @app.callback(
         Output("address", "search", allow_duplicate=True),
         Input("ranks-chosen", "value"),
         State("address", "search"),
+        State("address", "pathname"),
         prevent_initial_call=True,
     )
-    def choose(typed: str | None, search: str | None) -> Any:
+    def choose(typed: str | None, search: str | None, path: str) -> Any:
         asked = (typed or "").replace(" ", "")
-        return no_update if asked == query_of(search).get("ranks", asked) else f"?ranks={asked}" if asked else ""
+        shown, _ = view.chosen(query_of(search).get("ranks"), site.run_at(path).analysis)
+        if asked == ",".join(map(str, shown)):
+            return no_update
+        return f"?{urlencode({'ranks': asked}, safe=',')}" if asked else ""
 
 
 def _lead(analysis: Analysis) -> list[Component]:
@@ -166,6 +170,10 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
             dcc.Input(id="ranks-chosen", type="text", value=",".join(map(str, chosen)), debounce=True,
                       autoComplete="off", maxLength=80, className="field"),
             html.Span(f"as 0,3; up to {view.MAX_CHOSEN}", className="note"),
+            html.Span([
+                html.Span([html.Span(className="swatch", style={"backgroundColor": colour}), f"rank {rank}"])
+                for rank, colour in _colours(chosen).items()
+            ], className="key"),
         ],
         className="choose",
     )  # fmt: skip
@@ -189,8 +197,12 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
                        height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
 
 
+def _colours(chosen: Sequence[int]) -> dict[int, str]:
+    return {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
+
+
 def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
-    colours = {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
+    colours = _colours(chosen)
     seen: dict[int, int] = {}
     traces = []
     for line in panel.lines:

@@ -77,14 +77,17 @@ def register(app: Dash, site: Site) -> None:
         State("address", "pathname"),
         prevent_initial_call=True,
     )
-    def choose(place: int | None, search: str | None, path: str) -> Any:
+    def choose(place: float | None, search: str | None, path: str) -> Any:
         opened, query = site.run_at(path), query_of(search)
         case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
         settings = view.settings_of(query, case.baseline)
         caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
-        if place is None or caps[place] == settings.ddp.bucket_cap_mb:
+        if place is None:
             return no_update
-        chosen = None if caps[place] == case.baseline.ddp.bucket_cap_mb else f"{caps[place]:g}"
+        cap = caps[max(0, min(round(place), len(caps) - 1))]
+        if cap == settings.ddp.bucket_cap_mb:
+            return no_update
+        chosen = None if cap == case.baseline.ddp.bucket_cap_mb else f"{cap:g}"
         address = run_address(opened.id, "what-if", view.with_knob(query, "cap", chosen))
         return address[address.index("?") :] if "?" in address else ""
 
@@ -98,7 +101,7 @@ def _controls(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapp
     caps = caps_of(case.workload(), base, cap)
     marks: Any = {at: {"label": f"{each:g}"} for at, each in enumerate(caps)}
     slider = dcc.Slider(
-        id="what-if-cap", min=0, max=len(caps) - 1, step=None, marks=marks, included=False,
+        id="what-if-cap", min=0, max=len(caps) - 1, step=1, marks=marks, included=False,
         value=caps.index(cap) if cap is not None else 0, updatemode="mouseup", allow_direct_input=False,
     )  # fmt: skip
     now = f", now {base:g}" if base is not None else ", now a list of caps"
