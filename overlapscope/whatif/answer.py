@@ -265,6 +265,8 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
     steps, besides = predictions.steps_ns, model_error(predictions)
     measured = [_measured_ns(plan, each) for each in predictions.settings]
     told = np.array([np.nan if each is None else each for each in measured])
+    # What the replay misses of the present step it is taken to miss of the others: a step agrees with its gain.
+    steps = steps * (1.0 if np.isnan(told[0]) else told[0] / steps[0, 0])
     step = np.where(np.isnan(told), steps[0], told)
     half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
     half = np.where(np.isnan(told), half, plan.noise * step)
