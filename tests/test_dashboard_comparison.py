@@ -1,9 +1,5 @@
 """Two runs beside each other: parts that add up, verdicts that are the gate's, and what cannot be compared."""
 
-<<<<<<< HEAD
-
-
-=======
 import re
 from pathlib import Path
 
@@ -104,4 +100,3 @@ def test_a_comparison_is_made_anew_when_a_side_changed(tmp_path: Path) -> None:
     after = shown(site, one, other)
     assert after.revision != before.revision
     assert "did not change" in words(after.content)
->>>>>>> g-shell
