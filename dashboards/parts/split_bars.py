@@ -32,7 +32,7 @@ def split_bar_table(
 ) -> Component:
     """Give a table of bars against the longest row; heads of parts show their colour, so that no legend is needed."""
     longest = max((sum(each.parts_ns) for each in rows), default=0)
-    head = [html.Th(first, scope="col", className="word"), html.Th("", className="bar")]
+    head = [html.Th(first, scope="col", className="word"), html.Td("", className="bar")]
     head += [html.Th(each, scope="col") for each in cells]
     head += [
         html.Th([html.Span(className=f"swatch k-{each.kind}"), f"{each.name}, {unit}"], scope="col") for each in parts
