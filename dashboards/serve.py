@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
+import msgspec
 from waitress.server import create_server
 
 from overlapscope.errors import InputError, UsageError
@@ -18,6 +19,24 @@ from overlapscope_dashboards.security import TOKEN, guard_for, is_loopback
 THREADS: Final = 8
 
 
+class Served(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the dashboard answers."""
+
+    url: str
+    perfetto_url: str | None
+    others: bool
+    """Whether others on the network can reach it, if they have the token that stands in the address."""
+
+    def words(self) -> str:
+        """Say it in lines."""
+        lines = [f"serving on {self.url}"]
+        if self.perfetto_url:
+            lines.append(f"Perfetto on {self.perfetto_url}")
+        if self.others:
+            lines.append("others on the network can reach this: without the token in the address they are turned away")
+        return "\n".join(lines)
+
+
 def serve(
     roots: Sequence[Path],
     *,
@@ -25,9 +44,9 @@ def serve(
     port: int,
     options: ReadOptions | None = None,
     perfetto: Path | None = None,
-    say: Callable[[str], None],
+    say: Callable[[Served], None],
 ) -> None:
-    """Serve until interrupted; `say` gets the line with the address, once it answers. Port 0 takes any free one.
+    """Serve until interrupted; `say` gets where, once it answers. Port 0 takes any free one.
 
     `perfetto` is a folder with a Perfetto UI build, which is served beside it. Raises InputError where nothing can
     listen there, or that folder holds no build.
@@ -43,11 +62,7 @@ def serve(
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    say(f"serving on http://{name}:{taken}/{secret}")
-    if perfetto_url:
-        say(f"Perfetto on {perfetto_url}")
-    if not is_loopback(host):
-        say("others on the network can reach this: without the token in the address they are turned away")
+    say(Served(url=f"http://{name}:{taken}/{secret}", perfetto_url=perfetto_url, others=not is_loopback(host)))
     server.run()
 
 

@@ -8,7 +8,7 @@ from queue import Queue
 from threading import Thread
 from typing import Any
 
-from overlapscope_dashboards.serve import serve
+from overlapscope_dashboards.serve import Served, serve
 from overlapscope_dashboards.site import Site
 from tests.conftest import ROOT
 from tests.kineto_writer import NCCL_KERNEL, Event, distributed, training, write
@@ -44,11 +44,11 @@ def words(component: object) -> str:
 
 
 def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) -> str:
-    """Serve on a free port from a thread that ends with the process; give the address that is printed."""
-    said: Queue[str] = Queue()
+    """Serve on a free port from a thread that ends with the process; give its address."""
+    said: Queue[Served] = Queue()
     settings = {"host": host, "port": 0, "say": said.put, **options}
     Thread(target=serve, args=(list(roots),), kwargs=settings, daemon=True).start()
-    return said.get(timeout=60).removeprefix("serving on ")
+    return said.get(timeout=60).url
 
 
 def hostile_traces(place: Path, name: str) -> Path:

@@ -127,7 +127,7 @@ def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -
     said = words(_page(site, "recommendations").content)
     assert "14.198 ms a step to gain: Set bucket_cap_mb=1." in said
     for each in ("saves 14.198 ms a step", "Numerics changes: hold the loss", "overlapscope compare", "bucket_cap.md",
-                 "assumptions, varied within their ranges", "predicted step 126.335 ms; exposed comm 16.548 ms",
+                 "assumptions, varied within their ranges", "predicted step 126.335 ms; exposed comm 16.421 ms",
                  "bf16_compress_hook", "interference is not identified"):  # fmt: skip
         assert each in said, each
     chosen = words(_page(site, "recommendations", **{"for": "horovod"}).content)

@@ -116,3 +116,12 @@ def test_wrong_caps_are_refused(caps: str, capsys: pytest.CaptureFixture[str]) -
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(tmp_path / "none.toml")]) == 3
     assert "none.toml: cannot be read" in capsys.readouterr().err
+
+
+def test_options_of_another_kind_of_recording_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(ROOT / "traces/regressed"), "--link-speed", "4"]) == 2
+    assert "--link-speed does not go with a recording of kind ddp" in capsys.readouterr().err
+    assert main(["whatif", str(ROOT / "traces/regressed"), "--list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "ddp"
+    assert "bucket_cap_mb" in told["knobs"]

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         from overlapscope_dashboards.serve import serve  # noqa: PLC0415
 
         print(f"\nThe run is kept in {where}.", flush=True)
-        serve([where], host="127.0.0.1", port=0, say=lambda line: print(line, flush=True))
+        serve([where], host="127.0.0.1", port=0, say=lambda served: print(served.words(), flush=True))
         return 0
     print(f"\nThe run is kept in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
     return 0

@@ -10,9 +10,13 @@ examples:
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_reading, read_options
 from overlapscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from overlapscope_dashboards.serve import Served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,18 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of an unpacked Perfetto UI build: serves it to this machine, for windows of the timeline",
     )  # fmt: skip
     add_reading(parser)
+    parser.add_argument("--json", action="store_true", help="print the addresses as one line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from overlapscope_dashboards.runs import find  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope_dashboards.runs import find  # noqa: PLC0415
     from overlapscope_dashboards.serve import serve  # noqa: PLC0415
 
     if not 0 <= args.port <= 65_535:
         raise UsageError("--port must be 0 to 65535")
     find(args.paths)  # what is not there is said before anything listens
-    serve(
-        args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir,
-        say=lambda line: print(line, flush=True),
-    )  # fmt: skip
+
+    def say(served: "Served") -> None:
+        told = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}
+        print(msgspec.json.encode(told).decode() if args.json else served.words(), flush=True)
+
+    serve(args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir, say=say)
     return 0

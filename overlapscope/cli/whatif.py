@@ -44,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     warn("whatif", loaded.sources)
     try:
         if args.list:
-            emit(_listed(loaded), args)
+            emit(_listed(loaded, as_json=args.json), args)
             return 0
+        _fitting(loaded, args)
         found = answer_recording(loaded, caps, wanted, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
@@ -53,10 +54,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _listed(run: "Run") -> str:
+def _fitting(run: "Run", args: argparse.Namespace) -> None:
+    """Raise UsageError for options that recordings of this kind have no use for."""
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.whatif.kinds import kind_of  # noqa: PLC0415
+
+    kind = kind_of(run)
+    given = {"--link-speed": args.link_speed, "--algorithm": args.algorithm}
+    if kind != "ddp":
+        given = {"--bucket-cap-mb": args.bucket_cap_mb, "--no-search": args.no_search}
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} does not go with a recording of kind {kind}: --list says what does")
+
+
+def _listed(run: "Run", *, as_json: bool) -> str:
+    import msgspec  # noqa: PLC0415
+
     from overlapscope.whatif.kinds import KNOBS, NOT_REPLAYED, kind_of  # noqa: PLC0415
 
     kind = kind_of(run)
+    if as_json:
+        told = {
+            "schema": "overlapscope.whatif-list/1",
+            "kind": kind,
+            "knobs": KNOBS[kind],
+            "not_replayed": NOT_REPLAYED,
+        }
+        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
     wide = max(len(name) for name in KNOBS[kind])
     lines = [f"  {name:<{wide}}  {what}" for name, what in KNOBS[kind].items()]
     heading = f"kind of this recording: {kind}. What can be replayed of it:"

@@ -180,7 +180,8 @@ def answer(
     """
     workload = plan.workload()
     settings = list(dict.fromkeys([plan.baseline, *_others(plan, workload, caps_mb, search=search)]))
-    predictions = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
+    replayed = predict(plan.build, plan.assumptions, plan.measured, settings, plan.noise, plan.told)
+    predictions = replayed.times(_missed(plan, replayed))
     rows = _scenarios(plan, predictions, workload)
     best = _best(rows, plan.noise)
     place = rows.index(best)
@@ -190,8 +191,8 @@ def answer(
         baseline=Baseline(
             knobs=rows[0].knobs,
             measured_step_ns=_measured_ns(plan, plan.baseline),
-            replayed_step_ns=round(float(predictions.steps_ns[0, 0])),
-            replay_error=predictions.replay_error,
+            replayed_step_ns=round(float(replayed.steps_ns[0, 0])),
+            replay_error=replayed.replay_error,
         ),
         scenarios=rows + compressed,
         bounds=_bounds(workload, plan.baseline),
@@ -225,8 +226,17 @@ def _compressed(plan: Case, workload: Workload, compressions: Sequence[Compressi
 def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
     """Predict given settings; a row for each, after that of the present ones."""
     chosen = list(dict.fromkeys([plan.baseline, *settings]))
-    predictions = predict(plan.build, plan.assumptions, plan.measured, chosen, plan.noise, plan.told)
-    return _scenarios(plan, predictions, plan.workload())
+    replayed = predict(plan.build, plan.assumptions, plan.measured, chosen, plan.noise, plan.told)
+    return _scenarios(plan, replayed.times(_missed(plan, replayed)), plan.workload())
+
+
+def _missed(plan: Case, replayed: Predictions) -> float:
+    """Give the present step as measured over its replay; 1 where it was not measured.
+
+    What the replay misses of the present step it is taken to miss of the others, so that a step agrees with its gain.
+    """
+    measured_ns = _measured_ns(plan, plan.baseline)
+    return 1.0 if measured_ns is None else measured_ns / float(replayed.steps_ns[0, 0])
 
 
 def _others(plan: Case, workload: Workload, caps_mb: Sequence[float], *, search: bool) -> list[Settings]:
@@ -265,11 +275,9 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
     steps, besides = predictions.steps_ns, model_error(predictions)
     measured = [_measured_ns(plan, each) for each in predictions.settings]
     told = np.array([np.nan if each is None else each for each in measured])
-    # What the replay misses of the present step it is taken to miss of the others: a step agrees with its gain.
-    steps = steps * (1.0 if np.isnan(told[0]) else told[0] / steps[0, 0])
     step = np.where(np.isnan(told), steps[0], told)
     half = np.sqrt(predictions.half_width(steps) ** 2 + (besides * steps[0]) ** 2)
-    half = np.where(np.isnan(told), half, plan.noise * step)
+    half = np.where(np.isnan(told), half, plan.noise / ONE_MEASURED * step)
     gain, gain_half = gains(predictions, told)
     rows = []
     for place, each in enumerate(predictions.settings):

@@ -177,7 +177,7 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
         scatter=SPREAD * 1.2533 * spread / len(case.graphs) ** 0.5,
         exposed_ns=np.array(exposed),
         replayed_ns=float(np.median(steps[:, 0])),
-        error=float(np.median(steps[:, 0] / measured - 1)),
+        error=float(np.median(np.abs(steps[:, 0] / measured - 1))),
     )
 
 

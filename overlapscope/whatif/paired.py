@@ -18,10 +18,8 @@ sum((q_s - r p_s) e_s), whose half-width is
 A candidate that spends its time as the present settings do inherits none of E; one that does something else
 altogether, such as hiding all of its communication, all of it and more. A measured step misses nothing of this kind.
 
-Noise of measurement is no part of a ratio of replays. Two measured steps have that of both.
+Noise of measurement is no part of a ratio of replays. The noise is that of two measured steps, by which they differ.
 """
-
-from math import sqrt
 
 import numpy as np
 
@@ -37,9 +35,11 @@ def gains(predictions: Predictions, measured_ns: Floats) -> tuple[Floats, Floats
     ratios = predictions.steps_ns / predictions.steps_ns[:, :1]
     gained = 1 - ratios[0]
     half = np.sqrt(predictions.half_width(ratios) ** 2 + unlike(predictions.spent_ns, SELF_TEST) ** 2)
-    both: Flags = ~np.isnan(measured_ns) & ~np.isnan(measured_ns[0])
-    gained[both] = 1 - measured_ns[both] / measured_ns[0]
-    half[both] = sqrt(2) * predictions.noise
+    known: Flags = ~np.isnan(measured_ns)
+    present_ns = measured_ns[0] if known[0] else predictions.steps_ns[0, 0]
+    gained[known] = 1 - measured_ns[known] / present_ns
+    if known[0]:
+        half[known] = predictions.noise
     half[0] = 0.0
     return gained, half
 
