@@ -1,9 +1,11 @@
 """Recommendations: each rule has a run that fires it, one that must not, and a page."""
 
+import ast
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +19,7 @@ from overlapscope.cli.main import main
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report.advice_text import PAGES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.answer import Best, WhatIf, answer
 from overlapscope.whatif.from_run import from_run
 from tests.conftest import ROOT, shared_file
 from tests.made_ddp import Made, recorded
@@ -45,6 +47,57 @@ def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_
     each = advised(recorded(EACH))
     assert each["keep_buckets"].predicted_gain_ns is None
     assert "bucket_cap" not in each
+
+
+def retold(present: dict[str, Any], best: dict[str, Any]) -> WhatIf:
+    """Give an answer that changes present knobs to the best."""
+    base = told(ONE)
+    gained = next(each for each in base.scenarios if each.gain_low > 0)
+    change = msgspec.structs.replace
+    return change(
+        base, verdict="change", best=Best(knobs=best), baseline=change(base.baseline, knobs=present),
+        scenarios=[change(base.scenarios[0], knobs=present), change(gained, knobs=best)],
+    )  # fmt: skip
+
+
+VIEW = {"gradient_as_bucket_view": True}
+
+
+@pytest.mark.parametrize(
+    ("present", "best", "title"),
+    [
+        ({"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 4.0}, "Set bucket_cap_mb=4"),
+        ({"bucket_cap_mb": 25.0, **VIEW}, {"bucket_cap_mb": 4.0, **VIEW}, "Set bucket_cap_mb=4"),
+        (
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": False},
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": True},
+            "Set no_sync=True",
+        ),
+        (
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": True, "hook": "16-bit"},
+            {"bucket_cap_mb": 4.0, "accumulation": 2, "no_sync": True, "hook": "16-bit"},
+            "Set bucket_cap_mb=4",
+        ),
+        (
+            {"bucket_cap_mb": 25.0, **VIEW},
+            {"bucket_cap_mb_list": [1.0, 2.0, 3.0, 4.0]},
+            "Set bucket_cap_mb_list=[1, 2, 3, ...], gradient_as_bucket_view=False",
+        ),
+    ],
+)
+def test_the_code_is_what_torch_takes_and_the_title_what_changes(
+    present: dict[str, Any], best: dict[str, Any], title: str
+) -> None:
+    found = bucket_advice(retold(present, best), 4)[0]
+    assert (found.id, found.title) == ("bucket_cap", title)
+    call = ast.parse(found.apply["ddp"].split("\n")[0]).body[0]
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    written = {str(each.arg): ast.literal_eval(each.value) for each in call.value.keywords}
+    # None of these is a keyword of DistributedDataParallel.
+    assert written == {name: each for name, each in best.items() if name not in {"accumulation", "no_sync", "hook"}}
+    assert ("no_sync()" in found.apply["ddp"]) == ("no_sync" in title)
+    assert ("deepspeed" in found.apply) == (title == "Set bucket_cap_mb=4")
 
 
 def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first() -> None:

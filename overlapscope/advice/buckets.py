@@ -1,12 +1,16 @@
 """What a replay under other settings recommends: buckets, views of them, fewer bits; or to leave them alone."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 from overlapscope.advice.given import VERIFY
-from overlapscope.advice.units import snippets
+from overlapscope.advice.setting_code import setting_code
+from overlapscope.advice.units import spelled
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.whatif.answer import Scenario, WhatIf
+
+MOST_SHOWN: Final = 3
+"""Caps of a list that a title shows; the code has all."""
 
 
 def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
@@ -19,9 +23,9 @@ def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
 
 def _cap(told: WhatIf, item_bytes: int) -> Recommendation:
     if told.verdict == "change":
-        best = _row(told.scenarios, told.best.knobs)
-        shown = ", ".join(snippets(told.best.knobs, item_bytes)["ddp"].partition("model, ")[2][:-1].split(", ")[:4])
-        return _of(told, best, "bucket_cap", f"Set {shown}", "change", apply=snippets(told.best.knobs, item_bytes))
+        knobs, present = told.best.knobs, told.baseline.knobs
+        best, apply = _row(told.scenarios, knobs), setting_code(knobs, item_bytes, present)
+        return _of(told, best, "bucket_cap", f"Set {_shown(_changed(told))}", "change", apply=apply)
     return _of(told, told.scenarios[0], "keep_buckets", "Leave the buckets as they are: no cap gains more than the "
                "noise, or surely gains at all", "no_change")  # fmt: skip
 
@@ -53,6 +57,22 @@ def _fewer_bits(told: WhatIf) -> Recommendation | None:
     }
     title = "Try to send 16-bit gradients: changes numerics, so hold the loss against the present one"
     return _of(told, row, "sixteen_bit_gradients", title, "trial", apply=apply)
+
+
+def _changed(told: WhatIf) -> dict[str, Any]:
+    """Give the best knobs that are not so at present; what is set no longer is False."""
+    knobs, present = told.best.knobs, told.baseline.knobs
+    left = {name: False for name, value in present.items() if value is True and name not in knobs}
+    return {name: value for name, value in knobs.items() if present.get(name) != value} | left
+
+
+def _shown(knobs: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}=[{', '.join(spelled(each) for each in value[:MOST_SHOWN])}, ...]"
+        if isinstance(value, list) and len(value) > MOST_SHOWN
+        else f"{name}={spelled(value)}"
+        for name, value in knobs.items()
+    )
 
 
 def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
