@@ -122,6 +122,47 @@ def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
     assert found["bucket_view"].memory_bytes == -8 * 2**20
 
 
+def with_views(gain: float, low: float, high: float, **more: Any) -> WhatIf:
+    """Give an answer in which views gain so much of a step, and nothing else is to be changed."""
+    change = msgspec.structs.replace
+    now = {"bucket_cap_mb": 25.0}
+    base = retold(now, {**now, **VIEW})
+    plain = change(base.scenarios[0], memory_bytes=8 << 20)
+    views = change(base.scenarios[1], memory_bytes=0, gain=gain, gain_low=low, gain_high=high)
+    other = change(views, knobs={"bucket_cap_mb": 4.0, **VIEW}, gain=0.5, gain_low=0.4, gain_high=0.6)
+    told = change(base, scenarios=[plain, other, views], verdict="no_change", best=Best(knobs=now))
+    return change(told, **more)
+
+
+@pytest.mark.parametrize(
+    ("gain", "low", "high", "fires"),
+    [(0.03, 0.01, 0.05, True), (0.0, -0.015, 0.015, True), (-0.01, -0.03, 0.01, False), (0.01, -0.03, 0.05, False)],
+)
+def test_views_are_advised_only_where_they_probably_cost_no_time(
+    gain: float, low: float, high: float, *, fires: bool
+) -> None:
+    found = {each.id: each for each in bucket_advice(with_views(gain, low, high), 4)}
+    assert ("bucket_view" in found) == fires
+    if fires:  # the gain is that of views alone, under the present cap, which the code keeps
+        step = found["bucket_view"].evidence["step_ns"]
+        assert found["bucket_view"].predicted_gain_ns == round(gain * step)
+        assert found["bucket_view"].memory_bytes == -8 << 20
+        code = "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)"
+        assert found["bucket_view"].apply["ddp"] == code
+
+
+def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = Best(knobs={"bucket_cap_mb": 4.0, **VIEW})
+    found = bucket_advice(with_views(0.03, 0.01, 0.05, verdict="change", best=best), 4)
+    assert [each.id for each in found] == ["bucket_cap"]
+    assert found[0].memory_bytes == -8 << 20
+    copies = msgspec.structs.replace(found[0], id="communication_copies", apply={"ddp": "..."})
+    both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
+    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.advise.answer", lambda *_: both)
+    assert list(advised(recorded(ONE))) == ["bucket_cap"]
+
+
 def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(ONE)
     case = from_run(run)
