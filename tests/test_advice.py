@@ -186,6 +186,21 @@ def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
     assert list(advised(waits)) == ["late_rank"]
 
 
+def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_exposed() -> None:
+    """Waiting is less than half of the time in collectives, and more than half of what is exposed."""
+    run = recorded(late := replace(EACH, late=(0, 150), ticks_per_mb=80))
+    assert late_rank(analyze(run)) is None
+    case = told(late)
+    assert (case.verdict, case.waiting) == ("no_change", True)
+    found, reasons = advise(run, analyze(run))
+    assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
+    assert "find what holds it before any setting here" in reasons[0]
+    soon = told(replace(late, late=(0, 60)))
+    assert not soon.waiting
+    assert [each.id for each in bucket_advice(soon, 4)] == ["keep_buckets", "sixteen_bit_gradients"]
+    assert not bucket_advice(msgspec.structs.replace(soon, waiting=True), 4)
+
+
 def test_what_is_not_understood_gives_no_advice() -> None:
     base = told(ONE)
     assert not bucket_advice(msgspec.structs.replace(base, verdict="insufficient_data"), 4)

@@ -15,8 +15,10 @@ MOST_SHOWN: Final = 3
 
 
 def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
-    """Give recommendations, best first; nothing where the recording is not understood well enough."""
-    if told.verdict == "insufficient_data":
+    """Give recommendations, best first; nothing where the recording is not understood well enough, or waiting for a
+    late rank dominates: the reasons say so.
+    """
+    if told.verdict == "insufficient_data" or told.waiting:
         return []
     found = [_cap(told, item_bytes), _views(told, item_bytes), _fewer_bits(told)]
     return [each for each in found if each is not None]
