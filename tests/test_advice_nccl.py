@@ -12,7 +12,7 @@ from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Recommendation, analyze
 from overlapscope.ingest.bandwidth_presets import reference_bandwidths
 from overlapscope.ingest.read import read_inputs
-from overlapscope.timeline.columns import make
+from overlapscope.timeline.columns import NONE, make
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.run import Run
 from tests.test_nccl_findings import IB, job, net
@@ -86,6 +86,18 @@ def test_slow_all_reduces_whose_algorithm_is_known_give_a_trial_without_a_figure
     assert found.evidence["busbw_gbs"] == pytest.approx(100, rel=1e-3)
     assert found.apply["nccl_variables"] == 'NCCL_ALGO="allreduce:^tree"'
     assert "allreduce,65536,18446744073709551615,ring,simple,16,-1,-1" in found.apply["nccl_tuner"]
+
+
+def test_channels_of_calls_serve_where_no_communicator_tells_its_own() -> None:
+    run = chosen(running_at(100), "TREE", channels=NONE)
+    told = {
+        rank: replace(each, collectives=replace(each.collectives, channels=np.full_like(each.collectives.channels, 24)))
+        for rank, each in run.ranks.items()
+    }
+    table = reference_bandwidths("8xh100-nvswitch")
+    assert "nccl_tuner" not in of_run(run, table)["algorithm_trial"].apply  # one channel, were it left open
+    tuner = of_run(replace(run, ranks=told), table)["algorithm_trial"].apply["nccl_tuner"]
+    assert "allreduce,65536,18446744073709551615,ring,simple,24,-1,-1" in tuner
 
 
 def test_what_is_fast_or_not_known_or_has_no_other_algorithm_gets_no_trial() -> None:

@@ -16,7 +16,7 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.report import advice_text, text
 from overlapscope.report.next_steps import next_steps
 from overlapscope.timeline.columns import NONE, column_kinds
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.made_ddp import Made, recorded
 from tests.made_steps import STEP, US, Item, Kernel, Range, Ready, Sent, made
@@ -132,6 +132,53 @@ def test_many_calls_that_take_their_latency_are_told_with_what_of_them_is_expose
     assert "fsdp2" in small.apply
     assert "horovod" not in small.apply
     assert "small_collectives" in fired(many(20, size_bytes=2000))
+
+
+def in_groups(run: Run, members: int) -> Run:
+    """Split the ranks of a run into groups of so many: each makes the calls that the one group did."""
+    ranks = {
+        rank: replace(
+            each,
+            names=tuple(f"g{rank // members}" if name == "g" else name for name in each.names),
+            collectives=replace(
+                each.collectives, group_size=np.full_like(each.collectives.group_size, members)
+            ),
+        )
+        for rank, each in run.ranks.items()
+    }  # fmt: skip
+    groups = tuple(
+        Group(name=f"g{number}", size=members, ranks=tuple(range(number * members, (number + 1) * members)))
+        for number in range(len(ranks) // members)
+    )
+    return replace(run, ranks=ranks, groups=groups)
+
+
+def test_calls_of_groups_that_no_single_rank_is_in_are_not_added_up() -> None:
+    """Four groups of two make twenty calls each, all at the same time: a rank sees twenty."""
+    items = [
+        Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1 + k / 100, op="all_gather", size_bytes=2000)
+        for k in range(20)
+    ]
+    ends = [Kernel(start=0, end=99), Kernel(start=501, end=990, launch=3)]
+    split = in_groups(always(*ends, *items, ranks=8), 2)
+    assert len({row.group for row in analyze(split).collectives}) == 4
+    small = fired(split)["small_collectives"]
+    assert (small.evidence["calls"], small.evidence["exposed_ns"]) == (20, 400 * US)
+    assert small.evidence["by_op"]["all_gather"]["calls"] == 20
+    assert small.evidence["by_op"]["all_gather"]["exposed_ns"] == 400 * US
+    assert small.gain_high_ns == 380 * US
+    # Two a step on each rank are few, however many groups there are.
+    assert "small_collectives" not in fired(in_groups(always(*ends, *items[:2], ranks=8), 2))
+
+
+def test_calls_of_all_groups_that_a_rank_is_in_count_together() -> None:
+    items = [
+        Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1 + k / 100, op="all_gather", size_bytes=2000,
+             group="gh"[k % 2])
+        for k in range(10)
+    ]  # fmt: skip
+    small = fired(always(Kernel(start=0, end=99), *items, Kernel(start=301, end=990, launch=3)))["small_collectives"]
+    assert (small.evidence["calls"], small.evidence["exposed_ns"]) == (10, 200 * US)
 
 
 def test_calls_that_are_hidden_or_few_or_large_are_none() -> None:

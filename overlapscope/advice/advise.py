@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from overlapscope.advice.algorithm_trial import algorithm_trial
-from overlapscope.advice.buckets import bucket_advice
+from overlapscope.advice.buckets import adds_views, bucket_advice
 from overlapscope.advice.busy_lane import busy_lane
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
@@ -83,7 +83,8 @@ def advise(
     if keep is not None:
         keep(case, told)
     of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
-    if any(each.id == "bucket_view" for each in of_buckets):  # which predicts what the copies' time only bounds
+    # A predicted gain of views stands for what the copies' time only bounds.
+    if adds_views(told) or any(each.id == "bucket_view" for each in of_buckets):
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
     return ranked([*of_buckets, *found]), list(told.reasons)
 

@@ -3,9 +3,8 @@
 from typing import Final
 
 from overlapscope.advice.given import Given, recommended
-from overlapscope.advice.nccl_settings import Library, without_algorithm
+from overlapscope.advice.nccl_settings import Library, channels_of, without_algorithm
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.timeline.columns import NONE
 
 LOW: Final = "low_bandwidth:"
 OTHERS: Final = frozenset({"RING", "TREE", "NVLS", "NVLS_TREE", "COLLNET_DIRECT", "COLLNET_CHAIN"})
@@ -38,14 +37,9 @@ def algorithm_trial(given: Given) -> Recommendation | None:
         id="algorithm_trial",
         title=f"Try all-reduces of {worst['bytes'] / 1e6:.1f} MB without {algorithm}, which NCCL chose: they reach "
         f"{worst['busbw_gbs']:.3g} of {worst['possible_busbw_gbs']:.3g} GB/s",
-        apply=without_algorithm(library, "all_reduce", algorithm, _channels(given)),
+        apply=without_algorithm(library, "all_reduce", algorithm, channels_of(given.run)),
         evidence={**worst, "algorithm": algorithm, "nccl_version": ".".join(map(str, library.version)) or None},
         measured=["bus bandwidth of matched transfers, and NCCL's choice"],
         assumed=["that another algorithm is faster here: none was measured"],
         verify="all_reduce_perf -b 1M -e 1G -f 2 with and without it, then: overlapscope compare RUN NEW_RUN",
     )
-
-
-def _channels(given: Given) -> int | None:
-    most = int(given.run.facts.members.collective_channels.max(initial=NONE))
-    return most if most > 0 else None

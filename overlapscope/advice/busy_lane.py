@@ -12,7 +12,7 @@ from overlapscope.timeline.run import RankTimeline
 
 OTHERS: Final = 0.5
 """Share of the queueing behind others' calls, from which on a lane of its own can help: behind its own kind it is the
-link that is busy."""
+link that is busy. A choice: most of the queueing."""
 MOST_PAIRS: Final = 5
 _Kind = tuple[str, str | None]
 """Operation and group."""

@@ -17,7 +17,8 @@ from overlapscope.timeline.volume import ITEM_BYTES
 OF_BUCKET: Final = 0.5
 """Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""
 LARGER: Final = 2.0
-"""Times the largest of another size: what no layer has."""
+"""Times the largest of another size. A choice: the two largest of a transformer's layer differ by 1.8 at most (a gated
+MLP's fused 16/3 h^2, beside the 3 h^2 of a fused attention projection, of width h), an embedding by far more."""
 MOST_STEPS: Final = 32
 EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
 

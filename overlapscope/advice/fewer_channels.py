@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.given import Given, Windows, ms, recommended
-from overlapscope.advice.nccl_settings import Library, fewer_channels
+from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, take
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.interference import Slowdown, slowdown
 
 MOST_SPANS: Final = 2_000_000
@@ -37,7 +37,7 @@ def interference(given: Given) -> Recommendation | None:
     worst = max((each[0] for each in told), key=lambda each: each.mean)
     if worst.low <= 1 or not given.is_worth(cost):
         return None
-    present = _channels(given.run)
+    present = channels_of(given.run)
     tried = max(present // 2, FEWEST) if present else TRIED
     now = f" (now {present})" if present else ""
     return recommended(
@@ -85,11 +85,3 @@ def _cost(given: Given, timeline: RankTimeline, windows: Windows, found: Slowdow
     beside = intersection(union((spans.start_ns[rows], spans.end_ns[rows])), _moving(given, timeline))
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
     return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean) if found.mean > 1 else None
-
-
-def _channels(run: Run) -> int | None:
-    """Give the most channels that any source tells of a communicator or a call."""
-    told = [int(run.facts.members.collective_channels.max(initial=NONE))]
-    told += [int(each.collectives.channels.max(initial=NONE)) for each in run.ranks.values()]
-    most = max(told)
-    return most if most > 0 else None

@@ -15,9 +15,10 @@ from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import RankTimeline
 
 GAPS: Final = 0.1
-"""Share of a step that a device may stand idle between kernels before its host is the matter."""
+"""Share of a step that a device may stand idle between kernels before its host is the matter. A choice: five
+times what is worth a change, for some of it is the profiler's, and nothing tells how much."""
 LOADS: Final = 0.5
-"""Share of the idle time that fetching batches takes, from which on it is what to change."""
+"""Share of the idle time that fetching batches takes, from which on it is what to change. A choice: most of it."""
 MOST_CALLS: Final = 5
 HOST: Final = ("host", "launch")
 """Parts of a critical path that are the host's."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
 
 CTAS_SINCE: Final = (2, 17)
@@ -49,6 +50,14 @@ def version_of(text: str) -> tuple[int, ...]:
     """Give the numbers of the first version in a text; () where there is none."""
     found = _VERSION.search(text)
     return tuple(int(each or 0) for each in found.groups()) if found else ()
+
+
+def channels_of(run: Run) -> int | None:
+    """Give the most channels that any source tells of a communicator or a call; None where none does."""
+    told = [int(run.facts.members.collective_channels.max(initial=NONE))]
+    told += [int(each.collectives.channels.max(initial=NONE)) for each in run.ranks.values()]
+    most = max(told)
+    return most if most > 0 else None
 
 
 def fewer_channels(library: Library, channels: int) -> dict[str, str]:

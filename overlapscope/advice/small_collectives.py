@@ -4,31 +4,38 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from overlapscope.advice.given import Given, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.run import Run
 
 MOVING: Final = 0.2
-"""A call is latency where its bytes would take no more than this share of its time, as fast as others of its group."""
+"""A call is latency where its bytes would take no more than this share of its time, as fast as others of its group. A
+choice: at most a fifth of the time is then misjudged."""
 TINY_BYTES: Final = 64 << 10
 """So few bytes take less than a call's latency on any link that a job is trained over (52 us at 10 Gbit/s)."""
 SHORT_NS: Final = 30_000
 """A call of unknown size that takes no longer is latency: NCCL's own is 7 to 14 us and some for each hop
 (`src/graph/tuning.cc`)."""
 FEWEST_CALLS: Final = 8
-"""Calls a step; to fuse fewer is not worth the work."""
+"""Calls a step. A choice: to fuse fewer is not worth the work."""
 
 
 def small_collectives(given: Given) -> Recommendation | None:
-    """Give the recommendation where calls that are all latency are exposed for long enough."""
+    """Give the recommendation where calls that are all latency are exposed for long enough on one rank.
+
+    Groups do their calls at the same time: what counts are those that a single rank makes, the one that loses most.
+    """
     rows = [row for row in given.analysis.collectives if _counts(given, row)]
-    small = [row for row in rows if _is_latency(row, _fastest(row, rows))]
+    every = [row for row in rows if _is_latency(row, _fastest(row, rows))]
+    small = max(_by_rank(given.run, every), key=_exposed_ns, default=[]) if every else []
     calls = sum(row.count for row in small) / max(given.steps, 1)
-    exposed = sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in small)
-    exposed /= max(given.steps, 1)
+    exposed = _exposed_ns(small) / max(given.steps, 1)
     if calls < FEWEST_CALLS or not given.is_worth(exposed):
         return None
     ops = _listed(small)
@@ -52,6 +59,27 @@ def small_collectives(given: Given) -> Recommendation | None:
             *(["durations hold waiting for ranks that were not matched"] if _unmatched(small) else []),
         ],
     )
+
+
+def _by_rank(run: Run, rows: Sequence[CollectiveRow]) -> list[list[CollectiveRow]]:
+    """Give the rows of each rank: those of an operation in a group that it calls."""
+    places: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        places[row.op, row.group].append(place)
+    found = []
+    for timeline in run.ranks.values():
+        calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
+        keys = np.unique((calls.op.astype(np.int64) + 1) * len(names) + calls.group + 1)
+        kinds = {
+            (names[op - 1] or "unknown", names[group - 1])
+            for op, group in (divmod(key, len(names)) for key in keys.tolist())
+        }
+        found.append([rows[place] for place in sorted(at for kind in kinds for at in places.get(kind, ()))])
+    return found
+
+
+def _exposed_ns(rows: Sequence[CollectiveRow]) -> float:
+    return sum(min(row.exposed_ns or 0, row.count * (row.transfer_ns_median or 0)) for row in rows)
 
 
 def _counts(given: Given, row: CollectiveRow) -> bool:

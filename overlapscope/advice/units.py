@@ -12,7 +12,7 @@ def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
     DistributedDataParallel counts MiB, Horovod bytes, DeepSpeed elements, Megatron parameters; FSDP2 has no buckets but
     reduces what one call of `fully_shard` wraps. A list of caps only DistributedDataParallel knows.
     """
-    found = {"ddp": f"DistributedDataParallel(model, {', '.join(f'{k}={_spelled(v)}' for k, v in knobs.items())})"}
+    found = {"ddp": f"DistributedDataParallel(model, {', '.join(f'{k}={spelled(v)}' for k, v in knobs.items())})"}
     cap_mb = knobs.get("bucket_cap_mb")
     if cap_mb is None:
         return found
@@ -27,7 +27,8 @@ def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
     }
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """Spell a knob's value as Python, without figures that mean nothing."""
     if isinstance(value, float):
         return f"{value:g}"
     return f"[{', '.join(f'{each:.6g}' for each in value)}]" if isinstance(value, list) else repr(value)

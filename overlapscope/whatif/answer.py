@@ -117,6 +117,8 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     scenarios: list[Scenario]
     bounds: Bounds
     verdict: Literal["change", "no_change", "insufficient_data"]
+    waiting: bool = False
+    """Whether waiting for a late rank dominates: no setting is advised before what holds it is found."""
     best: Best
     flat_region: dict[str, list[Any]]
     """Values of a knob whose steps the noise does not tell from the best one's."""
@@ -197,6 +199,7 @@ def answer(
         scenarios=rows + compressed,
         bounds=_bounds(workload, plan.baseline),
         verdict=verdict,
+        waiting=_waits(plan, rows[0]),
         best=Best(knobs=best.knobs if verdict == "change" else rows[0].knobs),
         flat_region=_flat(rows, best, plan.noise),
         reasons=[*reasons, *plan.notes, *([COMPRESSED] if compressed else [])],
@@ -333,10 +336,9 @@ def _verdict(
         return "insufficient_data", [f"{missed}: what is described is not what ran", *reasons]
     if plan.fixed:
         return "insufficient_data", [plan.fixed, *reasons]
-    late = plan.lateness_ns
-    waiting_ns = max(late) - min(late) if late else 0.0
-    if waiting_ns > WAITING * base.exposed_comm_ns:
-        held = f"waiting {waiting_ns / MS:.3f} ms for rank {late.index(max(late))} dominates what is exposed"
+    if _waits(plan, base):
+        late, last = plan.lateness_ns, max(plan.lateness_ns)
+        held = f"waiting {(last - min(late)) / MS:.3f} ms for rank {late.index(last)} dominates what is exposed"
         return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
     noise = plan.noise if best.known_from == "measured" else plan.noise / ONE_MEASURED
     if best.gain <= noise or best is base:
@@ -350,6 +352,11 @@ def _verdict(
         doubt = f"the gain of {best.gain:.1%} may be none: its interval begins at {best.gain_low:.1%}"
         return "no_change", [f"{doubt}; most of what varies is {widest.replace('_', ' ')}", *reasons]
     return "change", reasons
+
+
+def _waits(plan: Case, base: Scenario) -> bool:
+    late = plan.lateness_ns
+    return bool(late) and max(late) - min(late) > WAITING * base.exposed_comm_ns
 
 
 def _widest(predictions: Predictions, place: int) -> str:

@@ -81,6 +81,7 @@ def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str
         scenarios=rows,
         bounds=bounds_of(case.middle, case.measured_ns / case.middle.measured_ns),
         verdict=verdict,
+        waiting=_waits(case),
         best=Best(knobs=best.knobs if verdict == "change" else {}),
         flat_region={},
         reasons=[*reasons, *notes],
@@ -253,7 +254,7 @@ def _verdict(
     if abs(seen.error) > SELF_TEST:
         missed = f"the replay misses the measured step by {seen.error:+.1%}, more than {SELF_TEST:.0%}"
         return "insufficient_data", [f"{missed}: what was extracted is not what ran", *reasons]
-    if case.waited > WAITING and case.waited_for is not None:
+    if _waits(case):
         held = f"waiting is {case.waited:.0%} of the time in its collectives, for rank {case.waited_for} most"
         return "no_change", [f"{held}: find what holds it before any setting here", *reasons]
     best = _best(rows)
@@ -265,6 +266,10 @@ def _verdict(
         doubt = f"the gain of {best.gain:.1%} may be none: its interval begins at {best.gain_low:.1%}"
         return "no_change", [doubt, *reasons]
     return "change", reasons
+
+
+def _waits(case: GraphCase) -> bool:
+    return case.waited > WAITING and case.waited_for is not None
 
 
 def bounds_of(graph: Graph, scale: float = 1.0) -> Bounds:
