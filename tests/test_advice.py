@@ -221,7 +221,7 @@ def test_each_framework_counts_in_its_own_unit() -> None:
 
 def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
     source = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "overlapscope/advice").glob("*.py")))
-    rules = {*re.findall(r'_of\(\s*told, [^,]+, "([a-z_]+)"', source), *re.findall(r' id="([a-z_]+)"', source)}
+    rules = {*re.findall(r'of_scenario\(\s*told, [^,]+, "([a-z_]+)"', source), *re.findall(r' id="([a-z_]+)"', source)}
     assert rules == {file.stem for file in (ROOT / PAGES).glob("*.md")}
     for file in (ROOT / PAGES).glob("*.md"):
         text = file.read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlapscope.advice.gathers import gather_advice
 from overlapscope.analysis.across import across
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
@@ -106,6 +107,33 @@ def test_what_is_kept_gathered_and_what_is_gathered_ahead_takes_memory() -> None
     best = min((each for each in answer.scenarios if not each.hypothetical and not each.changes_numerics),
                key=lambda each: each.predicted_step_ns)  # fmt: skip
     assert answer.best.knobs == best.knobs != {}
+
+
+def test_what_fsdp_would_gain_is_recommended_in_its_own_calls() -> None:
+    answer = answered(fsdp(modules=6), 2.0)
+    first = gather_advice(answer)[0]
+    (knob, value), *others = answer.best.knobs.items()
+    assert (first.id, first.verdict) == ("fsdp_gathers", "change")
+    assert f"{knob}={value}" in first.title
+    assert first.predicted_gain_ns == round(
+        scenario(answer, **answer.best.knobs).gain * answer.baseline.measured_step_ns
+    )
+    assert not others
+    calls = {
+        "reshard_after_forward": "reshard_after_forward=False",
+        "forward_prefetch": "set_modules_to_forward_prefetch",
+        "backward_prefetch": "set_modules_to_backward_prefetch",
+        "modules_per_group": "fully_shard([",
+    }
+    assert calls[knob] in first.apply["fsdp2"]
+    trials = [each for each in gather_advice(answer) if each.changes_numerics]
+    assert [each.verdict for each in trials] == ["trial"] * len(trials)
+    assert all("MixedPrecisionPolicy(reduce_dtype=" in each.apply["fsdp2"] for each in trials)
+
+
+def test_no_call_of_fsdp_is_recommended_where_nothing_gains_or_nothing_is_sharded() -> None:
+    assert gather_advice(answered(fsdp(forward=400.0, backward=800.0, gather=2.0, scatter=2.0), 2.0)) == []
+    assert gather_advice(answered(tensor(), 2.0)) == []
 
 
 def test_a_step_that_computes_for_long_is_left_alone() -> None:

@@ -11,6 +11,7 @@ from overlapscope.advice.busy_lane import busy_lane
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
+from overlapscope.advice.gathers import gather_advice
 from overlapscope.advice.given import Given
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
@@ -25,6 +26,8 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.whatif.answer import WhatIf, answer
 from overlapscope.whatif.from_run import RecordedCase, from_run
+from overlapscope.whatif.graph_answer import answer_run
+from overlapscope.whatif.kinds import kind_of
 
 RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     late_launches,
@@ -78,7 +81,7 @@ def advise(
     try:
         case = from_run(run, together)
     except InputError as error:
-        return found, [f"no setting was replayed: {error}"]
+        return _of_another_kind(run, together, found, error)
     told = answer(case, caps_mb)
     if keep is not None:
         keep(case, told)
@@ -87,6 +90,19 @@ def advise(
     if adds_views(told) or any(each.id == "bucket_view" for each in of_buckets):
         found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
     return ranked([*of_buckets, *found]), list(told.reasons)
+
+
+def _of_another_kind(
+    run: Run, together: Across, found: list[Recommendation], why: InputError
+) -> tuple[list[Recommendation], list[str]]:
+    """Add what a replay of FSDP2 recommends; `why` says why it is no recording of DistributedDataParallel."""
+    if kind_of(run) != "fsdp":
+        return found, [f"no setting was replayed: {why}"]
+    try:
+        told = answer_run(run, together, why=str(why))
+    except InputError as error:
+        return found, [f"no setting was replayed: {error}"]
+    return ranked([*gather_advice(told), *found]), list(told.reasons)
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:

@@ -1,9 +1,10 @@
 """What a replay under other settings recommends: buckets, views of them, fewer bits; or to leave them alone."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from overlapscope.advice.given import VERIFY, WORTH
+from overlapscope.advice.given import WORTH
+from overlapscope.advice.of_scenario import of_scenario
 from overlapscope.advice.setting_code import HOOK, setting_code
 from overlapscope.advice.units import spelled
 from overlapscope.analysis.analyze import Recommendation
@@ -33,9 +34,10 @@ def _cap(told: WhatIf, item_bytes: int) -> Recommendation:
     if told.verdict == "change":
         knobs, present = told.best.knobs, told.baseline.knobs
         best, apply = _row(told.scenarios, knobs), setting_code(knobs, item_bytes, present)
-        return _of(told, best, "bucket_cap", f"Set {_shown(_changed(told))}", "change", apply=apply,
-                   memory_bytes=best.memory_bytes - told.scenarios[0].memory_bytes or None)  # fmt: skip
-    return _of(told, told.scenarios[0], "keep_buckets", "Leave the buckets as they are: no cap gains more than the "
+        title = f"Set {_shown(_changed(told))}"
+        memory_bytes = best.memory_bytes - told.scenarios[0].memory_bytes or None
+        return of_scenario(told, best, "bucket_cap", title, "change", apply=apply, memory_bytes=memory_bytes)
+    return of_scenario(told, told.scenarios[0], "keep_buckets", "Leave the buckets as they are: no cap gains more than the "
                "noise, or surely gains at all", "no_change")  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def _views(told: WhatIf, item_bytes: int) -> Recommendation | None:
     saved = base.memory_bytes - row.memory_bytes
     title = f"gradient_as_bucket_view=True saves {saved / 1e6:.1f} MB, and the copies out of buckets"
     apply = setting_code(with_views, item_bytes, base.knobs)
-    return _of(told, row, "bucket_view", title, "change", apply=apply, memory_bytes=-saved)
+    return of_scenario(told, row, "bucket_view", title, "change", apply=apply, memory_bytes=-saved)
 
 
 def _fewer_bits(told: WhatIf) -> Recommendation | None:
@@ -58,7 +60,7 @@ def _fewer_bits(told: WhatIf) -> Recommendation | None:
     if row is None or row.gain_low <= 0:
         return None
     title = "Try to send 16-bit gradients: changes numerics, so hold the loss against the present one"
-    return _of(told, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
+    return of_scenario(told, row, "sixteen_bit_gradients", title, "trial", apply={"ddp": HOOK})
 
 
 def _changed(told: WhatIf) -> dict[str, Any]:
@@ -79,41 +81,3 @@ def _shown(knobs: Mapping[str, Any]) -> str:
 
 def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
     return next(each for each in scenarios if each.knobs == knobs)
-
-
-def _of(
-    told: WhatIf,
-    row: Scenario,
-    name: str,
-    title: str,
-    verdict: str,
-    *,
-    apply: dict[str, str] | None = None,
-    memory_bytes: int | None = None,
-) -> Recommendation:
-    measured = told.baseline.measured_step_ns or told.baseline.replayed_step_ns
-    confidence: Literal["mixed", "assumed"] = "mixed" if told.interference.identified else "assumed"
-    gains = (row.gain, row.gain_low, row.gain_high) if verdict != "no_change" else (None, None, None)
-    gain, low, high = (None if each is None else round(each * measured) for each in gains)
-    return Recommendation(
-        id=name,
-        title=title,
-        verdict=verdict,
-        predicted_gain_ns=gain,
-        gain_low_ns=low,
-        gain_high_ns=high,
-        confidence=confidence,
-        memory_bytes=memory_bytes,
-        changes_numerics=row.changes_numerics,
-        apply=apply or {},
-        verify=VERIFY,
-        evidence={
-            "step_ns": measured,
-            "predicted_step_ns": row.predicted_step_ns,
-            "exposed_comm_ns": row.exposed_comm_ns,
-            "buckets": row.buckets,
-            "replay_error": told.baseline.replay_error,
-        },
-        measured=["the present step, its gradients and transfers"] if told.baseline.measured_step_ns else [],
-        assumed=[each.name.replace("_", " ") for each in told.assumptions],
-    )
