@@ -14,6 +14,7 @@ from overlapscope.analysis.predictions import Noted, Observed, Prediction, joine
 from overlapscope.cli.main import main
 from overlapscope.cli.prediction_file import NAME, note, noted_in
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.read import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.observed import observed
@@ -151,8 +152,6 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
 
 
 def observed_ns(run: Path) -> int:
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-
     return observed(read_inputs([run]), "run").step_ns
 
 
@@ -208,6 +207,32 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_was(runs: Path) 
 def test_a_damaged_file_is_answered_in_one_line(content: bytes, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "baseline" / NAME).write_bytes(content)
     assert main(["advise", str(runs / "baseline")]) == 3
+    said = capsys.readouterr()
+    assert NAME in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not said.out
+
+
+HUGE = "1" * 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_ns", HUGE), ("low_ns", f"-{HUGE}"), ("high_ns", HUGE), ("ranks", HUGE), ("gradient_bytes", "0"),
+     ("present_step_ns", str(2**63)), ("knobs", f'{{"bucket_cap_mb": {HUGE}}}'),
+     ("present", f'{{"bucket_cap_mb_list": [{HUGE}]}}'), ("knobs", '{"bucket_cap_mb": ' + "[" * 500 + "]" * 500 + "}")],
+)  # fmt: skip
+def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
+    field: str, value: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The predictions are of the candidate's workload, so that every figure of them would be used."""
+    base, candidate = runs / "regressed", runs / "baseline"
+    told = observed(read_inputs([candidate]), "run")
+    one = msgspec.to_builtins(prediction(4.0, 90, 110))
+    content = {**one, "ranks": told.ranks, "gradient_bytes": told.gradient_bytes, "knobs": told.knobs, field: "HERE"}
+    text = json.dumps({"schema": "overlapscope.predictions/1", "predictions": [content]})
+    (base / NAME).write_text(text.replace('"HERE"', value), encoding="utf-8")
+    assert main(["compare", str(base), str(candidate)]) == 3
     said = capsys.readouterr()
     assert NAME in said.err
     assert len(said.err.splitlines()) == 1
