@@ -97,6 +97,15 @@ def test_a_run_measured_twice_for_a_prediction_stands_once() -> None:
     assert [(each.run, each.measured_step_ns) for each in kept.outcomes] == [("new", 105), ("other", 103)]
 
 
+def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
+    one = prediction(4.0, 90, 110)
+    for changes in ({"present": {"bucket_cap_mb": 1.0}}, {"present_step_ns": 101}, {"step_ns": 95}):
+        other = msgspec.structs.replace(one, **changes)
+        tested = [outcome for each in (one, other) for outcome in outcomes([each], [seen(4.0, 100)])[0]]
+        kept = joined(Noted(), tested=tested)
+        assert [each.prediction for each in kept.outcomes] == [one, other], changes
+
+
 def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
     told = observed(recorded(MADE), "made")
     assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}

@@ -137,7 +137,10 @@ def _word(value: Any) -> str:
 
 
 def _key(outcome: Outcome) -> tuple[str, str, bytes]:
-    return outcome.run, outcome.prediction.made_at, msgspec.json.encode(outcome.prediction.knobs)
+    """Give what tells one outcome from another: two recordings predict the same setting otherwise."""
+    of = outcome.prediction
+    content = (of.present, of.present_step_ns, of.knobs, of.step_ns)
+    return outcome.run, of.made_at, msgspec.json.encode(content)
 
 
 def _is_workload(prediction: Prediction, seen: Observed) -> bool:
