@@ -145,6 +145,10 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     assert told["inside"] is (four.low_ns <= measured <= four.high_ns)
     assert not noted_in([base]).outcomes
 
+    gate = ["gate", str(base), str(candidate), "--json"]
+    assert main(gate) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]["predictions"] == [told]
+
     assert main([*compare, "--record"]) == 0
     assert "1 of 1 measured prediction inside the interval, mean error" in capsys.readouterr().out
     assert [each.measured_step_ns for each in noted_in([base]).outcomes] == [measured]

@@ -71,13 +71,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from overlapscope.gate.verdict import judge  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.cli.tested import Tested  # noqa: PLC0415
+    from overlapscope.gate.verdict import judge  # noqa: PLC0415
     from overlapscope.report import gate_text, json  # noqa: PLC0415
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args)
+    tested = Tested("gate", [args.base])
+    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
+    comparison = msgspec.structs.replace(gate.comparison, predictions=tested.outcomes)
+    gate = msgspec.structs.replace(gate, comparison=comparison)
     if args.redact:
         from overlapscope.report.redact import redacted  # noqa: PLC0415
 
