@@ -16,6 +16,7 @@ from overlapscope.cli.prediction_file import NAME, note, noted_in
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report.json import schema as schema_of
+from overlapscope.timeline.baselines import runs_inside, save_baseline
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.observed import observed
 from tests.conftest import ROOT
@@ -178,6 +179,29 @@ def test_a_baseline_keeps_what_its_run_keeps(runs: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["compare", str(runs / "kept" / "main"), str(runs / "baseline")]) == 0
     assert "1 of 1 measured prediction" in capsys.readouterr().out
+
+
+def test_a_broken_file_leaves_no_baseline_behind(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder = runs / "baseline", runs / "kept"
+    save = ["baseline", "save", "main", str(run), "--folder", str(folder)]
+    (run / NAME).write_text("{", encoding="utf-8")
+    assert main(save) == 3
+    said = capsys.readouterr().err
+    assert NAME in said
+    assert len(said.splitlines()) == 1
+    assert not folder.exists() or not list(folder.iterdir())
+    (run / NAME).unlink()
+    assert main(save) == 0
+    before = contents(folder / "main")
+    (run / NAME).write_text("{", encoding="utf-8")
+    assert main([*save, "-f"]) == 3
+    assert contents(folder / "main") == before
+
+
+def test_a_hundred_runs_stand_in_a_baseline_in_their_order(tmp_path: Path) -> None:
+    save_baseline([Run(world_size=at, ranks={}) for at in range(1, 102)], tmp_path / "main", version="0.1.0")
+    stored = [json.loads((each / "run.json").read_text(encoding="utf-8")) for each in runs_inside(tmp_path / "main")]
+    assert [each["world_size"] for each in stored] == list(range(1, 102))
 
 
 def test_what_keeps_no_predictions_is_refused_before_anything_is_read(
