@@ -14,7 +14,9 @@ from overlapscope.analysis.predictions import Noted, Observed, Prediction, joine
 from overlapscope.cli.main import main
 from overlapscope.cli.prediction_file import NAME, note, noted_in
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.read import read_inputs
 from overlapscope.report.json import schema as schema_of
+from overlapscope.timeline.baselines import runs_inside, save_baseline
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.observed import observed
 from tests.conftest import ROOT
@@ -96,6 +98,15 @@ def test_a_run_measured_twice_for_a_prediction_stands_once() -> None:
     assert [(each.run, each.measured_step_ns) for each in kept.outcomes] == [("new", 105), ("other", 103)]
 
 
+def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
+    one = prediction(4.0, 90, 110)
+    for changes in ({"present": {"bucket_cap_mb": 1.0}}, {"present_step_ns": 101}, {"step_ns": 95}):
+        other = msgspec.structs.replace(one, **changes)
+        tested = [outcome for each in (one, other) for outcome in outcomes([each], [seen(4.0, 100)])[0]]
+        kept = joined(Noted(), tested=tested)
+        assert [each.prediction for each in kept.outcomes] == [one, other], changes
+
+
 def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
     told = observed(recorded(MADE), "made")
     assert told.knobs == {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
@@ -135,6 +146,10 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     assert told["inside"] is (four.low_ns <= measured <= four.high_ns)
     assert not noted_in([base]).outcomes
 
+    gate = ["gate", str(base), str(candidate), "--json"]
+    assert main(gate) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]["predictions"] == [told]
+
     assert main([*compare, "--record"]) == 0
     assert "1 of 1 measured prediction inside the interval, mean error" in capsys.readouterr().out
     assert [each.measured_step_ns for each in noted_in([base]).outcomes] == [measured]
@@ -151,8 +166,6 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
 
 
 def observed_ns(run: Path) -> int:
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-
     return observed(read_inputs([run]), "run").step_ns
 
 
@@ -166,6 +179,29 @@ def test_a_baseline_keeps_what_its_run_keeps(runs: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["compare", str(runs / "kept" / "main"), str(runs / "baseline")]) == 0
     assert "1 of 1 measured prediction" in capsys.readouterr().out
+
+
+def test_a_broken_file_leaves_no_baseline_behind(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder = runs / "baseline", runs / "kept"
+    save = ["baseline", "save", "main", str(run), "--folder", str(folder)]
+    (run / NAME).write_text("{", encoding="utf-8")
+    assert main(save) == 3
+    said = capsys.readouterr().err
+    assert NAME in said
+    assert len(said.splitlines()) == 1
+    assert not folder.exists() or not list(folder.iterdir())
+    (run / NAME).unlink()
+    assert main(save) == 0
+    before = contents(folder / "main")
+    (run / NAME).write_text("{", encoding="utf-8")
+    assert main([*save, "-f"]) == 3
+    assert contents(folder / "main") == before
+
+
+def test_a_hundred_runs_stand_in_a_baseline_in_their_order(tmp_path: Path) -> None:
+    save_baseline([Run(world_size=at, ranks={}) for at in range(1, 102)], tmp_path / "main", version="0.1.0")
+    stored = [json.loads((each / "run.json").read_text(encoding="utf-8")) for each in runs_inside(tmp_path / "main")]
+    assert [each["world_size"] for each in stored] == list(range(1, 102))
 
 
 def test_what_keeps_no_predictions_is_refused_before_anything_is_read(
@@ -208,6 +244,32 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_was(runs: Path) 
 def test_a_damaged_file_is_answered_in_one_line(content: bytes, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "baseline" / NAME).write_bytes(content)
     assert main(["advise", str(runs / "baseline")]) == 3
+    said = capsys.readouterr()
+    assert NAME in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not said.out
+
+
+HUGE = "1" * 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_ns", HUGE), ("low_ns", f"-{HUGE}"), ("high_ns", HUGE), ("ranks", HUGE), ("gradient_bytes", "0"),
+     ("present_step_ns", str(2**63)), ("knobs", f'{{"bucket_cap_mb": {HUGE}}}'),
+     ("present", f'{{"bucket_cap_mb_list": [{HUGE}]}}'), ("knobs", '{"bucket_cap_mb": ' + "[" * 500 + "]" * 500 + "}")],
+)  # fmt: skip
+def test_what_cannot_be_reckoned_with_is_answered_in_one_line(
+    field: str, value: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The predictions are of the candidate's workload, so that every figure of them would be used."""
+    base, candidate = runs / "regressed", runs / "baseline"
+    told = observed(read_inputs([candidate]), "run")
+    one = msgspec.to_builtins(prediction(4.0, 90, 110))
+    content = {**one, "ranks": told.ranks, "gradient_bytes": told.gradient_bytes, "knobs": told.knobs, field: "HERE"}
+    text = json.dumps({"schema": "overlapscope.predictions/1", "predictions": [content]})
+    (base / NAME).write_text(text.replace('"HERE"', value), encoding="utf-8")
+    assert main(["compare", str(base), str(candidate)]) == 3
     said = capsys.readouterr()
     assert NAME in said.err
     assert len(said.err.splitlines()) == 1

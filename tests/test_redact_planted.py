@@ -27,6 +27,7 @@ from overlapscope.report.annotations import annotations
 from overlapscope.report.document import Document, decoded
 from overlapscope.report.own_words import is_own
 from overlapscope.report.redact import VERSIONS, redacted
+from overlapscope.report.redact_names import Names
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
 from tests.test_redact import all_formats
@@ -216,3 +217,38 @@ def test_addresses_are_names() -> None:
     assert not any(address in text for address in ("10.1.2.", "192.168"))
     assert "3.500 ms" in text
     assert "torch 2.13.0" in text
+
+
+WIDE = ("2001:470:1234::1", "2001:db8:0:1:1:1:1:1", "fe80::1", "::1", "fe80::1:2%eth0", "::ffff:10.1.2.3")
+
+
+@pytest.mark.parametrize("address", WIDE)
+def test_addresses_of_ipv6_are_names(address: str) -> None:
+    raw = json.loads(as_json.render(every_kind()["run"]))
+    raw["findings"] = [{
+        "id": f"late_rank:{address}", "severity": "warning", "known_from": "trace",
+        "title": f"rank 1 waits 3.500 ms for {address}: [{address}]:29500, {address}:29500, host {address}.",
+        "evidence": {"place": f"of {address}"},
+    }]  # fmt: skip
+    for evidence in ({}, {"host": address}, {"group": address}):
+        raw["findings"][0]["evidence"] |= evidence
+        (finding,) = json.loads(as_json.render(redacted(decoded(json.dumps(raw).encode()))))["findings"]
+        assert not any(part in json.dumps(finding) for part in ("470", "db8", "fe80", "ffff", "::", "eth0"))
+        assert "rank 1 waits 3.500 ms for" in finding["title"]
+
+
+@pytest.mark.parametrize("host", ["10-1-2-3", "17", "2001:470:1234::1", "10.1.2.3", "1.2"])
+def test_a_host_of_digits_is_a_name_and_no_figure_is_taken_for_it(host: str) -> None:
+    raw = json.loads(as_json.render(every_kind()["run"]))
+    raw["findings"] = [{
+        "id": "late_rank:dp", "severity": "warning", "known_from": "trace",
+        "title": "rank 17 waits 1.2 ms and 17 MiB", "evidence": {"host": host},
+    }]  # fmt: skip
+    (finding,) = json.loads(as_json.render(redacted(decoded(json.dumps(raw).encode()))))["findings"]
+    assert finding["evidence"]["host"] == "host-1"
+    assert finding["title"] == "rank 17 waits 1.2 ms and 17 MiB"
+
+
+@pytest.mark.parametrize("text", ["12:30:45", "at 03:02:01", "0000:1b:00.0", "c10d::add", "aten::add", "a :: b", "1:2"])
+def test_what_only_looks_like_an_address_stays(text: str) -> None:
+    assert "address" not in Names().sentence(text)

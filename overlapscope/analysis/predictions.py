@@ -11,7 +11,11 @@ SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
 SAME: Final = 1e-3
 """Share by which a setting may differ and be the same: torch keeps a cap in whole bytes."""
 MAX_LIST: Final = 3
-Positive = Annotated[int, msgspec.Meta(gt=0)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What a file holds is taken from anybody: a larger number could not be reckoned with as a float."""
+Positive = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
+Value = bool | Whole | float | str | None
+Knobs = dict[str, Value | list[Value]]
 
 
 class Prediction(msgspec.Struct, kw_only=True, frozen=True):
@@ -24,17 +28,17 @@ class Prediction(msgspec.Struct, kw_only=True, frozen=True):
     verdict: str
     """Of all predictions made with it: `change` or `no_change`."""
     recommended: bool
-    present: dict[str, Any]
+    present: Knobs
     """Settings of the recording."""
     present_step_ns: Positive
     ranks: Positive
     gradient_bytes: Positive
     """With `ranks`, what tells one workload from another."""
-    knobs: dict[str, Any]
+    knobs: Knobs
     """Settings that are predicted."""
     step_ns: Positive
-    low_ns: int
-    high_ns: int
+    low_ns: Whole
+    high_ns: Whole
 
 
 class Outcome(msgspec.Struct, kw_only=True, frozen=True):
@@ -133,7 +137,10 @@ def _word(value: Any) -> str:
 
 
 def _key(outcome: Outcome) -> tuple[str, str, bytes]:
-    return outcome.run, outcome.prediction.made_at, msgspec.json.encode(outcome.prediction.knobs)
+    """Give what tells one outcome from another: two recordings predict the same setting otherwise."""
+    of = outcome.prediction
+    content = (of.present, of.present_step_ns, of.knobs, of.step_ns)
+    return outcome.run, of.made_at, msgspec.json.encode(content)
 
 
 def _is_workload(prediction: Prediction, seen: Observed) -> bool:

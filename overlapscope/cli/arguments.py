@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.printable import escaped, one_line, printable
+from overlapscope.cli.told_aside import told_aside
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -63,13 +64,12 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
-def warn(verb: str, sources: "Iterable[Source | SourceInfo]") -> None:
-    """Print what reading each source left to say, one line each, on stderr."""
+def warn(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Namespace | None = None) -> None:
+    """Print what reading each source left to say, one line each, on stderr; without names where `args` say so."""
     for source in sources:
         for warning in source.warnings:
-            print(
-                one_line(f"overlapscope {verb}: warning: {source.path}: {' '.join(warning.split())}"), file=sys.stderr
-            )
+            said = told_aside(f"{source.path}: {' '.join(warning.split())}", args)
+            print(one_line(f"overlapscope {verb}: warning: {said}"), file=sys.stderr)
 
 
 def emit(text: str, args: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from overlapscope.analysis.predictions import Noted
     from overlapscope.timeline.baselines import Baseline
 
 SCHEMA = "overlapscope.baselines/1"
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace) -> int:
-    from overlapscope.ingest.sides import read_side  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
+    from overlapscope.ingest.sides import read_runs  # noqa: PLC0415
     from overlapscope.timeline.baselines import baseline_path, baselines, save_baseline  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
@@ -62,16 +64,17 @@ def _save(args: argparse.Namespace) -> int:
     def note(words: str) -> None:
         print(one_line(f"overlapscope baseline: warning: {' '.join(words.split())}"), file=sys.stderr)
 
-    found, read = [], list[Path]()
+    found = []
+    kept: list[Noted] = []
     with Progress("reading") as progress:
-        for name, loaded in read_side(args.runs, read_options(args), progress=progress, note=note):
+        for path, loaded in read_runs(args.runs, read_options(args), progress=progress, note=note):
             warn("baseline", loaded.sources)
             found.append(loaded)
-            read.append(Path(name))
+            kept.append(noted_in([path]))  # before anything is written
     if not any(each.ranks for each in found):
         raise InputError(f"{args.runs}: holds no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
-    _keep_predictions(read, place)
+    _keep_predictions(kept, place)
     if args.json:
         return _print_json(args.folder, [each for each in baselines(args.folder) if each.name == args.name])
     saved = next(each for each in baselines(args.folder) if each.name == args.name)
@@ -80,15 +83,14 @@ def _save(args: argparse.Namespace) -> int:
     return 0
 
 
-def _keep_predictions(read: list[Path], place: Path) -> None:
-    """Note in a new baseline what the runs keep of predictions: it stands for them."""
-    from overlapscope.cli.prediction_file import note, noted_in  # noqa: PLC0415 - keeps --help light
+def _keep_predictions(kept: "list[Noted]", place: Path) -> None:
+    """Note in a new baseline what its runs, in their order, keep of predictions: it stands for them."""
+    from overlapscope.cli.prediction_file import note  # noqa: PLC0415 - keeps --help light
     from overlapscope.timeline.baselines import runs_inside  # noqa: PLC0415
 
-    for run, copy in zip(read, runs_inside(place), strict=True):
-        kept = noted_in([run])
-        if kept.predictions:
-            note(copy, kept.predictions, kept.outcomes)
+    for each, copy in zip(kept, runs_inside(place), strict=True):
+        if each.predictions:
+            note(copy, each.predictions, each.outcomes)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
     if args.record:
         must_keep(args.inputs[0])
-    tested = Tested("compare", args.inputs[:1])
+    tested = Tested("compare", args.inputs[:1], args)
     (base, candidate), left_out = both_sides("compare", args.inputs, args, tested.look)
     comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     if args.record and tested.outcomes:

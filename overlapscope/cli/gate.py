@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.calibrate is not None:
         if args.base is not None:
             raise UsageError("--calibrate takes one folder of runs, and no BASE or CAND")
+        if args.redact:
+            raise UsageError("--redact is of a verdict; a noise floor has to name its runs and their job")
         return _calibrate(args)
     if args.base is None or args.candidate is None:
         raise UsageError("name BASE and CAND, two runs or folders of runs; or --calibrate RUNS")
@@ -71,13 +73,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from overlapscope.gate.verdict import judge  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.cli.tested import Tested  # noqa: PLC0415
+    from overlapscope.gate.verdict import judge  # noqa: PLC0415
     from overlapscope.report import gate_text, json  # noqa: PLC0415
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args)
+    tested = Tested("gate", [args.base], args)
+    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
+    comparison = msgspec.structs.replace(gate.comparison, predictions=tested.outcomes)
+    gate = msgspec.structs.replace(gate, comparison=comparison)
     if args.redact:
         from overlapscope.report.redact import redacted  # noqa: PLC0415
 
@@ -105,7 +113,7 @@ def _policy(args: argparse.Namespace) -> "Policy":
 
 
 def _next(gate: "Gate", args: argparse.Namespace) -> str:
-    paths = shlex.join([str(args.base), str(args.candidate)])
+    paths = "BASE CAND" if args.redact else shlex.join([str(args.base), str(args.candidate)])
     if gate.verdict == "not_comparable":
         return f"\nnext: overlapscope compare {paths}\n"
     if gate.verdict != "passed":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overlapscope.cli.printable import one_line
+from overlapscope.cli.told_aside import told_aside
 from overlapscope.errors import OverlapScopeError
 from overlapscope.version import __version__
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
         sys.stdout.flush()
     except OverlapScopeError as error:
-        print(f"overlapscope {args.verb}: {_one_line(str(error))}", file=sys.stderr)
+        print(f"overlapscope {args.verb}: {_one_line(told_aside(str(error), args))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"overlapscope {args.verb}: interrupted", file=sys.stderr)

@@ -83,11 +83,11 @@ def _document(args: argparse.Namespace) -> "Document":
         return scaled("report", args)
     folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
-        tested = Tested("report", args.inputs)
+        tested = Tested("report", args.inputs, args)
         told = history([run for path in args.inputs for run in measured("report", path, args, tested.look)])
         return msgspec.structs.replace(told, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
     if len(args.inputs) == 2:
-        tested = Tested("report", args.inputs[:1])
+        tested = Tested("report", args.inputs[:1], args)
         (base, candidate), left_out = both_sides("report", args.inputs, args, tested.look)
         return msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     saved = _saved(args.inputs[0])
@@ -96,7 +96,7 @@ def _document(args: argparse.Namespace) -> "Document":
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
     analysis = analyzed(loaded)
-    warn("report", analysis.sources)
+    warn("report", analysis.sources, args)
     return analysis
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import read_options, warn
 from overlapscope.cli.printable import one_line
 from overlapscope.cli.progress import Progress
+from overlapscope.cli.told_aside import told_aside
 from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,12 +44,13 @@ def measured(
     from overlapscope.ingest.sides import read_side  # noqa: PLC0415
 
     def note(words: str) -> None:
-        print(one_line(f"overlapscope {verb}: warning: {' '.join(words.split())}"), file=sys.stderr)
+        said = told_aside(" ".join(words.split()), args)
+        print(one_line(f"overlapscope {verb}: warning: {said}"), file=sys.stderr)
 
     found = []
     with Progress("reading") as progress:
         for name, loaded in read_side(path, read_options(args), progress=progress, note=note, left_out=left_out):
-            warn(verb, loaded.sources)
+            warn(verb, loaded.sources, args)
             found.append(replicate(loaded, name))
             if look is not None:
                 look(name, loaded)

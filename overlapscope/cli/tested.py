@@ -1,5 +1,6 @@
 """Runs held against the predictions that others keep, while they are read."""
 
+import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.prediction_file import noted_in
 from overlapscope.cli.printable import one_line
+from overlapscope.cli.told_aside import told_aside
 from overlapscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 class Tested:
     """What the runs that are looked at measured of the predictions kept in `paths`."""
 
-    def __init__(self, verb: str, paths: Iterable[Path]) -> None:
+    def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
         self._verb = verb
+        self._args = args
         self.kept = noted_in(paths)
         self.outcomes: list[Outcome] = []
 
@@ -35,4 +38,5 @@ class Tested:
             found, without = [], [str(error)]
         self.outcomes += found
         for words in without:
-            print(one_line(f"overlapscope {self._verb}: predictions: {' '.join(words.split())}"), file=sys.stderr)
+            said = told_aside(" ".join(words.split()), self._args)
+            print(one_line(f"overlapscope {self._verb}: predictions: {said}"), file=sys.stderr)

@@ -34,7 +34,20 @@ def read_side(
     note: Callable[[str], None] | None = None,
     left_out: list[str] | None = None,
 ) -> Iterator[tuple[str, Run]]:
-    """Read the runs of a side one after another, each with its name, so that only one need be in memory.
+    """Read the runs of a side as `read_runs` does, each with its name as text."""
+    for place, run in read_runs(path, options, progress=progress, note=note, left_out=left_out):
+        yield shown(place), run
+
+
+def read_runs(
+    path: Path,
+    options: ReadOptions | None = None,
+    *,
+    progress: Callable[[Path, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+    left_out: list[str] | None = None,
+) -> Iterator[tuple[Path, Run]]:
+    """Read the runs of a side one after another, each with its path, so that only one need be in memory.
 
     One of several that cannot be read costs only itself; `note` is told, as it is of what is no run, and `left_out`
     takes the reason. Raises InputError when none can be read.
@@ -56,4 +69,4 @@ def read_side(
                 left_out.append(" ".join(str(error).split()))
             continue
         usable += 1
-        yield shown(each), run
+        yield each, run

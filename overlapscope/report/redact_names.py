@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from typing import Final, NamedTuple
 
 from overlapscope.analysis.rank_words import short
@@ -11,7 +12,15 @@ OF_TORCH: Final = re.compile(r"(aten|c10d)::\w+(\.\w+)?")
 OF_LIBRARIES: Final = re.compile(r"(?i)(nccl|rccl|gloo:|mem(cpy|set)|autograd::|Optimizer\.step)[\w:. #>()-]*")
 """How names begin that torch and its libraries give, and not the job; they end in a job's word at times."""
 NUMERIC: Final = re.compile(r"[\W\d_]*|\d+(\.\d+)* ?[KMG]?i?B?/?s?")
-ADDRESS: Final = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\.\d)")
+QUAD: Final = r"\d{1,3}(?:\.\d{1,3}){3}"
+ADDRESS: Final = re.compile(rf"(?<![\w.]){QUAD}(?![\w.]*\.\d)")
+WIDE_ADDRESS: Final = re.compile(
+    rf"(?<![\w.])(?:[0-9a-fA-F]{{0,4}}:){{2,7}}(?:{QUAD}|[0-9a-fA-F]{{1,4}}|(?<=::))(?:%\w+)?"
+    r"(?=:\d{5}\b|(?!:?\w|\.\d))"
+)
+"""What may be an address of IPv6, before the end of a word or a port."""
+DIGITS: Final = re.compile(r"\d+(?:\.\d+)?")
+"""Names that cannot be told from figures in a sentence."""
 PATH: Final = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\w.~-]*[/\\][^\s'\",;:()]*[\w)]")
 UNIT: Final = re.compile(r"(GB|MB|KB|GiB|MiB|Gb|Mb)/s|[\d./]+")
 WORDS_OF_TITLES: Final = 200
@@ -58,7 +67,7 @@ class Names:
         if here:
             either = "|".join(re.escape(each) for each in here)
             text = re.sub(rf"(?<!\w)(?:{either})(?!\w)", lambda match: self._of[match[0]], text)
-        text = ADDRESS.sub("address", text)
+        text = ADDRESS.sub("address", WIDE_ADDRESS.sub(_without_address, text))
         text = PATH.sub(lambda match: match[0] if self._stays(match[0]) else "file", text)
         return COMPOUND.sub(lambda match: match[0] if self._stays(match[0]) else self._unknown(match[0]), text)
 
@@ -84,7 +93,8 @@ class Names:
 
     def _ordered(self) -> list[str]:
         if self._longest_first is None:
-            self._longest_first = sorted(self._of, key=lambda name: (-len(name), name))
+            told_apart = (name for name in self._of if DIGITS.fullmatch(name) is None)
+            self._longest_first = sorted(told_apart, key=lambda name: (-len(name), name))
         return self._longest_first
 
 
@@ -96,7 +106,7 @@ def is_public(name: str) -> bool:
 def tells_nothing(name: Name) -> bool:
     """Whether a name can stay: a number, a name of torch's, a default."""
     if NUMERIC.fullmatch(name.text) is not None:
-        return ADDRESS.search(name.text) is None
+        return not name.text or (name.sort != "host" and not _holds_address(name.text))
     if name.sort == "name":
         return only_own(name.text)
     if name.sort == "kernel":
@@ -104,6 +114,19 @@ def tells_nothing(name: Name) -> bool:
     return (name.sort == "module" and (is_public(name.text) or name.text == "unknown")) or (
         name.sort == "group" and name.text in ("default_pg", "WORLD")
     )
+
+
+def _without_address(match: re.Match[str]) -> str:
+    """Give `address` for one of IPv6; times of day, places in files and names of torch look like one at first."""
+    try:
+        IPv6Address(match[0])
+    except ValueError:
+        return match[0]
+    return match[0] if match[0] == "::" or is_public(match[0]) else "address"
+
+
+def _holds_address(text: str) -> bool:
+    return ADDRESS.search(text) is not None or WIDE_ADDRESS.sub(_without_address, text) != text
 
 
 def _spellings(name: Name) -> Iterator[str]:

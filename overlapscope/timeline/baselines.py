@@ -1,7 +1,7 @@
 """Baselines: a plain folder of named runs, kept as columns only, that a repository or an artifact store can hold.
 
     BASELINES/NAME/run.json ...            one run, as any run directory
-    BASELINES/NAME/run-01/run.json ...     several runs of the same code
+    BASELINES/NAME/run-01/run.json ...     several runs of the same code; run-001 where they are a hundred
 
 So a baseline is what every verb reads already, and there is no form of its own to go out of date.
 """
@@ -67,14 +67,15 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
                 temporary.rmdir()
                 save_run(runs[0], temporary, version=version)
             else:
+                width = max(2, len(str(len(runs))))  # so that their names sort as they do
                 for at, run in enumerate(runs, 1):
-                    save_run(run, temporary / f"run-{at:02d}", version=version)
+                    save_run(run, temporary / f"run-{at:0{width}d}", version=version)
     except OSError as error:
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
 
 
 def runs_inside(place: Path) -> list[Path]:
-    """Give the run directories of a baseline."""
+    """Give the run directories of a baseline, in the order in which they were saved."""
     if is_run_directory(place):
         return [place]
     return (
