@@ -1,14 +1,19 @@
 """What is kept of a large run beside it: it goes through no link, and only what is whole is taken from it."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
-from overlapscope_dashboards.timeline.stored import FOLDER, keep_clocks, occupancy_of_folder
+from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep_clocks, occupancy_of_folder
 from tests.dashboard_runs import copy_run
 
 
@@ -90,3 +95,57 @@ def test_kept_times_that_go_back_are_not_taken(run: Path) -> None:
     at[5] = at[2]
     np.save(run / FOLDER / "at.npy", at)
     assert shown(run) == good
+
+
+# --- spans, read without the rest of their rank -----------------------------------------------------------------------
+
+
+def with_column(run: Path, name: str, change: Any) -> None:
+    """Write one column of rank 1's spans anew."""
+    file = run / "rank_00001" / "spans.parquet"
+    table = pq.read_table(file)
+    column = pa.array(change(table.column(name).to_pylist()), table.schema.field(name).type)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("recording", lambda values: [*values[:-1], None]),
+        ("recording", lambda values: [*values[:-1], 10**9]),
+        ("recording", lambda values: [*values[:-1], -1]),
+        ("recording", lambda values: list(range(len(values)))),
+        ("start_ns", lambda values: [*values[:-1], None]),
+        ("end_ns", lambda values: [0, *values[1:]]),
+    ],
+)
+def test_spans_that_no_rank_can_have_cost_that_rank(run: Path, name: str, change: Any) -> None:
+    good = shown(run)
+    shutil.rmtree(run / FOLDER)
+    with_column(run, name, change)
+    assert shown(run) == {0: good[0]}
+
+
+def test_a_span_of_no_known_kind_is_in_no_state(run: Path) -> None:
+    with_column(run, "kind", lambda values: [None] * len(values))
+    (at, state) = occupancy_of_folder(run, entries(run), "one")[0][1]
+    assert at.size == 2 * len(set(pq.read_table(run / "rank_00001" / "spans.parquet")["recording"].to_pylist()))
+    assert set(state.tolist()) == {STATES.index("idle"), STATES.index("unrecorded")}
+
+
+def test_each_recording_has_its_own_window() -> None:
+    random = np.random.default_rng(3)
+    recording = random.choice([0, 2, 3, 900], 500)
+    start = random.integers(-(10**15), 10**15, 500)
+    end = start + random.integers(0, 1000, 500)
+    plain = [(int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)]
+    assert _windows(recording, start, end) == plain
+    assert _windows(recording[:0], start[:0], end[:0]) == []
+
+
+def test_no_spans_are_read_outside_of_folders_of_ranks(run: Path) -> None:
+    first, second = entries(run)
+    for table in ("spans", "recordings"):
+        shutil.copy(run / "rank_00001" / f"{table}.parquet", run.parent)
+    second.folder = ".."
+    assert list(occupancy_of_folder(run, [first, second], "one")[0]) == [0]

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES, Occupancy
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, SPAN_KINDS, Ints
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.intervals import union
-from overlapscope.timeline.store import RankEntry
+from overlapscope.timeline.store import RankEntry, is_rank_folder
 from overlapscope_dashboards.timeline.own_files import mapped, opened_own, own_folder, replace_own
 
 FOLDER: Final = ".timeline"
@@ -74,23 +74,51 @@ def keep_clocks(run: Path, clocks: Clocks, made_of: str) -> None:
 
 
 def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
+    """Give a rank's states; None where its spans could not be read with the rank itself."""
     try:
+        if not is_rank_folder(folder.name):
+            return None
         table = pq.ParquetFile(folder / "spans.parquet").read(
             columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False
         )
-        kind = table.column("kind").combine_chunks()
-        kind = kind.dictionary_encode() if not pa.types.is_dictionary(kind.type) else kind
-        codes = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] or [0])
-        kinds = codes[kind.indices.to_numpy(zero_copy_only=False)]
-        start, end, recording = (table.column(each).to_numpy() for each in ("start_ns", "end_ns", "recording"))
+        recordings = pq.ParquetFile(folder / "recordings.parquet").metadata.num_rows
+        start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
+        kinds = _kinds(table)
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return None
+    if (end < start).any() or (recording < 0).any() or (recording >= recordings).any():
+        return None
     cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
-    windows = [
-        (int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)
-    ]
-    occupancy = Occupancy.of(cover, windows)
+    occupancy = Occupancy.of(cover, _windows(recording, start, end))
     return occupancy.at_ns, occupancy.state
+
+
+def _whole_numbers(table: pa.Table, name: str) -> Ints:
+    column = table.column(name)
+    if column.null_count:
+        raise ValueError(f"{name}: {column.null_count} are missing")
+    values: Ints = column.cast(pa.int64()).to_numpy()
+    return values
+
+
+def _kinds(table: pa.Table) -> Ints:
+    """Give the number of each span's kind, -1 where none is told."""
+    kind = table.column("kind").combine_chunks()
+    kind = kind if pa.types.is_dictionary(kind.type) else kind.dictionary_encode()
+    codes = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] + [-1])
+    return codes[kind.indices.fill_null(codes.size - 1).to_numpy(zero_copy_only=False)]
+
+
+def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
+    """Give what `whole_windows` gives: each recording's time, from its first start to its last end."""
+    if recording.size and recording.max() >= recording.size:
+        recording = np.unique(recording, return_inverse=True)[1]
+    number = int(recording.max(initial=-1)) + 1
+    first, last = np.full(number, np.iinfo(np.int64).max), np.full(number, NONE)
+    np.minimum.at(first, recording, start)
+    np.maximum.at(last, recording, end)
+    seen = first <= last
+    return list(zip(first[seen].tolist(), last[seen].tolist(), strict=True))
 
 
 def _kept(place: Path, made_of: str, recorded: Set[int]) -> tuple[States, Clocks | None] | None:
