@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from overlapscope_dashboards import site as site_module
 from overlapscope_dashboards.app import create_app
+from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import overview
 from overlapscope_dashboards.site import Site, run_address
+from overlapscope_dashboards.timeline.perfetto import AT_ONCE
 from tests.dashboard_runs import copy_run
 
 
@@ -59,4 +62,51 @@ def test_a_fault_is_said_and_the_page_that_grows_comes_back(
     assert answer.json["sideUpdate"]["revision"] == {"data": ""}
 
 
-ADVICE = {"overview-advice.id": "overview-advice"}
+def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, plain = Event(), Opened._read
+    monkeypatch.setattr(Opened, "_read", lambda opened: read.wait() and plain(opened))
+    monkeypatch.setattr(site_module, "PATIENCE_S", 0)
+    client = create_app([root]).server.test_client()
+    states = {"address.pathname": f"{path}/timeline", "address.search": "", "timeline-view.data": {}}
+    drawing = {"timeline-view.data": {"ranks": "0"}, "timeline-look.n_intervals": 1}
+    asks = [
+        ("overview-advice.children", ADVICE, "overview-look"),
+        ("timeline-drawn.data", drawing, "timeline-look"),
+        ("timeline-pointed.children", {"timeline-probe.data": {"rank": 0}}, ""),
+        ("address.search", {"ranks-chosen.value": "0"}, ""),
+        ("address.search", {"what-if-cap.value": 1}, ""),
+    ]
+    for output, inputs, look in asks:
+        answer = called(client, output, inputs, states)
+        told = answer.json["response"] if answer.status_code == 200 else {}
+        assert told == ({look: {"disabled": False}} if look else {})
+    read.set()
+    monkeypatch.setattr(site_module, "PATIENCE_S", 60)
+    shown = ('"overview-look":{"disabled":true}', '"figure"', "Point at anything", "?ranks=0", "?cap=")
+    for (output, inputs, _), words in zip(asks, shown, strict=True):
+        assert words in called(client, output, inputs, states).get_data(as_text=True)
+
+
+def test_few_windows_are_written_at_once_and_each_makes_room_for_the_next(root: Path, path: str) -> None:
+    client = create_app([root]).server.test_client()
+    address = f"{path}/timeline/window.json.gz?ranks=0"
+    for method in (client.head, client.get, client.head, client.get, client.get):
+        with method(address) as answer:
+            assert answer.status_code == 200
+    for _ in range(AT_ONCE + 1):
+        with client.get("/runs/none/timeline/window.json.gz") as answer:
+            assert answer.status_code == 404
+    open_ = [client.get(address, buffered=False) for _ in range(AT_ONCE)]
+    refused = client.get(address)
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) > 0
+    open_.pop().close()
+    with client.get(address) as answer:
+        assert answer.status_code == 200
+    for each in open_:
+        each.close()
+
+
+ADVICE = {"overview-advice.id": "overview-advice", "overview-look.n_intervals": None}
