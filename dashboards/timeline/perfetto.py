@@ -42,7 +42,10 @@ def register(app: Dash, site: Site) -> None:
         except BaseException:
             places.release()
             raise
-        answer.call_on_close(places.release)  # it is written while it is sent
+        if answer.status_code == 200:
+            answer.call_on_close(places.release)  # it is written while it is sent
+        else:
+            places.release()
         return answer
 
     app.server.add_url_rule(f"/runs/<run>/timeline/{FILE}", "timeline_window", window)
