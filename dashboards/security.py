@@ -10,13 +10,14 @@ import ipaddress
 import re
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from flask import Flask, Response, request
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
 COOKIE: Final = "overlapscope"
@@ -71,7 +72,7 @@ def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
     )
 
 
-def asked_here(headers: Mapping[str, str]) -> bool:
+def asked_here(headers: Headers) -> bool:
     """Say whether a browser asks for a page of ours, or for the window of a click; not for another page's picture.
 
     What sends no `Sec-Fetch-Site` is a program, or an old browser, and is answered.

@@ -105,8 +105,9 @@ def _kinds(table: pa.Table) -> Ints:
     """Give the number of each span's kind, -1 where none is told."""
     kind = table.column("kind").combine_chunks()
     kind = kind if pa.types.is_dictionary(kind.type) else kind.dictionary_encode()
-    codes = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] + [-1])
-    return codes[kind.indices.fill_null(codes.size - 1).to_numpy(zero_copy_only=False)]
+    codes: Ints = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] + [-1])
+    kinds: Ints = codes[kind.indices.fill_null(codes.size - 1).to_numpy(zero_copy_only=False)]
+    return kinds
 
 
 def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
