@@ -87,6 +87,7 @@ def _failed(error: Exception) -> None:
     _LOG.error("a callback failed", exc_info=error)
     words = "Something went wrong here; the terminal that serves this says what. Other pages still work."
     set_props("main", {"children": [html.H1("A fault"), empty(words)]})
+    set_props("revision", {"data": ""})  # a page that is looked at again comes back
 
 
 def _not_found(site: Site) -> Any:

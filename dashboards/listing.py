@@ -66,4 +66,7 @@ def _state(each: Listed) -> Component:
 
 
 def _moment(ns: int) -> str:
-    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M") if ns else ""
+    try:
+        return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M") if ns else ""
+    except (OverflowError, ValueError, OSError):  # a file system may say any time
+        return "n/a"

@@ -11,13 +11,15 @@ from typing import Any, Final, TypeVar
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.predictions import Noted, Outcome
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
+from overlapscope.ingest.prediction_file import read_predictions
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.report.amounts import count
 from overlapscope.timeline.run import Run, is_run_directory
 from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
-from overlapscope_dashboards.runs import Place, changed
+from overlapscope_dashboards.runs import Place, changed, without_root
 
 MAX_OPENED: Final = 4
 RECENT_S: Final = 2.0
@@ -43,6 +45,10 @@ class Opened:
     def command(self, words: str) -> str:
         """Put the run's path where a command for people says RUN."""
         return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
+
+    def without_root(self, error: Exception) -> str:
+        """Give what went wrong, with files named as they stand below the folder served."""
+        return without_root(str(error), self._place)
 
     @property
     def folder(self) -> Path | None:
@@ -86,6 +92,12 @@ class Opened:
         return self.once("advice", lambda: advise(self.run, self.analysis, self.together))
 
     @property
+    def tested(self) -> list[Outcome]:
+        """What later runs measured of what was predicted from this one, as it keeps them."""
+        folder = self.folder
+        return [] if folder is None else self.once("tested", lambda: _outcomes(folder))
+
+    @property
     def replicate(self) -> Replicate:
         """The run as a side of a comparison."""
         return self.once("replicate", lambda: replicate(self.run, self.name))
@@ -122,6 +134,10 @@ class Opened:
 
     def _note(self, path: Path, _: int) -> None:
         self.doing = f"Reading {path.name}."
+
+
+def _outcomes(folder: Path) -> list[Outcome]:
+    return (read_predictions(folder, Noted) or Noted()).outcomes
 
 
 class OpenedRuns:

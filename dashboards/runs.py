@@ -88,25 +88,41 @@ def find(roots: Sequence[Path]) -> Places:
 def changed(place: Place) -> tuple[str, int]:
     """Give what tells whether a run's files are still the same, and when the newest of them was written.
 
-    Raises InputError for a run with a link that leads out of the folder that is served.
+    A file that is gone before it is looked at counts as gone. Raises InputError for a run with a link that leads out of
+    the folder that is served, or to nothing.
     """
     told = hashlib.blake2b(digest_size=12)
     newest = 0
     for each in place.inputs:
         beyond = not _within(each, place.root)
         for file in _files(each):
-            state = file.lstat()
-            if (
-                stat.S_ISLNK(state.st_mode) or beyond
-            ):  # folders that are links are not followed: only these can lead out
-                if not _within(file, place.root):
-                    raise InputError(
-                        f"{shown(file.relative_to(place.root.absolute()))}: leads out of the folder served"
-                    )
-                state = file.stat()
+            try:
+                state = file.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise InputError(f"{_named(file, place)}: cannot be read: {error.strerror}") from error
+            # Folders that are links are not followed: only links can lead out.
+            if stat.S_ISLNK(state.st_mode) or beyond:
+                state = _beyond(file, place)
             told.update(f"{shown(file)}\0{state.st_mtime_ns}\0{state.st_size}\0".encode())
             newest = max(newest, state.st_mtime_ns)
     return told.hexdigest(), newest
+
+
+def _beyond(file: Path, place: Place) -> os.stat_result:
+    """Give the state of what a link leads to; raises InputError where that is outside, or nothing."""
+    if not _within(file, place.root):
+        raise InputError(f"{_named(file, place)}: leads out of the folder served")
+    try:
+        return file.stat()
+    except OSError as error:
+        raise InputError(f"{_named(file, place)}: leads to nothing that can be read") from error
+
+
+def _named(file: Path, place: Place) -> str:
+    root = place.root.absolute()
+    return shown(file.relative_to(root) if file.is_relative_to(root) else Path(file.name))
 
 
 def listed(place: Place) -> Listed:
@@ -169,7 +185,11 @@ def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:
                 f"more than {MAX_RUNS} runs or {MAX_FOLDERS} folders: name a folder further down to see others"
             )
             break
-        if (real := here.resolve()) in seen:
+        try:
+            real = here.resolve()
+        except (OSError, RuntimeError):  # replaced by a link in a circle since it was found
+            continue
+        if real in seen:
             continue
         seen.add(real)
         if depth and is_run_directory(here):
@@ -210,7 +230,11 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _within(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
+    """Say whether a path leads to a place below the root; a link that leads in a circle leads to none."""
+    try:
+        return path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):
+        return False
 
 
 def without_root(message: str, place: Place) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from flask import Flask, Response, request
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
 COOKIE: Final = "overlapscope"
@@ -71,6 +72,16 @@ def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
     )
 
 
+def asked_here(headers: Headers) -> bool:
+    """Say whether a browser asks for a page of ours, or for the window of a click; not for another page's picture.
+
+    What sends no `Sec-Fetch-Site` is a program, or an old browser, and is answered.
+    """
+    if headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
+        return True
+    return headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
+
+
 def policy(script_hashes: Sequence[str]) -> str:
     """Give the content security policy: this server only, and no script but its files and those with these hashes."""
     return "; ".join(
@@ -96,7 +107,8 @@ def protect(server: Flask, guard: Guard, content_policy: Callable[[], str]) -> N
         if not host_allowed(guard, request.headers.get("Host", "")):
             return _said(400, "This server is not called by that name.")
         origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+        elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+        if elsewhere or not asked_here(request.headers):
             return _said(400, "Requests from other pages are not answered.")
         given = request.args.get(TOKEN)
         if not token_given(guard, query=given, cookie=request.cookies.get(COOKIE)):

@@ -1,14 +1,19 @@
 """What a dashboard serves: the runs below its roots, and those of them that are open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from overlapscope.ingest.read import ReadOptions
 from overlapscope_dashboards.opened import Opened, OpenedRuns
 from overlapscope_dashboards.runs import Listed, Place, Places, find, newest_first
+from overlapscope_dashboards.work import Work
 
 MAX_QUERY = 4_096
+PATIENCE_S: Final = 1.0
+"""How long a callback of a page waits for what it asked for, before it is answered without."""
+T = TypeVar("T")
 
 
 class Unknown(Exception):  # noqa: N818 - a question, not a fault
@@ -29,6 +34,7 @@ class Site:
         self.perfetto_url = perfetto_url
         """Where a Perfetto UI is served on this machine; None where none is."""
         self.opened = OpenedRuns(options)
+        self._callbacks = Work[Any]()
 
     def places(self) -> Places:
         """Find the runs that there are now."""
@@ -56,6 +62,14 @@ class Site:
         if len(parts) < 2 or parts[0] != "runs":
             raise Unknown("This address names no run.")
         return self.opened.recent(parts[1]) or self.run(parts[1])
+
+    def beside(self, key: Hashable, path: str, make: Callable[[Opened], T]) -> T | None:
+        """Give what `make` gives of the run at a path, for callbacks; None where that takes long: then ask again.
+
+        It is made beside the request, of which the server answers few at once: one slow run holds up no other page.
+        """
+        given: T | None = self._callbacks.fetch((key, path), lambda: make(self.run_at(path)), PATIENCE_S)
+        return given
 
 
 def parts_of(path: str) -> list[str]:

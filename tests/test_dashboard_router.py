@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope_dashboards import router
+from overlapscope_dashboards import listing, router, runs
 from overlapscope_dashboards.pages import pages
-from overlapscope_dashboards.runs import MAX_RUNS, changed, find
+from overlapscope_dashboards.runs import MAX_RUNS, Listed, changed, find
 from overlapscope_dashboards.site import Site, Unknown, query_of, rank_of, run_address
 from tests.conftest import ROOT
 from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
@@ -164,6 +164,38 @@ def test_a_link_in_a_circle_comes_to_an_end(tmp_path: Path) -> None:
     (root / "again").symlink_to(root)
     (root / "latest").symlink_to(root / "regressed")
     assert [each.name for each in find([root]).places] == ["baseline", "regressed"]
+
+
+def test_links_that_lead_nowhere_cost_their_run_and_no_other(tmp_path: Path) -> None:
+    root = folder_of_runs(tmp_path / "runs")
+    copy_run(root / "third")
+    (root / "around").symlink_to(root / "around")
+    (root / "baseline" / "circle").symlink_to(root / "baseline" / "circle")
+    (root / "regressed" / "gone").symlink_to(root / "nothing")
+    site = Site([root])
+    assert "third complete" in words(router.show(site, "/", {}).content)
+    for name, file in (("baseline", "circle"), ("regressed", "gone")):
+        shown = words(router.show(site, run_address(ids(site)[name]), {}).content)
+        assert "This run cannot be read" in shown
+        assert f"{name}/{file}: leads" in shown
+        assert str(root) not in shown
+
+
+def test_a_file_that_vanishes_while_it_is_looked_at_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place,) = find([copy_run(tmp_path / "run")]).places
+    before = changed(place)
+    plain = runs._files
+    monkeypatch.setattr(runs, "_files", lambda path: [*plain(path), path / "vanished"])
+    assert changed(place) == before
+
+
+def test_a_run_of_an_impossible_year_is_listed(site: Site) -> None:
+    (place,) = (each for each in site.places().places if each.name == "baseline")
+    said = words(listing.layout([Listed(place=place, changed_ns=400_000_000_000 * 10**9)], ()))
+    assert "baseline" in said
+    assert "n/a" in said
 
 
 def test_one_run_a_folder_of_traces_and_single_traces_are_one_run_each(tmp_path: Path) -> None:

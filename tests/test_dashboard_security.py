@@ -49,6 +49,22 @@ def test_another_page_cannot_ask(client: Any) -> None:
         assert client.post("/_dash-update-component", json={}, headers={"Origin": origin}).status_code == 400
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_page_cannot_load_anything_and_can_lead_here(client: Any, site: str) -> None:
+    for mode, dest in (("no-cors", "image"), ("no-cors", "script"), ("navigate", "iframe"), ("cors", "empty")):
+        asked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        for path in ("/", "/_dash-layout", "/runs/x/timeline/window.json.gz"):
+            assert client.get(path, headers=asked).status_code == 400
+    clicked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", headers=clicked).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_its_own_pages_load_what_they_need(client: Any, site: str) -> None:
+    asked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+    assert client.get("/_dash-layout", headers=asked).status_code == 200
+
+
 def test_every_answer_carries_the_headers(client: Any) -> None:
     for path in ("/", "/nowhere", "/assets/style.css", "/_dash-layout", "/runs/x"):
         with client.get(path) as answer:

@@ -1,11 +1,14 @@
 """What the pages What-if and Recommendations show, without a browser."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlapscope.analysis.analyze import Recommendation
+from overlapscope.analysis.predictions import Outcome, Prediction
+from overlapscope.cli.prediction_file import note
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.from_run import RecordedCase, from_run
 from overlapscope.whatif.search import with_cap
@@ -14,7 +17,7 @@ from overlapscope_dashboards.pages import what_if as page
 from overlapscope_dashboards.site import Site, query_of, run_address
 from overlapscope_dashboards.views import recommendations as told
 from overlapscope_dashboards.views import what_if as view
-from tests.dashboard_runs import folder_of_runs, ids, words
+from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +182,26 @@ def test_earlier_predictions_are_held_against_what_was_measured() -> None:
     assert told.earlier_words(tested) == "1 of 2 measured predictions inside the interval, mean error 10.0 %."
     assert told.earlier_words([]) == ""
     assert [row[-2:] for row in told.earlier_rows(tested)] == [("+0.0 %", "inside"), ("-20.0 %", "outside")]
+
+
+def test_the_page_tells_what_later_runs_measured_of_this_ones_predictions(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    site = Site([run])
+    (place,) = site.places().places
+    address = run_address(place.id, "recommendations")
+    assert "No earlier prediction of this run was measured" in words(router.show(site, address, {}).content)
+    made = Prediction(
+        made_at="2026-01-02", version="0.1.0", verdict="change", recommended=True, present={"bucket_cap_mb": 25.0},
+        present_step_ns=120_000_000, ranks=2, gradient_bytes=64, knobs={"bucket_cap_mb": 4.0}, step_ns=90_000_000,
+        low_ns=80_000_000, high_ns=99_000_000,
+    )  # fmt: skip
+    note(run, [made], [Outcome(prediction=made, run="later", measured_step_ns=100_000_000, inside=False, error=-0.1)])
+    said = words(router.show(site, address, {}).content)
+    assert "0 of 1 measured prediction inside the interval, mean error 10.0 %" in said
+    for each in ("2026-01-02", "later", "90.000", "80.000 to 99.000", "100.000", "outside"):
+        assert each in said
+    (run / "predictions.json").write_text("{", encoding="utf-8")
+    said = words(router.show(site, address, {}).content)
+    assert "predictions.json: holds no predictions" in said
+    assert f"{run}/predictions.json" not in said
+    assert "Besides" in said

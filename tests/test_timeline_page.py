@@ -242,6 +242,63 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
 
 
+def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    monkeypatch.setattr(source_module, "causes_of", fail)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    site = Site([tmp_path / "run"])
+    own = Source(site.run(site.places().places[0].id))
+    own.work_out()
+    assert own._thread is not None
+    own._thread.join(60)
+    assert not own.waiting
+    shown = view.show(own, whole(own), 1_000)
+    assert "causes and links cannot be shown: a fault" in shown.note
+    assert not shown.coming
+
+
+def test_what_became_known_while_a_view_was_drawn_is_still_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([tmp_path / "run"])
+    own = Source(site.run(site.places().places[0].id))
+    plain = view.in_view
+
+    def known(*given: Any) -> Any:
+        own.work_out()
+        assert own._thread is not None
+        own._thread.join(60)
+        return plain(*given)
+
+    monkeypatch.setattr(view, "in_view", known)
+    assert view.show(own, whole(own), 1_000).coming
+    assert not view.show(own, whole(own), 1_000).coming
+
+
+def test_a_reader_has_states_and_their_begin_of_the_same_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([tmp_path / "run"])
+    own = Source(site.run(site.places().places[0].id))
+    before = own.now
+    told = (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy])
+    own.work_out()
+    assert own._thread is not None
+    own._thread.join(60)
+    assert own.now is not before
+    assert (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy]) == told
+
+
 def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     opened = Site([run]).run(Site([run]).places().places[0].id)

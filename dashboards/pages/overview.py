@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
@@ -29,6 +29,8 @@ from overlapscope_dashboards.views import overview as view
 
 TITLE = "Overview"
 ORDER = 10
+LOOK_MS = 1_500
+"""How often to look whether the recommendations are there."""
 MAX_RECOMMENDED = 3
 MAX_NOTES = 6
 MAX_ROWS, MAX_HEIGHT = 64, 440
@@ -60,9 +62,16 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 def register(app: Dash, site: Site) -> None:
     """Bring the recommendations when the page stands."""
 
-    @app.callback(Output("overview-advice", "children"), Input("overview-advice", "id"), State("address", "pathname"))
-    def advice(_: str, path: str) -> list[Component]:
-        return recommended(site.run_at(path))
+    @app.callback(
+        Output("overview-advice", "children"),
+        Output("overview-look", "disabled"),
+        Input("overview-advice", "id"),
+        Input("overview-look", "n_intervals"),
+        State("address", "pathname"),
+    )
+    def advice(_: str, __: int | None, path: str) -> tuple[Any, bool]:
+        found = site.beside("overview.advice", path, recommended)
+        return (no_update, False) if found is None else (found, True)
 
 
 def recommended(opened: Opened) -> list[Component]:
@@ -100,7 +109,13 @@ def _step(analysis: Analysis) -> list[Component]:
 
 def _advice_card() -> Component:
     waiting = html.P("Replaying the steps …", className="note")
-    return card("What to do", html.Div(waiting, id="overview-advice", className="later"))
+    return card(
+        "What to do",
+        [
+            html.Div(waiting, id="overview-advice", className="later"),
+            dcc.Interval(id="overview-look", interval=LOOK_MS, disabled=True),
+        ],
+    )
 
 
 def _places(analysis: Analysis) -> list[Component]:

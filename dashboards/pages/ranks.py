@@ -65,8 +65,11 @@ def register(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def choose(typed: str | None, search: str | None, path: str) -> Any:
-        asked = (typed or "").replace(" ", "")
-        shown, _ = view.chosen(query_of(search).get("ranks"), site.run_at(path).analysis)
+        asked, now = (typed or "").replace(" ", ""), query_of(search).get("ranks")
+        found = site.beside(("ranks.chosen", now), path, lambda opened: view.chosen(now, opened.analysis))
+        if found is None:
+            return no_update
+        shown, _ = found
         if asked == ",".join(map(str, shown)):
             return no_update
         return f"?{urlencode({'ranks': asked}, safe=',')}" if asked else ""

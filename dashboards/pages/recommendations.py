@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from overlapscope.errors import InputError
 from overlapscope.report.amounts import ms
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
@@ -30,7 +31,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     return [
         html.Div(html.P(view.lead(found), className="lead"), className="intro"),
         *_frameworks(opened, known, chosen),
-        html.Div([*items, _reasons(opened, reasons), _earlier(opened, ())], className="grid"),
+        html.Div([*items, _reasons(opened, reasons), _earlier(opened)], className="grid"),
     ]
 
 
@@ -98,7 +99,11 @@ def _reasons(opened: Opened, reasons: Sequence[str]) -> Component:
     return card("Besides", [*([notes(reasons)] if reasons else []), links], wide="half")
 
 
-def _earlier(opened: Opened, tested: Sequence[view.Earlier]) -> Component:
+def _earlier(opened: Opened) -> Component:
+    try:
+        tested = view.earlier(opened.tested)
+    except InputError as error:
+        return card("Earlier predictions", empty(opened.without_root(error)), wide="half")
     if not tested:
         words = "No earlier prediction of this run was measured."
         then = next_command("Record a run under changed settings, and hold it against this one",

@@ -1,5 +1,6 @@
 """Ranks by time: an exact heat map at any zoom, the chosen ranks lane by lane, single spans where few are in view."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -87,18 +88,8 @@ def register(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def draw(state: dict[str, Any], _: int | None, path: str) -> tuple[Any, ...]:
-        opened = site.run_at(path)
-        source = source_of(opened)
-        try:
-            now = asked(state, source.whole, source.ranks)
-        except Unknown as unknown:  # what was typed is not there: what is shown stays
-            return (None, no_update, str(unknown), *(no_update,) * 4)
-        shown = view.show(source, now, int(state.get("width") or WIDTH), at=state.get("at"))
-        take = run_address(opened.id, "timeline", None) + perfetto.tail(state)
-        return (
-            _drawn(shown), _legend(shown), shown.note, _twin(shown), shown.found,
-            not shown.coming, take,
-        )  # fmt: skip
+        found = site.beside(("timeline.draw", json.dumps(state)), path, lambda opened: _drawing(opened, state))
+        return (*(no_update,) * 5, False, no_update) if found is None else found
 
     @app.callback(
         Output("timeline-pointed", "children"),
@@ -110,13 +101,8 @@ def register(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def point(probe: dict[str, Any] | None, state: dict[str, Any], path: str) -> tuple[Any, ...]:
-        source = source_of(site.run_at(path))
-        try:
-            now = asked(state, source.whole, source.ranks)
-        except Unknown:
-            return no_update, no_update, no_update
-        pointed = view.point(source, now, int(state.get("width") or WIDTH), probe or {})
-        return _pointed(pointed), pointed.links, not source.waiting
+        key = ("timeline.point", json.dumps([probe, state]))
+        return site.beside(key, path, lambda opened: _pointing(opened, state, probe or {})) or (no_update,) * 3
 
     @app.callback(Output("timeline-perfetto", "data"), Input("timeline-perfetto", "id"))
     def perfetto_url(_: str) -> str | None:
@@ -139,6 +125,27 @@ def register(app: Dash, site: Site) -> None:
         ClientsideFunction(here, "linked"), Output("timeline-echo", "data", allow_duplicate=True),
         Input("timeline-links", "data"), prevent_initial_call=True,
     )  # fmt: skip
+
+
+def _drawing(opened: Opened, state: Mapping[str, Any]) -> tuple[Any, ...]:
+    source = source_of(opened)
+    try:
+        now = asked(state, source.whole, source.ranks)
+    except Unknown as unknown:  # what was typed is not there: what is shown stays
+        return (None, no_update, str(unknown), *(no_update,) * 4)
+    shown = view.show(source, now, int(state.get("width") or WIDTH), at=state.get("at"))
+    take = run_address(opened.id, "timeline", None) + perfetto.tail(state)
+    return _drawn(shown), _legend(shown), shown.note, _twin(shown), shown.found, not shown.coming, take
+
+
+def _pointing(opened: Opened, state: Mapping[str, Any], probe: Mapping[str, Any]) -> tuple[Any, ...]:
+    source = source_of(opened)
+    try:
+        now = asked(state, source.whole, source.ranks)
+    except Unknown:
+        return (no_update,) * 3
+    pointed = view.point(source, now, int(state.get("width") or WIDTH), probe)
+    return _pointed(pointed), pointed.links, not source.waiting
 
 
 def _drawn(shown: View) -> dict[str, Any]:

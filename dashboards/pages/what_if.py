@@ -78,18 +78,24 @@ def register(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def choose(place: float | None, search: str | None, path: str) -> Any:
-        opened, query = site.run_at(path), query_of(search)
-        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
-        settings = view.settings_of(query, case.baseline)
-        caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
         if place is None:
             return no_update
-        cap = caps[max(0, min(round(place), len(caps) - 1))]
-        if cap == settings.ddp.bucket_cap_mb:
-            return no_update
-        chosen = None if cap == case.baseline.ddp.bucket_cap_mb else f"{cap:g}"
-        address = run_address(opened.id, "what-if", view.with_knob(query, "cap", chosen))
-        return address[address.index("?") :] if "?" in address else ""
+        key = ("what_if.cap", place, search)
+        to = site.beside(key, path, lambda opened: moved(opened, place, query_of(search)))
+        return no_update if to is None else to
+
+
+def moved(opened: Opened, place: float, query: Mapping[str, str]) -> str | None:
+    """Give the query with the cap at a place of the slider; None where it is that one now."""
+    case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
+    settings = view.settings_of(query, case.baseline)
+    caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
+    cap = caps[max(0, min(round(place), len(caps) - 1))]
+    if cap == settings.ddp.bucket_cap_mb:
+        return None
+    chosen = None if cap == case.baseline.ddp.bucket_cap_mb else f"{cap:g}"
+    address = run_address(opened.id, "what-if", view.with_knob(query, "cap", chosen))
+    return address[address.index("?") :] if "?" in address else ""
 
 
 def _asked(opened: Opened, case: RecordedCase) -> Callable[[Settings], view.Asked]:

@@ -125,7 +125,8 @@ def lower_rows(source: Source, ranks: Sequence[RankLanes]) -> list[Row]:
 
 
 def _map(source: Source, asked: Asked, rows: Sequence[range], bins: Ints) -> dict[str, Any]:
-    cells = heat(source.occupancy, rows, bins + source.origin_ns, asked.mode)
+    now = source.now
+    cells = heat(now.occupancy, rows, bins + now.origin_ns, asked.mode)
     if asked.mode == DOMINATING:
         colours = _steps(_STATE_COLOURS)
         top = len(STATES) - 1

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from threading import BoundedSemaphore
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -16,6 +17,9 @@ from overlapscope_dashboards.timeline.asked import asked
 from overlapscope_dashboards.timeline.source import source_of
 
 FILE: Final = "window.json.gz"
+AT_ONCE: Final = 2
+"""Windows that are written at the same time: the server's other threads stay free for pages."""
+RETRY_S: Final = 5
 _ASKED: Final = ("t0", "t1", "ranks")
 
 
@@ -27,28 +31,46 @@ def tail(state: Mapping[str, Any]) -> str:
 def register(app: Dash, site: Site) -> None:
     """Answer requests for windows."""
 
+    places = BoundedSemaphore(AT_ONCE)
+
     def window(run: str) -> Response:
+        if not places.acquire(blocking=False):
+            busy = {"Retry-After": str(RETRY_S)}
+            return Response("Other windows are being written; ask again.\n", 503, busy, mimetype="text/plain")
         try:
-            opened = site.run(run)
-            source = source_of(opened)
-            view = asked(request.args, source.whole, source.ranks)
-            begin, end = (each + source.origin_ns for each in (view.window.start_ns, view.window.end_ns))
-            trace = PerfettoTrace(
-                run=opened.run,
-                choice=Choice(ranks=frozenset(view.ranks), window=(begin, end)),
-                version=__version__,
-                together=opened.together,
-            )
-        except Unknown as unknown:
-            return Response(f"{unknown}\n", status=404, mimetype="text/plain")
-        except OverlapScopeError as error:
-            return Response(f"{error}\n", status=422, mimetype="text/plain")
-        return Response(
-            compressed(trace.pieces()), mimetype="application/gzip",
-            headers={"Content-Disposition": f'attachment; filename="{FILE}"'},
-        )  # fmt: skip
+            answer = _answer(site, run)
+        except BaseException:
+            places.release()
+            raise
+        if answer.status_code == 200:
+            answer.call_on_close(places.release)  # it is written while it is sent
+        else:
+            places.release()
+        return answer
 
     app.server.add_url_rule(f"/runs/<run>/timeline/{FILE}", "timeline_window", window)
+
+
+def _answer(site: Site, run: str) -> Response:
+    try:
+        opened = site.run(run)
+        source = source_of(opened)
+        view = asked(request.args, source.whole, source.ranks)
+        begin, end = (each + source.origin_ns for each in (view.window.start_ns, view.window.end_ns))
+        trace = PerfettoTrace(
+            run=opened.run,
+            choice=Choice(ranks=frozenset(view.ranks), window=(begin, end)),
+            version=__version__,
+            together=opened.together,
+        )
+    except Unknown as unknown:
+        return Response(f"{unknown}\n", status=404, mimetype="text/plain")
+    except OverlapScopeError as error:
+        return Response(f"{error}\n", status=422, mimetype="text/plain")
+    return Response(
+        compressed(trace.pieces()), mimetype="application/gzip",
+        headers={"Content-Disposition": f'attachment; filename="{FILE}"'},
+    )  # fmt: skip
 
 
 def compressed(pieces: Iterable[str]) -> Iterator[bytes]:

@@ -50,8 +50,9 @@ def amounts(spent: Sequence[int]) -> list[Amount]:
 
 def in_view(source: Source, window: Window) -> dict[int, list[int]]:
     """Give each rank's exact times in a window, by state in the order of `STATES`."""
-    edges = np.array([window.start_ns, window.end_ns]) + source.origin_ns
-    return {rank: each.spent(edges)[0].tolist() for rank, each in zip(source.ranks, source.occupancy, strict=True)}
+    now = source.now
+    edges = np.array([window.start_ns, window.end_ns]) + now.origin_ns
+    return {rank: each.spent(edges)[0].tolist() for rank, each in zip(source.ranks, now.occupancy, strict=True)}
 
 
 def length(ns: int) -> str:

@@ -44,56 +44,84 @@ class Figures:
     causes: Mapping[int, Causes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aligned:
+    """All ranks on one clock, as far as clocks are known; it is replaced whole, never changed but for kept lanes."""
+
+    clocks: Clocks | None
+    """None while they are not known: each rank is then on its own clock."""
+    occupancy: tuple[Occupancy, ...]
+    origin_ns: int
+    whole: Window
+    lanes: dict[int, RankLanes]
+    """What was looked at of single ranks."""
+
+
 class Source:
     """The timeline of one run; times it gives are on the common clock, counted from its begin where that is said."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened, self._lock = opened, Lock()
-        self._lanes: dict[int, RankLanes] = {}
         self._tables: dict[int, RankTimeline] = {}
         self._words: dict[int, CallWords] = {}
         self._thread: Thread | None = None
         self.figures: Figures | None = None
-        self.clocks: Clocks | None = None
-        """None while they are not known: each rank is then shown on its own clock."""
         self.problem = ""
         """Why figures will not come."""
         self.entries = {entry.rank: entry for entry in opened.entries}
         self.large = opened.folder is not None and sum(each.spans for each in self.entries.values()) >= LARGE
-        self._own = self._of_large() if self.large else self._of_small()
+        self._own, clocks = self._of_large() if self.large else self._of_small()
         if not self._own:
             raise InputError("no times of what ran were recorded: there is no timeline")
         self.ranks = tuple(self._own)
-        self._align()
+        self.now = self._aligned(clocks)
+        """Read once for whatever must agree: another one takes its place when clocks become known."""
 
-    def _of_small(self) -> States:
+    def _of_small(self) -> tuple[States, Clocks | None]:
         run = self._opened.run
-        self._work_out()
+        self.figures = self._figured()
         timelines = {rank: each for rank, each in run.ranks.items() if size(each.spans)}
         made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
-        return {rank: (each.at_ns, each.state) for rank, each in made.items()}
+        return {rank: (each.at_ns, each.state) for rank, each in made.items()}, self._opened.together.clocks
 
-    def _of_large(self) -> States:
+    def _of_large(self) -> tuple[States, Clocks | None]:
         assert self._opened.folder is not None
-        states, self.clocks = occupancy_of_folder(
-            self._opened.folder, tuple(self.entries.values()), self._opened.revision
-        )
-        return {rank: states[rank] for rank in sorted(states) if states[rank][0].size}
+        states, clocks = occupancy_of_folder(self._opened.folder, tuple(self.entries.values()), self._opened.revision)
+        return {rank: states[rank] for rank in sorted(states) if states[rank][0].size}, clocks
 
-    def _align(self) -> None:
-        clocks = self.clocks or Clocks()
+    def _aligned(self, known: Clocks | None) -> Aligned:
+        clocks = known or Clocks()
 
         def moved(rank: int) -> Occupancy:
             at, state = self._own[rank]
             return Occupancy(on_common_clock(clocks, rank, at) if _is_moved(clocks, rank) else at, state)
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            self.occupancy = tuple(pool.map(moved, self._own))
-        begin = min(int(each.at_ns[0]) for each in self.occupancy)
-        end = max(int(each.at_ns[-1]) for each in self.occupancy)
-        self.origin_ns = begin
-        self.whole = Window(start_ns=0, end_ns=max(end - begin, 1))
-        self._lanes = {}
+            occupancy = tuple(pool.map(moved, self._own))
+        begin = min(int(each.at_ns[0]) for each in occupancy)
+        end = max(int(each.at_ns[-1]) for each in occupancy)
+        whole = Window(start_ns=0, end_ns=max(end - begin, 1))
+        return Aligned(clocks=known, occupancy=occupancy, origin_ns=begin, whole=whole, lanes={})
+
+    @property
+    def clocks(self) -> Clocks | None:
+        """None while they are not known."""
+        return self.now.clocks
+
+    @property
+    def occupancy(self) -> tuple[Occupancy, ...]:
+        """The states of each of `ranks`."""
+        return self.now.occupancy
+
+    @property
+    def origin_ns(self) -> int:
+        """The begin, on the common clock."""
+        return self.now.origin_ns
+
+    @property
+    def whole(self) -> Window:
+        """All of the run."""
+        return self.now.whole
 
     @property
     def waiting(self) -> bool:
@@ -113,31 +141,35 @@ class Source:
                 self._thread.start()
 
     def _work_out(self) -> None:
+        """Publish figures, or why there are none, whatever happens: who waits for them asks until then."""
+        problem = "a fault; the terminal that serves this says what"
         try:
-            run, together = self._opened.run, self._opened.together
-            self._know(together.clocks)
-            coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-            self.figures = Figures(
-                run=run,
-                links=Links(run, together),
-                transfers=together.transfers(run),
-                causes=causes_of(run, together, coverage),
-            )
+            clocks = self._opened.together.clocks
+            if self.now.clocks is None and self._opened.folder is not None:
+                keep_clocks(self._opened.folder, clocks, self._opened.revision)
+                self.now = self._aligned(clocks)
+            self.figures = self._figured()
+            problem = ""
         except OverlapScopeError as error:
-            if not self.large:
-                raise
-            self.problem = str(error)
+            problem = str(error)
+        finally:
+            self.problem = problem
 
-    def _know(self, clocks: Clocks) -> None:
-        if self.clocks is None and self._opened.folder is not None and self.large:
-            keep_clocks(self._opened.folder, clocks, self._opened.revision)
-            self.clocks = clocks
-            self._align()
-        self.clocks = clocks
+    def _figured(self) -> Figures:
+        run, together = self._opened.run, self._opened.together
+        coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+        return Figures(
+            run=run,
+            links=Links(run, together),
+            transfers=together.transfers(run),
+            causes=causes_of(run, together, coverage),
+        )
 
     def tables(self, rank: int) -> RankTimeline:
         """Give a rank's tables, read when first asked for; raises InputError where they cannot be."""
         if self.figures is not None:
+            if rank not in self.figures.run.ranks:
+                raise InputError(f"rank {rank} cannot be read")
             return self.figures.run.ranks[rank]
         if rank not in self._tables:
             assert self._opened.folder is not None
@@ -146,18 +178,17 @@ class Source:
 
     def aligned(self, rank: int, times_ns: Ints) -> Ints:
         """Give times of a rank on the common clock, counted from the begin."""
-        return on_common_clock(self.clocks or Clocks(), rank, times_ns) - self.origin_ns
+        return _on(self.now, rank, times_ns)
 
     def lanes(self, rank: int) -> RankLanes:
         """Give a rank's lanes, in time counted from the begin."""
-        if rank not in self._lanes:
+        now = self.now
+        if rank not in now.lanes:
             timeline = self.tables(rank)
             labels = [lane_name(timeline, lane).partition(" (")[0] for lane in range(size(timeline.lanes))]
             spans = timeline.spans
-            self._lanes[rank] = lanes_of(
-                timeline, self.aligned(rank, spans.start_ns), self.aligned(rank, spans.end_ns), labels
-            )
-        return self._lanes[rank]
+            now.lanes[rank] = lanes_of(timeline, _on(now, rank, spans.start_ns), _on(now, rank, spans.end_ns), labels)
+        return now.lanes[rank]
 
     def causes(self, rank: int, window: Window) -> Sequence[tuple[str, Ints, Ints]]:
         """Give when a rank's communication was exposed in a window, by cause: (cause, starts, ends), from the begin."""
@@ -196,6 +227,10 @@ class Source:
             starts.append(start)
             ends.append(end)
         return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _on(now: Aligned, rank: int, times_ns: Ints) -> Ints:
+    return on_common_clock(now.clocks or Clocks(), rank, times_ns) - now.origin_ns
 
 
 def _is_moved(clocks: Clocks, rank: int) -> bool:

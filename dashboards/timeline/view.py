@@ -91,6 +91,7 @@ _DRAWINGS: WeakKeyDictionary[Source, _Drawings] = WeakKeyDictionary()
 
 def show(source: Source, asked: Asked, width: int, at: int | None = None) -> View:
     """Show a view on a time axis of so many pixels; `at` is the number of the span that was found last."""
+    begun = source.version
     drawn = _DRAWINGS.setdefault(source, _Drawings()).of(source, asked, width)
     if source.clocks is None:
         source.work_out()
@@ -110,7 +111,7 @@ def show(source: Source, asked: Asked, width: int, at: int | None = None) -> Vie
         twin_note=f"{MAX_ROWS} of {len(spent)} ranks" if len(chosen) < len(spent) else "",
         listed=_listed(source, asked) if drawn.detailed else [],
         found=_found(source, asked, at),
-        coming=source.waiting,
+        coming=source.waiting or source.version != begun,
     )
 
 
@@ -146,8 +147,9 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
         _, parts = of_cell((shown.rank,), window, spent)
         return Pointed(title=f"rank {shown.rank}, {shown.label[:60]}", parts=[f"{number} spans", *parts])
     places = map_rows(len(source.ranks))[row]
-    absolute = bins[bin_ : bin_ + 2] + source.origin_ns
-    spent = np.sum([source.occupancy[place].spent(absolute)[0] for place in places], axis=0).tolist()
+    now = source.now
+    absolute = bins[bin_ : bin_ + 2] + now.origin_ns
+    spent = np.sum([now.occupancy[place].spent(absolute)[0] for place in places], axis=0).tolist()
     title, parts = of_cell([source.ranks[place] for place in places], window, spent)
     return Pointed(title=title, parts=parts)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.analysis.predictions import Outcome, words
 from overlapscope.report.across_ranks import straggler_words
 from overlapscope.report.amounts import count, ms, percent, signed_percent
 from overlapscope.report.evidence_words import evidence_words
@@ -122,6 +123,18 @@ def code_for(each: Shown, framework: str | None) -> tuple[str, str, str] | None:
     """Give what to write in the chosen framework, else in the first one that it is told for; None without any."""
     chosen = [told for told in each.apply if told[0] == framework]
     return next(iter([*chosen, *each.apply]), None)
+
+
+def earlier(tested: Sequence[Outcome]) -> tuple[Earlier, ...]:
+    """Give what later runs measured."""
+    return tuple(
+        Earlier(
+            settings=words(each.prediction.knobs), predicted_ns=each.prediction.step_ns, low_ns=each.prediction.low_ns,
+            high_ns=each.prediction.high_ns, measured_ns=each.measured_step_ns, run=each.run,
+            made_at=each.prediction.made_at,
+        )
+        for each in tested
+    )  # fmt: skip
 
 
 def earlier_words(tested: Sequence[Earlier]) -> str:

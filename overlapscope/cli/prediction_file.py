@@ -4,18 +4,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from overlapscope.analysis.predictions import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.prediction_file import NAME, read_predictions
 from overlapscope.ingest.sides import runs_of
 from overlapscope.timeline.run import is_run_directory
 from overlapscope.timeline.run_folder import umask
-
-NAME: Final = "predictions.json"
-MAX_BYTES: Final = 16 * 2**20
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:
@@ -61,17 +58,7 @@ def must_keep(path: Path) -> None:
 
 
 def _read(run: Path) -> Noted:
-    place = run / NAME
-    try:
-        with place.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return Noted()
-    except OSError as error:
-        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{place}: is larger than {MAX_BYTES // 2**20} MiB")
-    try:
-        return msgspec.json.decode(content, type=Noted)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f"{place}: holds no predictions: {error}; move it away to go on without them") from error
+    return read_predictions(run, Noted) or Noted()
+
+
+__all__ = ["NAME", "must_keep", "note", "noted_in"]

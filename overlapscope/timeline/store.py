@@ -123,6 +123,11 @@ def rank_folder(rank: int) -> str:
     return f"rank_{rank:05d}"
 
 
+def is_rank_folder(name: str) -> bool:
+    """Say whether a folder's name is that of a rank: what a run's entries name is read nowhere else."""
+    return re.fullmatch(r"rank_\d+", name) is not None
+
+
 def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) -> None:
     """Add or replace one rank of the run directory `run`, whole or not at all; files of `beside` are moved into it.
 
@@ -343,7 +348,7 @@ def _one_line(error: Exception) -> str:
 
 def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
     names = NameTable()
-    if not re.fullmatch(r"rank_\d+", folder.name):
+    if not is_rank_folder(folder.name):
         raise ValueError(f"{entry.folder!r} is no folder of a rank")
     tables: Mapping[str, Any] = {
         name: from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()

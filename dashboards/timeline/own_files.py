@@ -1,0 +1,68 @@
+"""Files beside a run that are this user's own: a link, or what another user put there, is neither read nor written.
+
+Whoever may write into a run directory may put a link there under any name; what would go through it goes nowhere.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[int]:
+    """Hold a folder open, for the names in it; raises OSError where it is a link or another user's."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _must_be_own(os.fstat(handle), stat.S_IFDIR)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def opened_own(folder: int, name: str) -> BinaryIO:
+    """Open a file in a folder that is held to read it; raises OSError for a link, or for no plain file of this user."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        _must_be_own(os.fstat(handle), stat.S_IFREG)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def mapped(folder: int, name: str, dtype: type) -> "np.ndarray[Any, Any]":
+    """Map the one column that a `.npy` file holds; raises OSError, or ValueError where it is another array."""
+    with opened_own(folder, name) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{name}: another format")
+        shape, _, found = np.lib.format.read_array_header_1_0(file)
+        if found != np.dtype(dtype) or len(shape) != 1:
+            raise ValueError(f"{name}: another array")
+        if shape[0] == 0:
+            return np.empty(0, dtype)
+        return np.memmap(file, dtype, "r", offset=file.tell(), shape=shape)
+
+
+def replace_own(folder: int, name: str, content: bytes) -> None:
+    """Put a file in the place of another, whole or not at all; what was a link there is one no more. Raises OSError."""
+    temporary = f".{name}.{secrets.token_hex(8)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _must_be_own(state: os.stat_result, kind: int) -> None:
+    if state.st_uid != os.geteuid() or stat.S_IFMT(state.st_mode) != kind:
+        raise OSError("another user's, or of another kind")

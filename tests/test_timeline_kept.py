@@ -1,0 +1,151 @@
+"""What is kept of a large run beside it: it goes through no link, and only what is whole is taken from it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.occupancy import STATES
+from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
+from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep_clocks, occupancy_of_folder
+from tests.dashboard_runs import copy_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return copy_run(tmp_path / "run")
+
+
+def entries(run: Path) -> list[RankEntry]:
+    return recorded_ranks(run, read_manifest(run))
+
+
+def shown(run: Path) -> dict[int, list[int]]:
+    return {rank: at.tolist() for rank, (at, _) in occupancy_of_folder(run, entries(run), "one")[0].items()}
+
+
+@pytest.mark.parametrize("name", ["told.part", "told.json"])
+def test_nothing_is_written_through_a_link_in_the_kept_folder(run: Path, tmp_path: Path, name: str) -> None:
+    shown(run)
+    outside = tmp_path / "outside"
+    outside.write_bytes((run / FOLDER / "told.json").read_bytes())
+    before = outside.read_bytes()
+    (run / FOLDER / name).unlink(missing_ok=True)
+    (run / FOLDER / name).symlink_to(outside)
+    keep_clocks(run, Clocks(), "one")
+    assert outside.read_bytes() == before
+
+
+def test_a_kept_folder_that_is_a_link_is_left_alone(run: Path, tmp_path: Path) -> None:
+    good = shown(run)
+    outside = tmp_path / "outside"
+    (run / FOLDER).rename(outside)
+    (run / FOLDER).symlink_to(outside)
+    before = {each.name: each.read_bytes() for each in outside.iterdir()}
+    assert shown(run) == good
+    occupancy_of_folder(run, entries(run), "two")
+    keep_clocks(run, Clocks(), "one")
+    assert {each.name: each.read_bytes() for each in outside.iterdir()} == before
+    assert (run / FOLDER).is_symlink()
+    assert not list(run.glob(f"{FOLDER}.*"))
+
+
+@pytest.mark.parametrize("name", ["at.npy", "state.npy", "told.json"])
+def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
+    good = shown(run)
+    if name == "at.npy":
+        np.save(tmp_path / name, np.load(run / FOLDER / name) + 1)
+    else:
+        (tmp_path / name).write_bytes((run / FOLDER / name).read_bytes())
+    (run / FOLDER / name).unlink()
+    (run / FOLDER / name).symlink_to(tmp_path / name)
+    assert shown(run) == good
+    assert not (run / FOLDER / name).is_symlink()  # made anew
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first": [0, 10**9, -1]},
+        {"first": [0, -5, -1]},
+        {"first": [3, 10, -1]},
+        {"ranks": [0, 7]},
+        {"ranks": [0, 0]},
+    ],
+)
+def test_kept_bounds_and_ranks_that_cannot_be_are_not_taken(run: Path, change: dict[str, list[int]]) -> None:
+    good = shown(run)
+    told = run / FOLDER / "told.json"
+    content = json.loads(told.read_bytes())
+    if "first" in change:
+        change = {"first": [*change["first"][:-1], content["first"][-1]]}
+    told.write_text(json.dumps({**content, **change}), encoding="utf-8")
+    assert shown(run) == good
+
+
+def test_kept_times_that_go_back_are_not_taken(run: Path) -> None:
+    good = shown(run)
+    at = np.load(run / FOLDER / "at.npy")
+    at[5] = at[2]
+    np.save(run / FOLDER / "at.npy", at)
+    assert shown(run) == good
+
+
+# --- spans, read without the rest of their rank -----------------------------------------------------------------------
+
+
+def with_column(run: Path, name: str, change: Any) -> None:
+    """Write one column of rank 1's spans anew."""
+    file = run / "rank_00001" / "spans.parquet"
+    table = pq.read_table(file)
+    column = pa.array(change(table.column(name).to_pylist()), table.schema.field(name).type)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("recording", lambda values: [*values[:-1], None]),
+        ("recording", lambda values: [*values[:-1], 10**9]),
+        ("recording", lambda values: [*values[:-1], -1]),
+        ("recording", lambda values: list(range(len(values)))),
+        ("start_ns", lambda values: [*values[:-1], None]),
+        ("end_ns", lambda values: [0, *values[1:]]),
+    ],
+)
+def test_spans_that_no_rank_can_have_cost_that_rank(run: Path, name: str, change: Any) -> None:
+    good = shown(run)
+    shutil.rmtree(run / FOLDER)
+    with_column(run, name, change)
+    assert shown(run) == {0: good[0]}
+
+
+def test_a_span_of_no_known_kind_is_in_no_state(run: Path) -> None:
+    with_column(run, "kind", lambda values: [None] * len(values))
+    (at, state) = occupancy_of_folder(run, entries(run), "one")[0][1]
+    assert at.size == 2 * len(set(pq.read_table(run / "rank_00001" / "spans.parquet")["recording"].to_pylist()))
+    assert set(state.tolist()) == {STATES.index("idle"), STATES.index("unrecorded")}
+
+
+def test_each_recording_has_its_own_window() -> None:
+    random = np.random.default_rng(3)
+    recording = random.choice([0, 2, 3, 900], 500)
+    start = random.integers(-(10**15), 10**15, 500)
+    end = start + random.integers(0, 1000, 500)
+    plain = [(int(start[recording == each].min()), int(end[recording == each].max())) for each in np.unique(recording)]
+    assert _windows(recording, start, end) == plain
+    assert _windows(recording[:0], start[:0], end[:0]) == []
+
+
+def test_no_spans_are_read_outside_of_folders_of_ranks(run: Path) -> None:
+    first, second = entries(run)
+    for table in ("spans", "recordings"):
+        shutil.copy(run / "rank_00001" / f"{table}.parquet", run.parent)
+    second.folder = ".."
+    assert list(occupancy_of_folder(run, [first, second], "one")[0]) == [0]
