@@ -37,8 +37,8 @@ def _cap(told: WhatIf, item_bytes: int) -> Recommendation:
         title = f"Set {_shown(_changed(told))}"
         memory_bytes = best.memory_bytes - told.scenarios[0].memory_bytes or None
         return of_scenario(told, best, "bucket_cap", title, "change", apply=apply, memory_bytes=memory_bytes)
-    return of_scenario(told, told.scenarios[0], "keep_buckets", "Leave the buckets as they are: no cap gains more than the "
-               "noise, or surely gains at all", "no_change")  # fmt: skip
+    title = "Leave the buckets as they are: no cap gains more than the noise, or surely gains at all"
+    return of_scenario(told, told.scenarios[0], "keep_buckets", title, "no_change")
 
 
 def _views(told: WhatIf, item_bytes: int) -> Recommendation | None:
