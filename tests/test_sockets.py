@@ -1,7 +1,9 @@
 """What a process's TCP connections carried, as the kernel counts it, and the rate of the interface they pass."""
 
+import fcntl
 import socket
 import sys
+import termios
 import threading
 import time
 
@@ -23,6 +25,13 @@ def connection() -> tuple[socket.socket, socket.socket]:
         return socket.create_connection(listening.getsockname()), listening.accept()[0]
 
 
+def wait_until_acknowledged(sender: socket.socket) -> None:
+    """Wait until the kernel has nothing left of what was sent: what was read is acknowledged a moment later."""
+    until = time.monotonic() + 20
+    while fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4)) != bytes(4) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def test_a_connection_is_told_of_by_what_it_carried_meanwhile() -> None:
     here, there = connection()
     read = threading.Thread(target=lambda: [None for _ in iter(lambda: there.recv(1 << 20), b"")])
@@ -35,6 +44,7 @@ def test_a_connection_is_told_of_by_what_it_carried_meanwhile() -> None:
         assert list(watch.sample()) == []
         here.shutdown(socket.SHUT_WR)
         read.join(20)
+        wait_until_acknowledged(here)
         watch.close()
         rows = {each["local"]: each for each in watch.told()}
         local, peer = (f"[{each[0]}]:{each[1]}" for each in (here.getsockname(), here.getpeername()))
