@@ -111,6 +111,8 @@ def _reasons(answer: WhatIf) -> str:
 
 
 def _next(answer: WhatIf, *, recorded: bool) -> str:
+    if answer.waiting:
+        return "next: overlapscope analyze RUN, which says what held the late rank"
     plain = [
         each
         for each in answer.scenarios
