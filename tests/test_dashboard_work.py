@@ -1,6 +1,8 @@
 """Work beside a request: answered at once, made once, and lost for nobody."""
 
-from threading import Event, Thread
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event, Semaphore, Thread
 
 import pytest
 
@@ -23,8 +25,16 @@ def test_what_is_quick_is_given_at_once_and_what_is_slow_when_it_is_asked_for_ag
     assert work.fetch("slow", lambda: "made anew", 30) == "made anew"
 
 
-def test_who_asks_for_the_same_gets_the_same() -> None:
+def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     work, go, made, given = Work[int](), Event(), list[int](), list[int | None]()
+    asked, begun = Semaphore(0), work._begun
+
+    def noted(key: str, wanted: Callable[[], int]) -> Future[int] | None:
+        found = begun(key, wanted)
+        asked.release()
+        return found
+
+    monkeypatch.setattr(work, "_begun", noted)
 
     def make() -> int:
         go.wait()
@@ -34,13 +44,12 @@ def test_who_asks_for_the_same_gets_the_same() -> None:
     asking = [Thread(target=lambda: given.append(work.fetch("it", make, 30))) for _ in range(4)]
     for each in asking:
         each.start()
-    while "it" not in work._pieces:
-        pass
+    assert all(asked.acquire(timeout=30) for _ in asking)
     go.set()
     for each in asking:
         each.join()
-    assert given[0] == 1
-    assert len(given) == 4
+    assert given == [1] * 4
+    assert made == [1]
 
 
 def test_a_fault_is_raised_where_it_is_fetched() -> None:
