@@ -90,15 +90,3 @@ def run_address(run: str, page: str = "", query: Mapping[str, object] | None = N
     path = f"/runs/{quote(run, safe='')}" + (f"/{page}" if page else "")
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
-
-
-def rank_of(query: Mapping[str, str], opened: Opened, page: str, name: str = "rank") -> int | None:
-    """Give the rank that an address names, None where it names none; raises Unknown, with the ranks that there are."""
-    asked = query.get(name)
-    if asked is None:
-        return None
-    ranks = list(opened.run.ranks)
-    if asked.isdecimal() and int(asked[:9]) in ranks:
-        return int(asked[:9])
-    there = [(f"rank {each}", run_address(opened.id, page, {**query, name: each})) for each in ranks[:64]]
-    raise Unknown(f"This run has no rank {asked[:20]}.", there)

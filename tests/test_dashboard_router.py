@@ -10,7 +10,7 @@ import pytest
 from overlapscope_dashboards import listing, router, runs
 from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.runs import MAX_RUNS, Listed, changed, find
-from overlapscope_dashboards.site import Site, Unknown, query_of, rank_of, run_address
+from overlapscope_dashboards.site import Site, query_of, run_address
 from tests.conftest import ROOT
 from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
 
@@ -79,16 +79,6 @@ def test_an_unknown_page_names_the_pages_that_there_are(site: Site) -> None:
     assert shown.status == 404
     assert all(each.TITLE in words(shown.content) for each in pages().values())
     assert not router.exists(site, path)
-
-
-def test_an_unknown_rank_names_the_ranks_that_there_are(site: Site) -> None:
-    opened = site.run(ids(site)["baseline"])
-    assert rank_of({"rank": "1"}, opened, "overview") == 1
-    assert rank_of({}, opened, "overview") is None
-    for asked in ("7", "-1", "x", "9" * 400, "²"):
-        with pytest.raises(Unknown) as caught:
-            rank_of({"rank": asked}, opened, "overview")
-        assert [label for label, _ in caught.value.there] == ["rank 0", "rank 1"]
 
 
 def test_a_broken_run_says_why_and_the_others_still_open(site: Site) -> None:

@@ -22,7 +22,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import Scenario, WhatIf
 from overlapscope.whatif.calibrate import Fit
 from overlapscope.whatif.graph import Graph, Slowed, graph_job
-from overlapscope.whatif.graph_answer import Wanted, answer_graphs, bounds_of, straggler_cost
+from overlapscope.whatif.graph_answer import Wanted, answer_graphs, answer_run, bounds_of
 from overlapscope.whatif.graph_case import GraphCase, graph_case
 from overlapscope.whatif.kinds import kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
@@ -153,9 +153,7 @@ def test_what_a_late_rank_costs_is_what_the_job_takes_without_it(slow: float) ->
     run = recorded(fsdp(slow=slow))
     row = scenario(answered(fsdp(slow=slow)), straggler_removed=1)
     assert row.predicted_step_ns == pytest.approx(step_ns(fsdp()), rel=0.01)
-    told = straggler_cost(run, across(run))
-    assert told is not None
-    assert told.knobs == {"straggler_removed": 1}
+    told = scenario(answer_run(run, across(run)), straggler_removed=1)
     assert told.low_ns <= step_ns(fsdp()) <= told.high_ns
     assert told.gain_low <= told.gain <= told.gain_high
 

@@ -14,8 +14,7 @@ address is the whole state of a page, so that every view can be linked and reloa
 another address (`site.run_address(opened.id, "collectives", {"op": "all_reduce"})` in a `dcc.Link`), or set
 `Output("address", "search", allow_duplicate=True)` in a callback (with `prevent_initial_call=True`): the page is then
 laid out anew. A slider that must not lay out the page anew writes the address with `history.replaceState` in a
-clientside callback. What an address asks for and a run has not is `raise Unknown(message, [(label, address), ...])`;
-`site.rank_of(query, opened, "collectives")` does that for ranks.
+clientside callback. What an address asks for and a run has not is `raise Unknown(message, [(label, address), ...])`.
 
 `opened` has `run`, `together`, `analysis`, `advice`, `replicate`, each calculated once, and
 `once("collectives.points", make)` for what a page wants to keep. Keep a page short: choose and order in a pure function

@@ -90,19 +90,6 @@ def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str
     )
 
 
-def straggler_cost(run: Run, together: Across) -> Scenario | None:
-    """Give what a step would take if the rank that is waited for did its work as fast as the others; None if untold.
-
-    Of a recording of any kind, DistributedDataParallel's too. Raises InputError for what is missing.
-    """
-    case = graph_case(run, together)
-    if case.straggler is None:
-        return None
-    trial = straggler_removed(case.straggler)
-    seen = _tried(case, [trial])
-    return None if abs(seen.error) > SELF_TEST else _rows(case, [trial], seen)[1]
-
-
 def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
     """Give what can be tried of a case, and why something else cannot."""
     found: list[Trial] = []
