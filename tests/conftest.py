@@ -2,11 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.browser import opened_browser
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
@@ -32,6 +35,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.read_text(encoding="utf-8") == text
 
     return check
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Open the machine's Chromium for the tests of a file."""
+    with opened_browser() as opened:
+        yield opened
 
 
 def shared_file(relative: str) -> Path:

@@ -13,7 +13,6 @@ from overlapscope_dashboards.site import Site, run_address
 from tests.axe import axe_script
 from tests.conftest import ROOT
 from tests.dashboard_runs import copy_run, folder_of_runs, hostile_traces, ids, served
-from tests.test_html import CHROMIUM, QUIET
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-browser")]
 EVIL = "<img src=x onerror=alert(1)>"
@@ -33,17 +32,6 @@ class Visit:
 
 
 Visitor = Callable[..., Visit]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed (Debian: chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

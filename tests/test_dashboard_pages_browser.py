@@ -1,6 +1,5 @@
 """Collectives, Ranks, What-if and Recommendations in a browser."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Thread
@@ -12,7 +11,6 @@ from waitress.server import create_server
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.site import Site, run_address
 from tests.dashboard_runs import folder_of_runs, ids
-from tests.test_html import CHROMIUM, QUIET
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
 PATIENCE_MS = 30_000
@@ -42,23 +40,17 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed (Debian: chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def visit(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Visit:
     root = folder_of_runs(tmp_path_factory.mktemp("pages"))
     server = create_server(create_app([root]).server, host="127.0.0.1", port=0, threads=4)
     Thread(target=server.run, daemon=True).start()
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(PATIENCE_MS)
-        seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
-        page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
-        page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))
-        page.on("pageerror", lambda e: seen.wrong.append(str(e)))
-        yield seen
-        browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(PATIENCE_MS)
+    seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
+    page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
+    page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))
+    page.on("pageerror", lambda e: seen.wrong.append(str(e)))
+    return seen
 
 
 @pytest.mark.parametrize("name", ["collectives", "ranks", "what-if", "recommendations"])

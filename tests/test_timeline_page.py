@@ -37,7 +37,6 @@ from overlapscope_dashboards.timeline.stored import FOLDER, occupancy_of_folder
 from overlapscope_dashboards.timeline.window import Window
 from tests.builders import full_timeline
 from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
-from tests.test_html import CHROMIUM, QUIET
 
 EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
 
@@ -380,17 +379,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site
     address, server = start(create_app([place]).server)
     yield address, Site([place])
     server.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed (Debian: chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield opened
-        opened.close()
 
 
 WAIT_MS = 90_000
