@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read import read_inputs
 from overlapscope.whatif.answer import Scenario, answer, scenarios
 from overlapscope.whatif.calibrate import Fit
@@ -30,7 +30,6 @@ from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.from_run import RecordedCase, from_run
 from overlapscope.whatif.search import with_cap
 from tests.disturbed.network import Network, network
-from tests.disturbed.plan import INTERFACE
 
 ROOT = Path(__file__).parents[1]
 WORLD_SIZE = 2
@@ -77,33 +76,6 @@ class Cell:
     said: str
 
 
-def run_job(folder: Path, entries: Sequence[dict[str, Any]], links: Network) -> list[list[dict[str, Any]]]:
-    """Run a job that does the entries in order; give what each rank tells of each. Raises RuntimeError with its log."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps({"world_size": WORLD_SIZE, "entries": entries}), encoding="utf-8")
-    (folder / "store").unlink(missing_ok=True)
-    processes = []
-    said = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "WHATIF_HUB": links.hub}
-    for rank in range(WORLD_SIZE):
-        command = ["ip", "netns", "exec", links.ranks[rank], sys.executable, "-m", "benchmarks.whatif_training"]
-        with (folder / f"rank{rank}.log").open("w", encoding="utf-8") as log:
-            processes.append(
-                subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT, env={**os.environ, **said}, stdout=log,
-                                 stderr=subprocess.STDOUT)
-            )  # fmt: skip
-    try:
-        for process in processes:
-            process.wait(900)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if any(process.returncode for process in processes):
-        raise RuntimeError((folder / "rank0.log").read_text(encoding="utf-8")[-2000:])
-    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
-
-
 def variants(shape: str, rate: float, base: Settings) -> list[tuple[str, dict[str, Any], Settings]]:
     """Give each setting that is predicted: its name, what the job is told, what the replay is."""
     recorded, *others = CAPS[shape]
@@ -140,7 +112,7 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
     entries = [records[at.turn] if at.place is None else told_apart[at.place] for at in order]
     if not _measured(folder, shape, rate):
         assert links is not None
-        told = run_job(folder / name, entries, links)
+        told = run_job("benchmarks.whatif_training", folder / name, entries, links)
         (folder / name / "done").write_text(json.dumps(told), encoding="utf-8")
     told = json.loads((folder / name / "done").read_text(encoding="utf-8"))
     cases = [from_run(read_inputs([folder / name / "runs" / each["record"]])) for each in records]

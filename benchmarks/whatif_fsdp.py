@@ -8,19 +8,17 @@ measured in the same job, interleaved, three times. Needs root for namespaces. P
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.namespace_job import run_job
 from overlapscope.analysis.across import across
 from overlapscope.ingest.read import read_inputs
 from overlapscope.whatif.graph_answer import Wanted, answer_run
-from tests.disturbed.network import Network, network
-from tests.disturbed.plan import INTERFACE
+from tests.disturbed.network import network
 
 ROOT = Path(__file__).parents[1]
 WORLD_SIZE = 2
@@ -36,31 +34,6 @@ VARIANTS: tuple[tuple[str, dict[str, Any], float, dict[str, Any]], ...] = (
     ("twice the link", {}, 2.0, {"link_speed": 2.0}),
 )
 """Name, what the job is told, share of the link's rate, the knobs of the prediction."""
-
-
-def run_job(folder: Path, entries: list[dict[str, Any]], links: Network) -> list[list[dict[str, Any]]]:
-    """Run the job; give what each rank tells. Raises RuntimeError with its log."""
-    (folder / "plan.json").write_text(json.dumps({"world_size": WORLD_SIZE, "entries": entries}), encoding="utf-8")
-    said = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "WHATIF_HUB": links.hub}
-    processes = []
-    for rank in range(WORLD_SIZE):
-        command = ["ip", "netns", "exec", links.ranks[rank], sys.executable, "-m", "benchmarks.whatif_fsdp_training"]
-        with (folder / f"rank{rank}.log").open("w", encoding="utf-8") as log:
-            processes.append(
-                subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT, env={**os.environ, **said}, stdout=log,
-                                 stderr=subprocess.STDOUT)
-            )  # fmt: skip
-    try:
-        for process in processes:
-            process.wait(170)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if any(process.returncode for process in processes):
-        raise RuntimeError((folder / "rank0.log").read_text(encoding="utf-8")[-2000:])
-    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
 
 
 def table(folder: Path, told: list[list[dict[str, Any]]], rate: float) -> str:
@@ -125,7 +98,7 @@ def main() -> int:
                     for _, settings, share, _ in VARIANTS
                 ]
             with network(WORLD_SIZE) as links:
-                told = run_job(folder, entries, links)
+                told = run_job("benchmarks.whatif_fsdp_training", folder, entries, links)
         told = [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD_SIZE)]
         sys.stdout.write(table(folder, told, options.rate_mbit))
     return 0

@@ -6,7 +6,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.analysis.distinct import distinct
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -76,13 +77,8 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
     calls, names = timeline.collectives, timeline.names
     names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
     columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]
-    kind_of = first = np.zeros(size(calls), np.int64)
-    # Column by column: to sort whole rows at once takes ten times as long.
-    for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        joined = kind_of * max(values.size, 1) + code
-        _, first, kind_of = np.unique(joined, return_index=True, return_inverse=True)
-    distinct = zip(*(column[first].tolist() for column in columns), strict=True)
+    kind_of, first = distinct(columns)
+    told = zip(*(column[first].tolist() for column in columns), strict=True)
 
     def name(code: int) -> str | None:
         return names[code] if code >= 0 else None
@@ -101,6 +97,6 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
             phase=name(phase),
             module=name(module),
         )
-        for op, group, members, dtype, volume, dimension, phase, module in distinct
+        for op, group, members, dtype, volume, dimension, phase, module in told
     )
     return kinds, kind_of

@@ -10,7 +10,10 @@ from overlapscope.timeline.columns import Ints
 
 
 def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
-    """Number the distinct rows in the order of their first; give the numbers, and the first row of each."""
+    """Number the distinct rows in the order of their first; give the numbers, and the first row of each.
+
+    Column by column: to sort whole rows at once takes ten times as long.
+    """
     code = np.zeros(columns[0].size, np.int64)
     for column in columns:
         values, at = np.unique(column, return_inverse=True)
