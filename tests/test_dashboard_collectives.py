@@ -11,6 +11,7 @@ from overlapscope.analysis.op_times import OpTime
 from overlapscope.analysis.possible_bandwidth import Curve
 from overlapscope.whatif.recorded_curves import recorded_curves
 from overlapscope_dashboards import router
+from overlapscope_dashboards.pages import collectives as page
 from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.views import collectives as view
 from tests.dashboard_runs import folder_of_runs, ids, words
@@ -118,3 +119,12 @@ def test_a_run_without_collectives_says_what_to_record(tmp_path: Path) -> None:
     said = words(router.show(site, run_address(opened.id, "collectives"), {}).content)
     assert "No collective was recorded" in said
     assert "overlapscope.profile" in said
+
+
+def test_a_table_that_is_cut_says_so() -> None:
+    many = view.MAX_KINDS + 5
+    line = view.Line(sizes_bytes=tuple(float(at + 1) for at in range(many)), busbw_gbs=(1.0,) * many)
+    said = words(page._points_table((), (("all_reduce, here", line),), None))
+    assert f"The first {view.MAX_KINDS} of {many} points." in said
+    short = view.Line(sizes_bytes=(1.0,), busbw_gbs=(1.0,))
+    assert "The first" not in words(page._points_table((), (("all_reduce, here", short),), None))

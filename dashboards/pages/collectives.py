@@ -80,7 +80,8 @@ def _bandwidth(opened: Opened, curves: list[RecordedCurve]) -> Component:
         words = "No bandwidth is known: it takes sizes and times of calls, and the size of their group."
         return card("Bandwidth by size", empty(words, _record()))
     series = view.series(curves)
-    benchmarks = view.compared([*curves_of(opened.run.facts)], curves)
+    tables = view.compared([*curves_of(opened.run.facts)], curves)
+    benchmarks = tables[: view.MAX_BENCHMARKS]
     ceiling = link_speed(opened.run)
     said = ["Bus bandwidth of each kind of call: the median, and up to the fastest tenth; transfers without waiting."]
     if any(each.bounds.sizes_bytes for each in series):
@@ -92,6 +93,8 @@ def _bandwidth(opened: Opened, curves: list[RecordedCurve]) -> Component:
         said.append("One size only, so there is no curve.")
     if not benchmarks and ceiling is None:
         said.append("No measured table and no link speed is known to compare with.")
+    if len(tables) > len(benchmarks):
+        said.append(f"The first {len(benchmarks)} of {len(tables)} measured tables.")
     if len(curves) > len(series):
         said.append(f"The {len(series)} operations that take longest of {len(curves)}.")
     return figure_card(
@@ -181,9 +184,11 @@ def _points_table(
     ceiling: tuple[float, str] | None,
 ) -> Component:
     rows = view.point_rows(series, benchmarks)
-    note = f"The link carries {view.gbs(ceiling[0])} GB/s: {ceiling[1]}." if ceiling else ""
+    notes = [f"The link carries {view.gbs(ceiling[0])} GB/s: {ceiling[1]}."] if ceiling else []
+    if len(rows) > view.MAX_KINDS:
+        notes.append(f"The first {view.MAX_KINDS} of {len(rows)} points.")
     head = ("operation", "size", "known from", "busbw GB/s", "fastest tenth GB/s")
-    return table(head, rows, caption="Bus bandwidth by size", note=note, hide_caption=True)
+    return table(head, rows[: view.MAX_KINDS], caption="Bus bandwidth by size", note=" ".join(notes), hide_caption=True)
 
 
 def _times(times: list[OpTime], what: str) -> list[Component]:

@@ -94,7 +94,7 @@ def compared(benchmarks: Sequence[Benchmark], curves: Sequence[RecordedCurve]) -
     chosen = [each for each in benchmarks if any(each.op == op and each.ranks in (ranks, None) for op, ranks in wanted)]
     return tuple(
         (f"{each.op}, {each.source}", Line(sizes_bytes=tuple(map(float, each.sizes)), busbw_gbs=each.busbw_gbs))
-        for each in chosen[:MAX_BENCHMARKS]
+        for each in chosen
     )
 
 
@@ -123,7 +123,7 @@ def point_rows(found: Sequence[Series], benchmarks: Sequence[tuple[str, Line]]) 
             (name, size(round(volume)), "table", gbs(busbw), NOT_APPLICABLE)
             for volume, busbw in zip(line.sizes_bytes, line.busbw_gbs, strict=True)
         ]
-    return rows[:MAX_KINDS]
+    return rows
 
 
 def op_name(each: OpTime) -> str:
