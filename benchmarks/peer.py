@@ -6,6 +6,7 @@ gives steps, causes, collectives, findings and recommendations. `python -m bench
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +28,11 @@ def peer_python() -> Path:
     python = place / "bin" / "python"
     ready = place / "ready"
     if not ready.exists():
+        alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        install = [python, "-m", "pip", "install", "-q", PEER, PANDAS]
         try:
-            subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=TIMEOUT_S)
-            subprocess.run([python, "-m", "pip", "install", "-q", PEER, PANDAS], check=True, timeout=TIMEOUT_S)
+            for command in ([sys.executable, "-m", "venv", place], install):
+                subprocess.run(command, check=True, timeout=TIMEOUT_S, env=alone)
         except (subprocess.SubprocessError, OSError) as error:
             raise RuntimeError(f"{PEER} could not be installed: {error}") from error
         ready.touch()

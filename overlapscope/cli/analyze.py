@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.report import json, text  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     with Progress("reading") as progress:
@@ -40,8 +39,12 @@ def run(args: argparse.Namespace) -> int:
     analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     warn("analyze", analysis.sources)
     if args.json:
+        from overlapscope.report import json  # noqa: PLC0415 - the table does not need every schema
+
         emit(json.render(analysis), args)
         return 0
+    from overlapscope.report import text  # noqa: PLC0415
+
     table = text.render(analysis, all_rows=args.all)
     given = [str(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
