@@ -73,14 +73,14 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
                 codes = names.encode(spelled)
             else:
                 codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
-            indices = _values(array.indices, array.indices.type.to_pandas_dtype(), -1)
+            indices = _values(array.indices, np.dtype(f"i{array.indices.type.bit_width // 8}"), -1)
             columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
         else:
-            columns[column] = _values(array, DTYPES[stored], MISSING[stored])
+            columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)
 
 
-def _values(array: Any, dtype: type[np.generic], missing: Any) -> Any:
+def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
     """Give a column of fixed width as numpy values, with `missing` for null.
 
     From Arrow's own buffers: its `to_numpy` loads pandas, which takes longer than most runs.
@@ -94,8 +94,8 @@ def _values(array: Any, dtype: type[np.generic], missing: Any) -> Any:
         return np.empty(0, dtype)
     present, data = array.buffers()
     here = slice(array.offset, array.offset + len(array))
-    values = _bits(data)[here] if dtype is np.bool_ else np.frombuffer(data, dtype)[here]
-    return np.where(_bits(present)[here], values, dtype(missing)) if array.null_count else values
+    values = _bits(data)[here] if dtype == np.bool_ else np.frombuffer(data, dtype)[here]
+    return np.where(_bits(present)[here], values, dtype.type(missing)) if array.null_count else values
 
 
 def _bits(packed: Any) -> Any:

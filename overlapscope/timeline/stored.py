@@ -85,15 +85,15 @@ class StoredRank(RankTimeline):
         object.__setattr__(found, "collectives", collectives)
         return found
 
-    def rows(self, name: str) -> int:
-        """Give the number of rows of a table."""
+    @property
+    def num_spans(self) -> int:
+        """The number of spans, without reading them."""
         sizes: Mapping[str, int] = self._sizes
-        return sizes[name]
+        return sizes["spans"]
 
-
-def num_spans(timeline: RankTimeline) -> int:
-    """Give the number of a rank's spans without reading them."""
-    return timeline.rows("spans") if isinstance(timeline, StoredRank) else size(timeline.spans)
+    def at_hand(self) -> RankTimeline:
+        """Give a plain timeline with all tables in memory."""
+        return RankTimeline(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 class Kept:
@@ -154,11 +154,14 @@ def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
 
 
 def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
-    """Read a table; its names are added to `names`. Raises one of `UNREADABLE`."""
+    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError."""
     content = pa.BufferReader((folder / f"{name}.parquet").read_bytes())
-    file = pq.ParquetFile(content)
-    wanted = [column for column in column_kinds(kind) if column in file.schema_arrow.names]
-    return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+    try:
+        file = pq.ParquetFile(content)
+        wanted = [column for column in column_kinds(kind) if column in file.schema_arrow.names]
+        return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+    except UNREADABLE as error:
+        raise ValueError(f"{name}.parquet: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:
