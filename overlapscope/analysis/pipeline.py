@@ -84,12 +84,15 @@ def own_stages(
     timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]
 ) -> dict[str, Stage]:
     """Give the stage that a rank is of each of its groups that is a pipeline, by the group's name."""
-    if PIPELINE not in timeline.names:
+    calls, names = timeline.collectives, timeline.names
+    if PIPELINE not in names:
         return {}
+    used = np.unique(calls.group[calls.dimension == names.index(PIPELINE)])
+    pipelines = {names[code] for code in used[used >= 0].tolist()}
     return {
         group.name: stage
         for group in groups
-        if group.ranks is not None
+        if group.name in pipelines and group.ranks is not None
         if (stage := _stage(timeline, group.name, group.ranks, group.ranks.index(timeline.rank), windows)) is not None
     }
 

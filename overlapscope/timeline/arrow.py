@@ -62,9 +62,13 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         if column in LATER_COLUMNS and column not in table.column_names:
             columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
             continue
-        array = table.column(column).combine_chunks()
+        chunks = table.column(column)
+        if not len(chunks):  # Arrow loads pandas to make an empty array
+            columns[column] = np.empty(0, DTYPES[stored])
+            continue
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
-            array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+            array = array.chunk(0)
         if stored in ("name", "enum"):
             if not pa.types.is_dictionary(array.type):
                 array = array.dictionary_encode()

@@ -158,7 +158,8 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
     content = pa.BufferReader((folder / f"{name}.parquet").read_bytes())
     try:
         file = pq.ParquetFile(content)
-        wanted = [column for column in column_kinds(kind) if column in file.schema_arrow.names]
+        there = set(file.schema_arrow.names)
+        wanted = [column for column in column_kinds(kind) if column in there]
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {one_line(error)}") from error
