@@ -37,9 +37,7 @@ class Given:
     """The mean; only times and causes."""
 
     @classmethod
-    def of(
-        cls, run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None
-    ) -> Self:
+    def of(cls, run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None) -> Self:
         """Take the means of a run's complete steps, else of its whole recordings."""
         alone = alone or alone_of(run)
         chosen = [step for info in analysis.ranks for step in info.steps if step.complete and step.window_ns]

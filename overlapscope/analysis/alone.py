@@ -14,6 +14,7 @@ from overlapscope.analysis.pipeline import Stage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Intervals
+from overlapscope.timeline.read_ahead import read_ahead
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
 
@@ -51,12 +52,11 @@ class Alone:
 def alone_of(run: Run) -> dict[int, Alone]:
     """Look at every rank, one after the other: the spans of one are needed at a time."""
     groups = groups_by_rank(run.groups)
-    return {rank: look_at(timeline, groups.get(rank, ())) for rank, timeline in run.ranks.items()}
+    return {rank: look_at(timeline, groups.get(rank, ())) for rank, timeline in read_ahead(run.ranks)}
 
 
 def look_at(timeline: RankTimeline, groups: Sequence[Group] = ()) -> Alone:
     """Look at one rank; `groups` are those that it is in with others."""
-    timeline = timeline.at_hand()
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None

@@ -166,8 +166,8 @@ def analyze(
 ) -> Analysis:
     """Give all figures of a run.
 
-    `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already; `bandwidth` holds measurements of what
-    its collectives could reach.
+    `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already;
+    `bandwidth` holds measurements of what its collectives could reach.
     """
     alone = alone or alone_of(run)
     together = together or across(run)
@@ -176,7 +176,9 @@ def analyze(
     transfers = together.transfers(run)
     ranks: list[RankInfo] = []
     exposed_ns: dict[int, Ints] = {}
-    for rank, causes in each_causes(run, together, coverage, {rank: own.parts for rank, own in alone.items()}, transfers):
+    for rank, causes in each_causes(
+        run, together, coverage, {rank: own.parts for rank, own in alone.items()}, transfers
+    ):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
         exposed_ns[rank] = causes.exposed_ns
     window_ns = {info.rank: info.whole.window_ns for info in ranks}

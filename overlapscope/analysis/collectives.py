@@ -69,8 +69,8 @@ def collective_rows(
     """Give one row a kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
-    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting, `exposed_ns` the exposed
-    time of each of a rank's calls.
+    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting,
+    `exposed_ns` the exposed time of each of a rank's calls.
     """
     kinds: dict[_Key, _Calls] = {}
     for rank, timeline in ranks.items():

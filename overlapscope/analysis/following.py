@@ -51,5 +51,6 @@ def following(timeline: RankTimeline) -> Following:
     last = np.full(numbers.size, NONE, np.int64)
     np.maximum.at(last, place, spans.start_ns[others])
     return Following(
-        last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)), with_optimizer=frozenset(np.unique(steps[optimizes]).tolist()),
+        last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
+        with_optimizer=frozenset(np.unique(steps[optimizes]).tolist()),
     )

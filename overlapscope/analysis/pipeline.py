@@ -55,19 +55,13 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> lis
     Abstains where the stages, or the microbatches, cannot be told: unnamed groups, messages without a receiver,
     counts that differ between steps or stages. `stages` holds what `own_stages` gives for every rank.
     """
-    return [
-        finding
-        for group, own in _alike(run, stages)
-        for finding in _excess(group.name, group.ranks or (), own)
-    ]
+    return [finding for group, own in _alike(run, stages) for finding in _excess(group.name, group.ranks or (), own)]
 
 
 def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[Stage]]]:
     """Give the recorded stages of each pipeline whose microbatches can be told."""
     of_rank = groups_by_rank(run.groups)
-    return _alike(
-        run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()}
-    )
+    return _alike(run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()})
 
 
 def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
@@ -80,9 +74,7 @@ def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
     return found
 
 
-def own_stages(
-    timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]
-) -> dict[str, Stage]:
+def own_stages(timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]) -> dict[str, Stage]:
     """Give the stage that a rank is of each of its groups that is a pipeline, by the group's name."""
     calls, names = timeline.collectives, timeline.names
     if PIPELINE not in names:

@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,14 +22,15 @@ import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.arrow import from_arrow, to_arrow, write_table
-from overlapscope.timeline.columns import NONE, make, size
+from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, replace_run, umask
-from overlapscope.timeline.stored import TABLES, UNREADABLE, Kept, one_line, open_rank, read_rank
+from overlapscope.timeline.stored import EMPTY, TABLES, UNREADABLE, Kept, one_line, open_rank, read_rank
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
@@ -255,17 +257,16 @@ def load_run(path: Path) -> Run:
     sources = list(manifest.sources)
     problems = []
     kept = Kept()
-    for entry in recorded_ranks(path, manifest):
+    entries = recorded_ranks(path, manifest)
+    for entry, opened in zip(entries, in_threads(partial(_opened, path, kept), entries), strict=True):
         folder = path / Path(entry.folder).name
-        try:
-            ranks[entry.rank] = open_rank(_bare(entry), _folder(path, entry), kept)
-        except UNREADABLE as error:
-            message = f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
-            problems.append(message)
-            sources.append(Source(path=str(folder), format="overlapscope", warnings=(message,)))
-        else:
-            if not manifest.sources:
-                sources.append(_source_of(entry, folder))
+        if isinstance(opened, str):
+            problems.append(opened)
+            sources.append(Source(path=str(folder), format="overlapscope", warnings=(opened,)))
+            continue
+        ranks[entry.rank] = opened
+        if not manifest.sources:
+            sources.append(_source_of(entry, folder))
     facts, unread = _load_facts(path / FACTS)
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     if size(facts.links) == 0:
@@ -280,6 +281,14 @@ def load_run(path: Path) -> Run:
         fingerprint=manifest.fingerprint,
         facts=facts,
     )
+
+
+def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
+    """Give a rank, or why it is left out."""
+    try:
+        return open_rank(_bare(entry), _folder(path, entry), kept)
+    except UNREADABLE as error:
+        return f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
 
 
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
@@ -319,14 +328,13 @@ def _entries(path: Path) -> list[RankEntry]:
 
 def _bare(entry: RankEntry) -> RankTimeline:
     """Give what an entry tells of a rank, with empty tables."""
-    tables: Mapping[str, Any] = {name: make(kind, 0) for name, kind in TABLES.items()}
     return RankTimeline(
         rank=entry.rank,
         basis=entry.basis,
         has_device=entry.has_device,
         names=(),
         recorded=entry.recorded,
-        **tables,
+        **EMPTY,
     )
 
 

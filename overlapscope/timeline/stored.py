@@ -1,7 +1,7 @@
 """Ranks of a run directory: what is small of them in memory, spans and annotations read again when asked for.
 
-Every table of a rank is read once when the run is opened: a damaged one costs that rank, and what is opened can be read.
-The large tables are then let go, but for those that were used last.
+Every table of a rank is read once when the run is opened: a damaged one costs that rank. The large tables are then let
+go, but for those that were used last.
 """
 
 from collections import OrderedDict
@@ -30,6 +30,7 @@ from overlapscope.timeline.columns import (
     T,
     Telemetry,
     column_kinds,
+    make,
     size,
 )
 from overlapscope.timeline.names import NameTable
@@ -45,6 +46,7 @@ TABLES: Final[dict[str, type[Columns]]] = {
     "gradients": Gradients,
     "telemetry": Telemetry,
 }
+EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
 LARGE: Final = ("spans", "annotations")
 """Tables that are let go."""
 KEPT_ROWS: Final = 2_000_000
