@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import dashboard_speed, nccl_log
+from benchmarks import dashboard_speed, nccl_log, scale
 from benchmarks.capture import TURNS as TURNS_OF_CAPTURE
 from benchmarks.capture import table
 from benchmarks.inputs import HERE, SHARED, million_events
@@ -118,7 +118,18 @@ The timeline of a run directory in Chromium without a screen, {dashboard_speed.W
     print(page_words, flush=True)
     page = dashboard_speed.table()
     print(page)
+    scale_words = """
+## Many ranks
+
+Simulated jobs (`tests.synthetic`) of 10 steps with one rank that computes more slowly, from run directories: whole
+processes, `overlapscope analyze RUN --json`. `again` prints the analysis that was kept in the run.
+
+"""
+    print(scale_words, flush=True)
+    many = scale.table()
+    print(many)
     content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n" + page_words + page + "\n"
+    content += scale_words + many
     (HERE / "RESULTS.md").write_text(content, encoding="utf-8")
 
 

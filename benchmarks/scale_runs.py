@@ -1,5 +1,7 @@
-"""Run directories of simulated jobs of any size, a straggler planted, written rank by rank: `python -m
-benchmarks.scale_runs PLACE RANKS`.
+"""Simulated jobs of any size with a straggler planted, as run directories or as trace files.
+
+    python -m benchmarks.scale_runs run PLACE RANKS
+    python -m benchmarks.scale_runs traces PLACE RANKS
 
 The model is that of the tests (`tests.synthetic`), which shares no code with the analysis.
 """
@@ -8,33 +10,44 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from overlapscope.timeline.store import save_job, save_rank
 from overlapscope.version import __version__
-from tests.synthetic import Job, Layout, plant, simulate
+from tests.synthetic import Job, Layout, plant, simulate, write_kineto
 from tests.synthetic.columns import recorded_groups, timelines_of
 
 TENSOR, STAGES = 8, 4
 STEPS: Final = 10
-CULPRIT: Final = 5
+SEED: Final = 1
+CULPRIT, HELD_BY = 5, "slower_compute"
 """It computes more slowly than its peers ..."""
 SHARE: Final = 0.2
 """... so that steps take so much longer."""
 
 
-def job_of(ranks: int) -> Job:
-    """Give a job of 20,050 spans a rank, of these 770 collectives: tensor groups of 8, 4 stages, the rest data."""
+def healthy(ranks: int) -> Job:
+    """Give a job of 20,000 spans a rank, of these 770 collectives: tensor groups of 8, 4 stages, the rest data."""
     layout = Layout(tp=TENSOR, pp=STAGES, dp=ranks // (TENSOR * STAGES))
-    job = Job(layout=layout, seed=1, steps=STEPS, layers=4, microbatches=4, kernels_each=6)
-    return plant(job, "slow_compute", share=SHARE, culprit=CULPRIT, seed=1)
+    return Job(layout=layout, seed=SEED, steps=STEPS, layers=4, microbatches=4, kernels_each=6)
+
+
+def offsets_ns(ranks: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Give what each rank's clock was set to."""
+    return healthy(ranks).clocks()[0]
+
+
+def _job(ranks: int) -> Job:
+    return plant(healthy(ranks), "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
 
 
 def write_run(place: Path, ranks: int) -> int:
-    """Write the run of so many ranks; give the number of its spans."""
-    simulated = simulate(job_of(ranks))
+    """Write the run directory of so many ranks, rank by rank; give the number of its spans."""
+    simulated = simulate(_job(ranks))
     spans = 0
     for timeline in timelines_of(simulated):
         save_rank(timeline, place)
-        spans += timeline.spans.start_ns.size
+        spans += timeline.num_spans
     save_job(
         place, version=__version__, world_size=ranks, groups=recorded_groups(simulated),
         fingerprint={"backend": "nccl"}, tell_ranks=True,
@@ -43,4 +56,8 @@ def write_run(place: Path, ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    print(write_run(Path(sys.argv[1]), int(sys.argv[2])))
+    form, place, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    if form == "run":
+        print(write_run(place, ranks))
+    else:
+        print(len(write_kineto(simulate(_job(ranks)), place)))
