@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.inputs import HERE, million_events
 from benchmarks.scale_runs import CULPRIT, HELD_BY, offsets_ns
+from overlapscope.timeline.read_ahead import available_cores
 
 RANKS: Final = (64, 256, 1024)
 TURNS: Final = 3
@@ -111,9 +112,7 @@ def _middle(*words: str | Path) -> float:
 def of_traces(folder: Path) -> list[str]:
     """Give the table of analyses from traces, from the run directory, and from it once more."""
     traces = folder / "traces"
-    _made("traces", traces, 32)
-    for left in sorted(traces.iterdir())[FILES:]:
-        left.unlink()
+    _made("traces", traces, FILES)
     lines = [
         "| traces | from traces s | from the run s | again s | again, as text s | times as fast |",
         "|---|---|---|---|---|---|",
@@ -129,14 +128,32 @@ def of_traces(folder: Path) -> list[str]:
         shown = " | ".join(f"{each:.2f}" for each in times)
         lines.append(f"| {named} | {shown} | **{times[0] / times[2]:.0f}** |")
         print(lines[-1], flush=True)
-    return lines
+    return [*lines, "", _of_ingest(traces, folder)]
+
+
+def _of_ingest(traces: Path, folder: Path) -> str:
+    """Say what reading several files at once reaches of one file's rate on each core."""
+    told = subprocess.run([sys.executable, "-m", "overlapscope", "ingest", "--help"], capture_output=True, check=True)
+    if b"--workers" not in told.stdout:
+        return "Files are read one after the other: there is no `ingest --workers`."
+    cores = available_cores()
+    one, every = folder / "one", folder / "every"
+    alone = _middle("ingest", min(traces.iterdir()), "-f", "-o", one)
+    together = _middle("ingest", traces, "--workers", str(cores), "-f", "-o", every)
+    reached = alone * FILES / cores / together
+    return (
+        f"`ingest --workers {cores}` of {FILES} files takes {together:.2f} s, of one {alone:.2f} s: "
+        f"**{reached:.0%}** of one file's rate on each core."
+    )
 
 
 def table() -> str:
     """Measure; give the tables."""
-    with tempfile.TemporaryDirectory(prefix="overlapscope-scale-") as name:
-        folder = Path(name)
-        return "\n".join([*of_ranks(folder), "", *of_traces(folder)]) + "\n"
+    lines = []
+    for part in (of_ranks, of_traces):
+        with tempfile.TemporaryDirectory(prefix="overlapscope-scale-") as name:
+            lines += [*part(Path(name)), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

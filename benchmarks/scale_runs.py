@@ -1,12 +1,13 @@
 """Simulated jobs of any size with a straggler planted, as run directories or as trace files.
 
     python -m benchmarks.scale_runs run PLACE RANKS
-    python -m benchmarks.scale_runs traces PLACE RANKS
+    python -m benchmarks.scale_runs traces PLACE RANKS   # of the first ranks of a larger job
 
 The model is that of the tests (`tests.synthetic`), which shares no code with the analysis.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -55,9 +56,12 @@ def write_run(place: Path, ranks: int) -> int:
     return spans
 
 
+def write_traces(place: Path, ranks: int) -> int:
+    """Write the trace files of the first ranks of the smallest job; give their number."""
+    job = replace(_job(TENSOR * STAGES), recorded=tuple(range(ranks)))
+    return len(write_kineto(simulate(job), place))
+
+
 if __name__ == "__main__":
     form, place, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    if form == "run":
-        print(write_run(place, ranks))
-    else:
-        print(len(write_kineto(simulate(_job(ranks)), place)))
+    print((write_run if form == "run" else write_traces)(place, ranks))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
+import numpy.typing as npt
 
-from overlapscope.analysis.call_ends import CallEnds, RankSet, Reals
+from overlapscope.analysis.call_ends import CallEnds, RankSet
 from overlapscope.analysis.matching import Matched
 from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
@@ -26,6 +27,7 @@ DRIFT_NOISES = 4.0
 DRIFT_CALLS = 30
 """... and by more, the fewer calls than this there are."""
 DRIFT_ROUNDS = 5
+Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

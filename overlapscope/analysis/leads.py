@@ -134,7 +134,7 @@ def _by_other(others: Ints, begin: Ints, until: Ints) -> dict[int, Intervals]:
     order = np.argsort(others, kind="stable")
     names, first = np.unique(others[order], return_index=True)
     parts = (np.split(each[order], first[1:]) for each in (begin, until))
-    return {other: union(times) for other, *times in zip(names.tolist(), *parts, strict=True)}
+    return {other: union((starts, ends)) for other, starts, ends in zip(names.tolist(), *parts, strict=True)}
 
 
 def _within(busy: BusyTime, begin: Ints, until: Ints) -> Ints:

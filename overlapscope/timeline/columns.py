@@ -182,11 +182,12 @@ _KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Floats: "float64", Codes:
 
 def column_kinds(table: type[Columns] | Columns) -> Mapping[str, str]:
     """Give each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
-    return _kinds(table if isinstance(table, type) else type(table))
+    key: Any = table if isinstance(table, type) else type(table)
+    return _kinds(key)
 
 
 @cache
-def _kinds(table: type[Columns]) -> dict[str, str]:
+def _kinds(table: Any) -> dict[str, str]:
     return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
 
 

@@ -6,7 +6,7 @@ go, but for those that were used last.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -50,9 +50,20 @@ EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.
 LARGE: Final = ("spans", "annotations")
 """Tables that are let go."""
 KEPT_ROWS: Final = 2_000_000
-"""Rows of these that stay in memory: those of a few ranks, or all of a small run."""
+"""Rows of these that stay in memory: those of a few ranks, or all of a small run ..."""
+KEPT_TABLES: Final = 4
+"""... and so many tables however large they are: who looks at one or two ranks asks for theirs again and again."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A table that was let go."""
+
+    rows: int
+    state: tuple[int, int, int]
+    """Of its file: which it is, when it was written, its size."""
 
 
 class StoredRank(RankTimeline):
@@ -61,16 +72,16 @@ class StoredRank(RankTimeline):
     A copy with other values (`dataclasses.replace`) is a plain timeline that holds all its tables.
     """
 
-    __slots__ = ("_folder", "_kept", "_sizes")
+    __slots__ = ("_folder", "_kept", "_large")
 
     @classmethod
-    def of(cls, timeline: RankTimeline, folder: Path, kept: "Kept", sizes: Mapping[str, int]) -> "StoredRank":
-        """Give the timeline without its large tables, which lie in `folder` and have so many rows."""
+    def of(cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"]) -> "StoredRank":
+        """Give the timeline without its large tables, which lie in `folder`."""
         found = object.__new__(cls)
         for each in fields(timeline):
             if each.name not in LARGE:
                 object.__setattr__(found, each.name, getattr(timeline, each.name))
-        for name, value in (("_folder", folder), ("_kept", kept), ("_sizes", sizes)):
+        for name, value in (("_folder", folder), ("_kept", kept), ("_large", large)):
             object.__setattr__(found, name, value)
         return found
 
@@ -78,11 +89,11 @@ class StoredRank(RankTimeline):
         """Give a table that has not been set."""
         if name not in LARGE:
             raise AttributeError(name)
-        return self._kept.table(self._folder, name, self.names)
+        return self._kept.table(self._folder, name, self.names, self._large[name])
 
     def with_calls(self, names: tuple[str, ...], collectives: Collectives) -> "StoredRank":
         """Give the rank with other collectives, its large tables where they are."""
-        found = StoredRank.of(self, self._folder, self._kept, self._sizes)
+        found = StoredRank.of(self, self._folder, self._kept, self._large)
         object.__setattr__(found, "names", names)
         object.__setattr__(found, "collectives", collectives)
         return found
@@ -90,8 +101,8 @@ class StoredRank(RankTimeline):
     @property
     def num_spans(self) -> int:
         """The number of spans, without reading them."""
-        sizes: Mapping[str, int] = self._sizes
-        return sizes["spans"]
+        large: Mapping[str, Stored] = self._large
+        return large["spans"].rows
 
     def at_hand(self) -> RankTimeline:
         """Give a plain timeline with all tables in memory."""
@@ -106,43 +117,50 @@ class Kept:
         self._tables: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
         self._lock = Lock()
 
-    def table(self, folder: Path, name: str, names: tuple[str, ...]) -> Columns:
-        """Give a table of the rank in `folder`, whose names are `names`; raises InputError where it cannot be read."""
+    def table(self, folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+        """Give a table of the rank in `folder`, whose names are `names`.
+
+        Raises InputError where it cannot be read, or is not what it was when the run was opened.
+        """
         with self._lock:
             if (folder, name) in self._tables:
                 self._tables.move_to_end((folder, name))
                 return self._tables[folder, name]
         try:
+            same = _state(folder, name) == stored.state
             found = read_table(folder, name, TABLES[name], NameTable(names))
         except UNREADABLE as error:
             raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+        if not same:
+            raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
         self._add(folder, name, found)
         return found
 
     def offer(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table if there is room for it."""
-        if size(table) <= self._room:
+        if size(table) <= self._room or len(self._tables) < KEPT_TABLES:
             self._add(folder, name, table)
 
     def _add(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table, in place of those that were not used for longest."""
         with self._lock:
+            if (folder, name) in self._tables:
+                return
             self._tables[folder, name] = table
             self._room -= size(table)
-            while self._room < 0:
+            while self._room < 0 and len(self._tables) > KEPT_TABLES:
                 _, gone = self._tables.popitem(last=False)
                 self._room += size(gone)
 
 
 def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
     """Read and check a rank like `read_rank`, and let its large tables go but for what `kept` has room for."""
+    states = {name: _state(folder, name) for name in LARGE}
     timeline = read_rank(bare, folder)
-    sizes = {}
     for name in LARGE:
-        table = getattr(timeline, name)
-        sizes[name] = size(table)
-        kept.offer(folder, name, table)
-    return StoredRank.of(timeline, folder, kept, sizes)
+        kept.offer(folder, name, getattr(timeline, name))
+    large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    return StoredRank.of(timeline, folder, kept, large)
 
 
 def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
@@ -165,6 +183,11 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+
+
+def _state(folder: Path, name: str) -> tuple[int, int, int]:
+    state = (folder / f"{name}.parquet").stat()
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def one_line(error: Exception) -> str:
