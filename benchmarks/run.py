@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from benchmarks import capture, dashboard_speed, nccl_log, peer, reading, results, start_up
+from benchmarks import capture, dashboard_speed, nccl_log, peer, reading, results, scale, start_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,12 @@ PARTS = {
         dashboard_speed,
         f"The timeline of a run directory in Chromium without a screen, {dashboard_speed.WARM} first paints and "
         f"{dashboard_speed.ZOOMS} zooms, each until the heat map is painted; browser and server share the cores.",
+    ),
+    "scale": Part(
+        "Many ranks",
+        scale,
+        "Simulated jobs (`tests.synthetic`) of 10 steps with one rank that computes more slowly, from run directories: "
+        "whole processes, `overlapscope analyze RUN --json`. `again` prints the analysis that was kept in the run.",
     ),
 }
 

@@ -19,7 +19,8 @@ from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.timeline.arrow import to_arrow
 from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.store import TABLES, save_run
+from overlapscope.timeline.store import save_run
+from overlapscope.timeline.stored import TABLES
 from overlapscope.version import __version__
 
 

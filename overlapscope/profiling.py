@@ -20,7 +20,6 @@ from overlapscope.ingest.kineto import read_kineto
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render
 from overlapscope.report.text import mean
-from overlapscope.timeline.columns import size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
 from overlapscope.timeline.store import load_run, rank_folder, save_job, save_rank
@@ -96,7 +95,7 @@ def finish(session: Session) -> None:
 def _waited(session: Session) -> Waited | None:
     """Tell waiting from transferring with the columns of all ranks, where these are soon looked through."""
     run = load_run(session.path)
-    spans = sum(size(timeline.spans) for timeline in run.ranks.values())
+    spans = sum(timeline.num_spans for timeline in run.ranks.values())
     return waited(analyze(run)) if len(run.ranks) > 1 and spans < MOST_SPANS_TOLD else None
 
 

@@ -15,7 +15,8 @@ from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline import store
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
-from overlapscope.timeline.store import MANIFEST, TABLES, is_run_directory, load_run, read_manifest, save_run
+from overlapscope.timeline.store import MANIFEST, is_run_directory, load_run, read_manifest, save_run
+from overlapscope.timeline.stored import TABLES
 from tests.builders import EPOCH_NS, full_timeline, spelled
 
 

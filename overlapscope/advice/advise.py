@@ -1,6 +1,6 @@
 """All recommendations for a run: the late rank and nothing else where waiting dominates, else rules and a replay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ from overlapscope.advice.max_connections import max_connections
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
 from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.errors import InputError
 from overlapscope.timeline.facts import Facts
@@ -49,17 +50,19 @@ def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
 
     `bandwidth` holds measurements of what the run's collectives could reach.
     """
-    together = across(run)
-    analysis = analyze(run, together, bandwidth)
-    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, together))
+    together, alone = across(run), alone_of(run)
+    analysis = analyze(run, together, bandwidth, alone)
+    return msgspec.structs.replace(analysis, recommendations=by_rules(run, analysis, together, alone))
 
 
-def by_rules(run: Run, analysis: Analysis, together: Across) -> list[Recommendation]:
+def by_rules(
+    run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None
+) -> list[Recommendation]:
     """Give what rules say of the figures alone, best first; a replay costs ten times what the figures do."""
     late = late_rank(analysis)
     if late is not None:
         return [late]
-    given = Given.of(run, analysis, together)
+    given = Given.of(run, analysis, together, alone)
     return ranked([each for rule in RULES if (each := rule(given)) is not None])
 
 

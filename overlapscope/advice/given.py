@@ -6,11 +6,10 @@ from statistics import fmean
 from typing import Any, Final, Literal, Self
 
 from overlapscope.analysis.across import Across, Transfers
+from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
-from overlapscope.analysis.steps import step_windows, whole_windows
-from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import RankTimeline, Run
 
 WORTH: Final = 0.02
@@ -38,11 +37,12 @@ class Given:
     """The mean; only times and causes."""
 
     @classmethod
-    def of(cls, run: Run, analysis: Analysis, together: Across) -> Self:
+    def of(cls, run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None) -> Self:
         """Take the means of a run's complete steps, else of its whole recordings."""
+        alone = alone or alone_of(run)
         chosen = [step for info in analysis.ranks for step in info.steps if step.complete and step.window_ns]
         figures: list[Breakdown] = list(chosen) or [info.whole for info in analysis.ranks if info.whole.window_ns]
-        windows = {rank: _windows(timeline, of_steps=bool(chosen)) for rank, timeline in run.ranks.items()}
+        windows = {rank: _windows(own, of_steps=bool(chosen)) for rank, own in alone.items()}
         return cls(
             run=run,
             analysis=analysis,
@@ -121,12 +121,10 @@ def ms(ns: float) -> str:
     return f"{ns / 1e6:.3g} ms" if ns < 1e9 else f"{ns / 1e6:.0f} ms"
 
 
-def _windows(timeline: RankTimeline, *, of_steps: bool) -> Windows:
-    if not size(timeline.spans):
-        return ()
-    if of_steps:
-        return tuple(each.window for each in step_windows(timeline) if each.complete and each.window)
-    return tuple(whole_windows(timeline))
+def _windows(own: Alone, *, of_steps: bool) -> Windows:
+    if of_steps and own.whole:
+        return tuple(each.window for each in own.windows if each.complete and each.window)
+    return tuple(own.whole)
 
 
 def _mean(chosen: list[Breakdown]) -> Breakdown:

@@ -32,7 +32,8 @@ def small_collectives(given: Given) -> Recommendation | None:
     Groups do their calls at the same time: what counts are those that a single rank makes, the one that loses most.
     """
     rows = [row for row in given.analysis.collectives if _counts(given, row)]
-    every = [row for row in rows if _is_latency(row, _fastest(row, rows))]
+    fastest = _fastest(rows)
+    every = [row for row in rows if _is_latency(row, fastest.get((row.op, row.group)))]
     small = max(_by_rank(given.run, every), key=_exposed_ns, default=[]) if every else []
     calls = sum(row.count for row in small) / max(given.steps, 1)
     exposed = _exposed_ns(small) / max(given.steps, 1)
@@ -91,15 +92,14 @@ def _counts(given: Given, row: CollectiveRow) -> bool:
     return not buckets
 
 
-def _fastest(row: CollectiveRow, rows: Sequence[CollectiveRow]) -> float | None:
-    """Give the most bytes a nanosecond that a matched call of this operation and group reaches."""
-    speeds = [
-        each.bytes / each.transfer_ns_median
-        for each in rows
-        if (each.op, each.group) == (row.op, row.group) and each.estimate == "matched"
-        if each.bytes and each.transfer_ns_median
-    ]  # fmt: skip
-    return max(speeds, default=None)
+def _fastest(rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None], float]:
+    """Give the most bytes a nanosecond that a matched call reaches, by operation and group."""
+    found: dict[tuple[str, str | None], float] = {}
+    for row in rows:
+        if row.estimate == "matched" and row.bytes and row.transfer_ns_median:
+            speed, kind = row.bytes / row.transfer_ns_median, (row.op, row.group)
+            found[kind] = max(speed, found.get(kind, speed))
+    return found
 
 
 def _is_latency(row: CollectiveRow, bytes_per_ns: float | None) -> bool:

@@ -1,16 +1,15 @@
 """A run to `overlapscope.analysis/1`: every figure other tools rely on, as one value."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.bounded import bounded
-from overlapscope.analysis.breakdown import Breakdown, Coverage
-from overlapscope.analysis.causes import Causes, causes_of
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.causes import Causes, each_causes
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
@@ -18,7 +17,7 @@ from overlapscope.analysis.experts import expert_imbalance
 from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
-from overlapscope.analysis.kernels import work_of
+from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.nccl_findings import nccl_findings
 from overlapscope.analysis.pipeline import pipeline_bubbles
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
@@ -27,15 +26,13 @@ from overlapscope.analysis.reported import reported_overlap
 from overlapscope.analysis.shared_cores import shared_cores
 from overlapscope.analysis.slow_link import slow_links
 from overlapscope.analysis.stages import uneven_stages
-from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
-from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
+from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.window_sets import WindowSets
 
 SCHEMA: Literal["overlapscope.analysis/1"] = "overlapscope.analysis/1"
 MAX_NAMES = 100
@@ -161,34 +158,46 @@ class Analysis(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sc
     """The chain of dependencies that decided how long each step took."""
 
 
-def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = None) -> Analysis:
+def analyze(
+    run: Run,
+    together: Across | None = None,
+    bandwidth: Facts | None = None,
+    alone: Mapping[int, Alone] | None = None,
+) -> Analysis:
     """Give all figures of a run.
 
-    `together` is what `across` gives for it, where the caller has it already; `bandwidth` holds measurements of what
-    its collectives could reach.
+    `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already;
+    `bandwidth` holds measurements of what its collectives could reach.
     """
-    windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
-    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+    alone = alone or alone_of(run)
     together = together or across(run)
-    causes = causes_of(run, together, coverage)
-    ranks = [_rank_info(run, rank, _View(coverage[rank], causes[rank], run.ranks[rank].basis), own)
-             for rank, own in windows.items()]  # fmt: skip
+    windows = {rank: own.windows for rank, own in alone.items()}
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    transfers = together.transfers(run)
+    ranks: list[RankInfo] = []
+    exposed_ns: dict[int, Ints] = {}
+    for rank, causes in each_causes(
+        run, together, coverage, {rank: own.parts for rank, own in alone.items()}, transfers
+    ):
+        ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
+        exposed_ns[rank] = causes.exposed_ns
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
-    work = work_of(run.ranks)
+    work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, together.splits, together.pairs.pairs)
-    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, window_ns)
-    unclassified, fused = _listed(run, UNCLASSIFIED), _listed(run, FUSED)
-    collectives = collective_rows(run.ranks, windows, together.transfers(run), causes)
+    held = stragglers(run, (*together.splits, *together.uneven), coverage, work, window_ns,
+                      {rank: own.not_launched for rank, own in alone.items()})  # fmt: skip
+    unclassified, fused = _listed(alone, UNCLASSIFIED), _listed(alone, FUSED)
+    collectives = collective_rows(run.ranks, windows, transfers, exposed_ns)
     findings = [
         *_of_times(run, ranks),
         *unplaced(unclassified, fused, sum(info.whole.compute_ns or 0 for info in ranks)),
         *_of_what_was_told(run, ranks),
         *links,
         *shared_cores(run.ranks),
-        *recording_gaps(run.sources, _linkage(run)),
+        *recording_gaps(run.sources, _linkage(alone)),
         *uneven_stages(run, work, window_ns),
         *bounded(run, together),
-        *pipeline_bubbles(run, windows),
+        *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
         *expert_imbalance(run, together, coverage, window_ns),
         *possible_bandwidth(run, collectives, bandwidth),
     ]
@@ -204,7 +213,7 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
         unclassified=unclassified,
         fused=fused,
         collectives=collectives,
-        exposed_by=exposed_by(run.ranks, windows, causes),
+        exposed_by=exposed_by(run.ranks, windows, exposed_ns),
         skew=_skew(together, {info.rank: info.whole.idle_ns for info in ranks}, beside_slow_links(held, links)),
         findings=findings,
         recommendations=[],
@@ -213,16 +222,30 @@ def analyze(run: Run, together: Across | None = None, bandwidth: Facts | None = 
     )
 
 
-def _rank_info(run: Run, rank: int, view: "_View", windows: Sequence[StepWindow]) -> RankInfo:
-    timeline = run.ranks[rank]
-    # A log has calls, but no times.
-    whole = whole_windows(timeline) if size(timeline.spans) else ()
-    figures = view.of([whole, *([each.window] if each.window else () for each in windows)])
-    steps = [
-        StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
-        for each, its in zip(windows, figures[1:], strict=True)
-    ]
-    return RankInfo(rank=rank, whole=figures[0], steps=steps)
+def _rank_info(rank: int, basis: str, own: Alone, causes: Causes) -> RankInfo:
+    sets = own.sets
+    found = zip(own.figures, causes.hidden_wait_ns(sets), causes.within_each(sets), strict=True)
+    whole, *steps = [_known(basis, figures, wait_ns, by_cause) for figures, wait_ns, by_cause in found]
+    return RankInfo(
+        rank=rank,
+        whole=whole,
+        steps=[
+            StepBreakdown(step=each.step, complete=each.complete, **msgspec.structs.asdict(its))
+            for each, its in zip(own.windows, steps, strict=True)
+        ],
+    )
+
+
+def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
+    """Add the causes, without what a recording of this basis cannot know; without a window there are no figures."""
+    if figures.window_ns is None:
+        return figures
+    known: dict[str, Any] = {"causes": causes}
+    if hidden_wait_ns is not None and figures.overlapped_ns is not None:
+        known |= {"hidden_wait_ns": hidden_wait_ns, "hidden_transfer_ns": figures.overlapped_ns - hidden_wait_ns}
+    if basis == "events":  # events see no copies
+        known |= {"copy_ns": None, "copy_only_ns": None}
+    return msgspec.structs.replace(figures, **known)
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
@@ -288,71 +311,23 @@ def _skew(together: Across, idle_ns: Mapping[int, int | None], held: Sequence[He
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """One rank's time, to be looked at through windows."""
-
-    coverage: Coverage
-    causes: Causes
-    basis: str
-
-    def of(self, windows: Sequence[Sequence[tuple[int, int]]]) -> list[Breakdown]:
-        """Break down each set of windows taken together, without what a recording of this basis cannot know.
-
-        A set without windows has no figures.
-        """
-        sets = WindowSets.of(windows)
-        found = zip(
-            windows,
-            self.coverage.breakdowns(sets),
-            self.causes.hidden_wait_ns(sets),
-            self.causes.within_each(sets),
-            strict=True,
-        )
-        return [
-            self._with(figures, wait_ns, causes) if some else Breakdown() for some, figures, wait_ns, causes in found
-        ]
-
-    def _with(self, figures: Breakdown, hidden_wait_ns: int | None, causes: dict[str, int]) -> Breakdown:
-        known: dict[str, Any] = {"causes": causes}
-        if hidden_wait_ns is not None and figures.overlapped_ns is not None:
-            known |= {"hidden_wait_ns": hidden_wait_ns, "hidden_transfer_ns": figures.overlapped_ns - hidden_wait_ns}
-        if self.basis == "events":  # events see no copies
-            known |= {"copy_ns": None, "copy_only_ns": None}
-        return msgspec.structs.replace(figures, **known)
-
-
 def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
     return [(step.step, step.window_ns, step.comm_ns) for step in info.steps if step.complete]
 
 
-def _linkage(run: Run) -> dict[int, tuple[int, int]]:
+def _linkage(alone: Mapping[int, Alone]) -> dict[int, tuple[int, int]]:
     """Give (device spans, of these without a launch) by rank; CPU runs have neither."""
-    return {
-        rank: (timeline.spans.launch_ns.size, int((timeline.spans.launch_ns == NONE).sum()))
-        for rank, timeline in run.ranks.items()
-        if timeline.has_device
-    }
+    return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
 
 
-def _listed(run: Run, note: int) -> Listed:
+def _listed(alone: Mapping[int, Alone], note: int) -> Listed:
     """Sum up the spans with a note over all ranks; names by time, the longest first, at most MAX_NAMES."""
     spans = duration = 0
     by_name: dict[str, int] = {}
-    for name, count, total in _noted(run, note):
-        spans += count
-        duration += total
-        by_name[name] = by_name.get(name, 0) + total
+    for own in alone.values():
+        for name, count, total in own.noted[note]:
+            spans += count
+            duration += total
+            by_name[name] = by_name.get(name, 0) + total
     names = sorted(by_name, key=lambda name: (-by_name[name], name))
     return Listed(spans=spans, duration_ns=duration, names=names[:MAX_NAMES])
-
-
-def _noted(run: Run, note: int) -> Iterator[tuple[str, int, int]]:
-    for timeline in run.ranks.values():
-        rows = timeline.spans.note == note
-        codes, place = np.unique(timeline.spans.name[rows], return_inverse=True)
-        counts = np.bincount(place, minlength=codes.size)
-        totals = np.zeros(codes.size, np.int64)
-        np.add.at(totals, place, (timeline.spans.end_ns - timeline.spans.start_ns)[rows])
-        for code, count, total in zip(codes.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            yield timeline.names[code], count, total

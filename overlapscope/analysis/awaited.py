@@ -36,6 +36,8 @@ class Awaited:
     start_ns: Ints
     end_ns: Ints
     kind: Small
+    own_call: Ints
+    """Row of each in the rank's `Collectives`; NONE for all but communication."""
     by: Small
     """What decided when the span began: the span before it on its lane, one on another lane, its launch, or nothing."""
     on: Ints
@@ -106,9 +108,10 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
     launched = np.flatnonzero(launch != NONE)
     launched = launched[np.argsort(launch[launched], kind="stable")]
     waits = host_waits(timeline, row, end, launched, by_end) if timeline.has_device else NO_WAITS
-    call, span = _spans_of_calls(spans.collective[row])
+    own_call = spans.collective[row]
+    call, span = _spans_of_calls(own_call)
     return Awaited(
-        row=row, start_ns=start, end_ns=end, kind=kind, by=by.astype(np.int8),
+        row=row, start_ns=start, end_ns=end, kind=kind, own_call=own_call, by=by.astype(np.int8),
         on=np.where(by == BY_OTHER_LANE, other, before), launch_ns=launch, arrived_ns=arrived,
         launched=launched, launched_ns=launch[launched], waits=waits,
         by_end=by_end, ended_ns=end[by_end], computing_longest=_longest(end, kind), call=call, call_span=span,

@@ -41,15 +41,13 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Coverage:
-    """What covers the time of one rank: the unions of its kinds of span, ready for any window."""
+    """What covers the time of one rank: the unions of its kinds of span, for any window."""
 
-    __slots__ = ("_any", "_comm", "_comm_or_compute", "_compute", "_copy", "comm", "compute", "copy")
+    __slots__ = ("_sums", "comm", "compute", "copy")
 
     def __init__(self, comm: Intervals, compute: Intervals, copy: Intervals) -> None:
         self.comm, self.compute, self.copy = comm, compute, copy
-        both = union(comm, compute)
-        self._comm, self._compute, self._copy = BusyTime(comm), BusyTime(compute), BusyTime(copy)
-        self._comm_or_compute, self._any = BusyTime(both), BusyTime(union(both, copy))
+        self._sums: tuple[BusyTime, ...] = ()
 
     @classmethod
     def of(cls, spans: Spans) -> Self:
@@ -67,9 +65,11 @@ class Coverage:
 
     def breakdowns(self, sets: WindowSets) -> list[Breakdown]:
         """Break down each of several sets of windows."""
-        columns = [sets.lengths]
-        columns += [sets.within(each) for each in (self._comm, self._compute, self._copy)]
-        columns += [sets.within(each) for each in (self._comm_or_compute, self._any)]
+        if not self._sums:
+            both = union(self.comm, self.compute)
+            kinds = (self.comm, self.compute, self.copy, both, union(both, self.copy))
+            self._sums = tuple(BusyTime(each) for each in kinds)
+        columns = [sets.lengths, *(sets.within(each) for each in self._sums)]
         return [_of_sums(*sums) for sums in zip(*columns, strict=True)]
 
 

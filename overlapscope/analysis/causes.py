@@ -6,7 +6,7 @@ cost; what the queue before it cost; and the rest, by what the step computes aft
 known, the time before the last member came is waiting all the same, and the rest is not known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,21 @@ class Owned:
     start_ns: Ints
     end_ns: Ints
     until_ns: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnParts:
+    """What a rank's own spans tell of the causes of its communication; a row for each owner."""
+
+    mine: Owned
+    late_ns: Ints
+    """Launched so long after the data was ready."""
+    queued_ns: Ints
+    """Began so long after both."""
+    optimizer_seen: npt.NDArray[np.bool_]
+    """In the step: without it, what follows cannot be told apart."""
+    depends: npt.NDArray[np.bool_]
+    """Compute other than the optimizer's follows in the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,26 +114,54 @@ def owned(timeline: RankTimeline) -> Owned:
     return Owned(row=row, start_ns=start, end_ns=end, until_ns=until)
 
 
+def own_parts(timeline: RankTimeline) -> OwnParts:
+    """Look at what each call of a rank waited for on the rank itself, and what follows it."""
+    mine = owned(timeline)
+    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
+    ready = _ready(timeline, launch)
+    known = (launch != NONE) & (ready != NONE)
+    step, after = _of_rows(timeline.collectives.step, mine, NONE), following(timeline)
+    return OwnParts(
+        mine=mine,
+        late_ns=np.where(known, np.maximum(launch - ready, 0), 0),
+        queued_ns=np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0),
+        optimizer_seen=(step != NONE) & after.known(step),
+        depends=after.depends(step, mine.end_ns),
+    )
+
+
 def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
     """Give every rank's causes."""
-    transfers, arrived = together.transfers(run), arrivals(run, together)
+    parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
+    return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
+
+
+def each_causes(
+    run: Run,
+    together: Across,
+    coverage: Mapping[int, Coverage],
+    parts: Mapping[int, OwnParts],
+    transfers: Mapping[int, Transfers],
+) -> Iterator[tuple[int, Causes]]:
+    """Give one rank's causes after the other's; no spans are needed for it."""
+    arrived = arrivals(run, together)
     computing = PeerTimes.of({rank: each.compute for rank, each in coverage.items()}, together.clocks)
     communicating = PeerTimes.of({rank: each.comm for rank, each in coverage.items()}, together.clocks)
-    return {
-        rank: _of_rank(timeline, transfers[rank], arrived[rank], coverage[rank], computing, communicating)
-        for rank, timeline in run.ranks.items()
-    }
+    for rank, timeline in run.ranks.items():
+        own = parts[rank], coverage[rank]
+        yield rank, _of_rank(timeline, *own, transfers[rank], arrived[rank], computing, communicating)
 
 
 def _of_rank(
     timeline: RankTimeline,
+    own: OwnParts,
+    cover: Coverage,
     transfers: Transfers,
     arrived_last: Arrivals,
-    cover: Coverage,
     computing: PeerTimes,
     communicating: PeerTimes,
 ) -> Causes:
-    mine = owned(timeline)
+    mine = own.mine
     exposed, hidden = difference(cover.comm, cover.compute), intersection(cover.comm, cover.compute)
     transfer = _of_rows(transfers.transfer_ns, mine, NONE)
     matched = transfer != NONE
@@ -129,10 +172,10 @@ def _of_rank(
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
     for cause, found in _by_what_the_last_did(timeline.rank, waiting, last, exposed, computing, communicating).items():
         parts[cause].append(found)
-    slow, late, queued, rest = _transfer_parts(timeline, mine, transfers, arrived, transfer, matched)
+    slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
         parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
-    for cause, chosen in _rest_causes(timeline, mine, matched, of_pipeline).items():
+    for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
         parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
@@ -177,24 +220,19 @@ def _by_what_the_last_did(
 
 
 def _transfer_parts(
-    timeline: RankTimeline,
-    mine: Owned,
+    own: OwnParts,
     transfers: Transfers,
     arrived: Ints,
     transfer: Ints,
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Give where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
+    mine = own.mine
     baseline = _of_rows(transfers.baseline_ns, mine, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
-    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
-    ready = _ready(timeline, launch)
-    known = (launch != NONE) & (ready != NONE)
-    late = np.where(known, np.maximum(launch - ready, 0), 0)
-    queued = np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0)
     ends = []
     at = arrived
-    for part in (slow, late, queued):
+    for part in (slow, own.late_ns, own.queued_ns):
         at = np.minimum(at + part, mine.end_ns)
         ends.append(at)
     return ends[0], ends[1], ends[2], mine.end_ns
@@ -220,16 +258,13 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
 
 
 def _rest_causes(
-    timeline: RankTimeline, mine: Owned, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
+    own: OwnParts, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    step = _of_rows(timeline.collectives.step, mine, NONE)
-    after = following(timeline)
-    told = matched & (step != NONE) & after.known(step)
-    depends = after.depends(step, mine.end_ns)
+    told = matched & own.optimizer_seen
     return {
         PIPELINE: of_pipeline,
-        "dependency": told & depends,
-        "tail": told & ~depends,
+        "dependency": told & own.depends,
+        "tail": told & ~own.depends,
         "unknown": ~told & ~of_pipeline,
     }
 

@@ -6,13 +6,14 @@ groups, and so are drifts: guessed along the groups with the most calls, then ea
 the centre of their calls, by medians, repeated until it rests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.call_ends import CallEnds, RankSet
 from overlapscope.analysis.matching import Matched
 from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
@@ -67,15 +68,6 @@ class Clocks:
         return apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
-    """All calls of the same ranks."""
-
-    ranks: tuple[int, ...]
-    ends: Reals
-    """Distance from the reference, on the rank's own clock: a row for each rank, in order of time."""
-
-
 def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Give the clocks of all ranks that share a matched call with another.
 
@@ -87,24 +79,25 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
         return Clocks(tied=members)
     reference = int(min(block.end_ns.min() for block in blocks))
     sets = _sets(blocks, reference)
-    sharing = _sharing(sorted({rank for each in sets for rank in each.ranks}), hosts)
-    offsets, drift = _first_guess(sets, sharing)
-    offsets = _resting(sets, offsets, drift, sharing)
+    calls = CallEnds.of(sets, hosts)
+    offset, drift = _first_guess(sets, calls)
+    offset = _resting(calls, offset, drift)
     for _ in range(DRIFT_ROUNDS):
-        more = _one_a_host(_drifts(sets, offsets, drift), sharing)
-        if not any(more.values()):
+        more = calls.middle_of_clock(_drifts(calls, offset, drift))
+        if not more.any():
             break
-        drift = {rank: drift[rank] + more[rank] for rank in drift}
-        offsets = _resting(sets, offsets, drift, sharing)
-    if any(drift.values()):
-        drift = from_the_middle(drift, members)
-        offsets = _resting(sets, offsets, drift, sharing)
-    far = np.concatenate([np.abs(each) for each in _distances(sets, offsets, drift).values()])
+        drift = drift + more
+        offset = _resting(calls, offset, drift)
+    if drift.any():
+        shown = from_the_middle(dict(zip(calls.ranks, drift.tolist(), strict=True)), members)
+        drift = np.array([shown[rank] for rank in calls.ranks])
+        offset = _resting(calls, offset, drift)
+    offsets, drifts = (dict(zip(calls.ranks, each.tolist(), strict=True)) for each in (offset, drift))
     return Clocks(
         offset_ns=_with_silent(from_the_middle(offsets, members), hosts),
-        drift=_with_silent(drift, hosts) if any(drift.values()) else {},
+        drift=_with_silent(drifts, hosts) if drift.any() else {},
         reference_ns=reference,
-        residual_ns=float(np.median(far)),
+        residual_ns=float(np.median(np.abs(calls.behind(offset, drift)))),
         tied=members,
     )
 
@@ -126,7 +119,7 @@ def from_the_middle(values: Mapping[int, float], lowest: Mapping[int, int]) -> d
     return dict(sorted(shown.items()))
 
 
-def _sets(blocks: Sequence[Matched], reference: int) -> list[_Set]:
+def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
     """Put the calls of the same ranks together, those with the most calls first."""
     ends: dict[tuple[int, ...], list[Reals]] = {}
     for block in blocks:
@@ -134,21 +127,8 @@ def _sets(blocks: Sequence[Matched], reference: int) -> list[_Set]:
     found = []
     for ranks, tables in ends.items():
         table = np.concatenate(tables, axis=1)
-        found.append(_Set(ranks=ranks, ends=table[:, np.argsort(table[0], kind="stable")]))
+        found.append(RankSet(ranks=ranks, ends=table[:, np.argsort(table[0], kind="stable")]))
     return sorted(found, key=lambda each: -each.ends.shape[1])
-
-
-def _sharing(ranks: Iterable[int], hosts: Mapping[int, str]) -> dict[int, list[int]]:
-    """Give, for each rank, those that share its clock, itself among them."""
-    of_host: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank in hosts:
-            of_host.setdefault(hosts[rank], []).append(rank)
-    return {rank: of_host[hosts[rank]] if rank in hosts else [rank] for rank in ranks}
-
-
-def _one_a_host(values: Mapping[int, float], sharing: Mapping[int, Sequence[int]]) -> dict[int, float]:
-    return {rank: _middle(np.array([values[each] for each in sharing[rank]])) for rank in values}
 
 
 def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
@@ -157,14 +137,16 @@ def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[
     return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
 
 
-def _first_guess(
-    sets: Sequence[_Set], sharing: Mapping[int, Sequence[int]]
-) -> tuple[dict[int, float], dict[int, float]]:
+def _first_guess(sets: Sequence[RankSet], calls: CallEnds) -> tuple[Reals, Reals]:
     """Walk the graph of groups from each component's lowest rank, by those of the most calls; from rank to rank.
 
     Ranks that share a clock are reached at once. Gives offsets and drifts. A walk tells apart which of a pair's two
     clocks drifts, where medians of both would meet in the middle.
     """
+    of_clock: dict[int, list[int]] = {}
+    for rank, clock in zip(calls.ranks, calls.clock.tolist(), strict=True):
+        of_clock.setdefault(clock, []).append(rank)
+    sharing = {rank: of_clock[clock] for rank, clock in zip(calls.ranks, calls.clock.tolist(), strict=True)}
     beside: dict[int, list[int]] = {}
     for at, each in enumerate(sets):
         for rank in each.ranks:
@@ -194,63 +176,27 @@ def _first_guess(
                     slope = _slope(own, ends - own)
                     apart = float(np.median(ends - own - slope * own))
                     reach(other, offsets[rank] + apart, drift[rank] + slope)
-    return offsets, drift
+    return np.array([offsets[rank] for rank in calls.ranks]), np.array([drift[rank] for rank in calls.ranks])
 
 
-def _aligned(each: _Set, offsets: Mapping[int, float], drift: Mapping[int, float]) -> Reals:
-    level = np.array([offsets[rank] for rank in each.ranks])
-    slope = np.array([drift[rank] for rank in each.ranks])
-    ends: Reals = each.ends - level[:, None] - slope[:, None] * each.ends
-    return ends
-
-
-def _distances(sets: Sequence[_Set], offsets: Mapping[int, float], drift: Mapping[int, float]) -> dict[int, Reals]:
-    """Give, for each rank, how far its ends lie behind the centre of their calls."""
-    found: dict[int, list[Reals]] = {}
-    for each in sets:
-        ends = _aligned(each, offsets, drift)
-        for rank, row in zip(each.ranks, ends - np.median(ends, axis=0), strict=True):
-            found.setdefault(rank, []).append(row)
-    return {rank: np.concatenate(rows) for rank, rows in found.items()}
-
-
-def _resting(
-    sets: Sequence[_Set],
-    offsets: dict[int, float],
-    drift: Mapping[int, float],
-    sharing: Mapping[int, Sequence[int]],
-) -> dict[int, float]:
+def _resting(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
     """Move the offsets until the ends of each rank lie about the centres of their calls."""
     for _ in range(ROUNDS):
-        behind = _distances(sets, offsets, drift)
-        moves = {rank: _middle(np.concatenate([behind[other] for other in theirs])) for rank, theirs in sharing.items()}
-        offsets = {rank: offset + moves[rank] for rank, offset in offsets.items()}
-        if max(map(abs, moves.values())) < RESTS_WITHIN_NS:
+        moves = calls.middles(calls.behind(offset, drift))
+        offset = offset + moves
+        if np.abs(moves).max() < RESTS_WITHIN_NS:
             break
-    return offsets
+    return offset
 
 
-def _middle(values: Reals) -> float:
-    """Give the median; numpy's own looks out for much that is not here, and this is asked for every rank and round."""
-    half = values.size // 2
-    if values.size % 2:
-        return float(np.partition(values, half)[half])
-    below, above = np.partition(values, (half - 1, half))[half - 1 : half + 1].tolist()
-    return float(below + above) / 2
-
-
-def _drifts(sets: Sequence[_Set], offsets: Mapping[int, float], drift: Mapping[int, float]) -> dict[int, float]:
+def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
     """Give the drift that is left of each rank whose ends wander off steadily; 0 for the others."""
-    at: dict[int, list[Reals]] = {}
-    for each in sets:
-        for rank, times in zip(each.ranks, each.ends, strict=True):
-            at.setdefault(rank, []).append(times)
-    found = {}
-    for rank, distances in _distances(sets, offsets, drift).items():
-        times = np.concatenate(at[rank])
-        order = np.argsort(times, kind="stable")
-        found[rank] = _slope(times[order], distances[order])
-    return found
+    times, distances = calls.times, calls.behind(offset, drift)
+    found = []
+    for own in calls.of_rank:
+        order = own[np.argsort(times[own], kind="stable")]
+        found.append(_slope(times[order], distances[order]))
+    return np.array(found)
 
 
 def _slope(times: Reals, distances: Reals) -> float:

@@ -8,7 +8,6 @@ import numpy as np
 
 from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.call_kind import CallFields, CallKind
-from overlapscope.analysis.causes import Causes
 from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
@@ -65,12 +64,13 @@ def collective_rows(
     ranks: Mapping[int, RankTimeline],
     windows: Mapping[int, list[StepWindow]],
     transfers: Mapping[int, Transfers],
-    causes: Mapping[int, Causes],
+    exposed_ns: Mapping[int, Ints],
 ) -> list[CollectiveRow]:
     """Give one row a kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
-    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting.
+    made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting,
+    `exposed_ns` the exposed time of each of a rank's calls.
     """
     kinds: dict[_Key, _Calls] = {}
     for rank, timeline in ranks.items():
@@ -78,7 +78,7 @@ def collective_rows(
         for key, rows in _by_kind(timeline, chosen_rows(timeline, windows[rank])):
             calls = kinds.setdefault(key, _Calls())
             calls.by_rank[rank] = calls.by_rank.get(rank, 0) + rows.size
-            calls.exposed_ns += int(causes[rank].exposed_ns[rows].sum())
+            calls.exposed_ns += int(exposed_ns[rank][rows].sum())
             timed = rows[(table.start_ns[rows] != NONE) & (table.end_ns[rows] != NONE)]
             duration = table.end_ns[timed] - table.start_ns[timed]
             calls.durations.append(duration)

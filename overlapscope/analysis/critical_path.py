@@ -7,6 +7,7 @@ aligned clocks. So waiting is not on the path, but what the others waited for is
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median_low
 from typing import Final, Literal
 
@@ -16,7 +17,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.arrivals import arrivals
 from overlapscope.analysis.path_walk import MOST_SEGMENTS, PARTS, NoPathError, Path, Walker
 from overlapscope.analysis.steps import StepWindow, whole_windows
-from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_STEPS: Final = 11
@@ -126,7 +127,7 @@ _End = tuple[int, int | None, tuple[int, int]]
 
 def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
     """Give the ranks that matched calls tie together, most of them if they fall apart; or why there are none."""
-    timed = [rank for rank, timeline in run.ranks.items() if size(timeline.spans)]
+    timed = [rank for rank, timeline in run.ranks.items() if timeline.num_spans]
     if not timed:
         return [], "no times were recorded"
     if len(run.ranks) == 1:
@@ -188,14 +189,16 @@ def _summed(run: Run, path: Path) -> StepPath:
     parts = dict.fromkeys(PARTS, 0)
     ranks: dict[int, int] = defaultdict(int)
     operations: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for each in path.segments:
-        length = each.end_ns - each.start_ns
-        parts[each.part] += length
-        ranks[each.rank] += length
-        if each.row != NONE and each.part != "launch":
-            total = operations[each.part, name_of(run.ranks[each.rank], each.part, each.row)]
-            total[0] += length
-            total[1] += 1
+    for rank, own in groupby(sorted(path.segments, key=lambda each: each.rank), key=lambda each: each.rank):
+        timeline = run.ranks[rank]
+        for each in own:
+            length = each.end_ns - each.start_ns
+            parts[each.part] += length
+            ranks[rank] += length
+            if each.row != NONE and each.part != "launch":
+                total = operations[each.part, name_of(timeline, each.part, each.row)]
+                total[0] += length
+                total[1] += 1
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
     return StepPath(
         step=path.step,

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.causes import Causes
 from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
 
 PLACES: Final = ("dimension", "phase", "module")
@@ -27,7 +27,7 @@ class ExposedBy(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def exposed_by(
-    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]], causes: Mapping[int, Causes]
+    ranks: Mapping[int, RankTimeline], windows: Mapping[int, list[StepWindow]], exposed_ns: Mapping[int, Ints]
 ) -> ExposedBy:
     """Sum up the exposed time that collectives own, the largest first.
 
@@ -38,7 +38,7 @@ def exposed_by(
     for rank, timeline in ranks.items():
         calls, names = timeline.collectives, timeline.names
         rows = chosen_rows(timeline, windows[rank])
-        exposed = causes[rank].exposed_ns[rows]
+        exposed = exposed_ns[rank][rows]
         number += sum(each.complete for each in windows[rank]) or 1
         for place in PLACES if exposed.any() else ():
             codes, at = np.unique(getattr(calls, place)[rows], return_inverse=True)

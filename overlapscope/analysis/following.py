@@ -47,8 +47,10 @@ def following(timeline: RankTimeline) -> Following:
         optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
     steps = spans.step[computes]
     others = computes[~optimizes]
-    last: dict[int, int] = {}
-    order = np.argsort(spans.start_ns[others], kind="stable")
-    for step, start in zip(spans.step[others[order]].tolist(), spans.start_ns[others[order]].tolist(), strict=True):
-        last[step] = start
-    return Following(last_start_ns=last, with_optimizer=frozenset(steps[optimizes].tolist()))
+    numbers, place = np.unique(spans.step[others], return_inverse=True)
+    last = np.full(numbers.size, NONE, np.int64)
+    np.maximum.at(last, place, spans.start_ns[others])
+    return Following(
+        last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
+        with_optimizer=frozenset(np.unique(steps[optimizes]).tolist()),
+    )

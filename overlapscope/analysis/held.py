@@ -41,10 +41,15 @@ AT_ONCE_NS: Final = 50_000
 
 
 def held_by(
-    late: Sequence[Late], run: Run, coverage: Mapping[int, Coverage], work: Mapping[int, Work]
+    late: Sequence[Late],
+    run: Run,
+    coverage: Mapping[int, Coverage],
+    work: Mapping[int, Work],
+    not_launched: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
     """Give what held the rank whose late calls these are, with the figures; None where it is no culprit itself.
 
+    `not_launched` holds what `before_first_launch` gives for every rank.
     `host`, `data_loading`, `garbage_collector`, `allocator`, `throttled`, `more_work`, `slower_compute` or `unknown`.
     """
     most = max(int(each.lead_ns.sum()) for each in late)
@@ -69,8 +74,9 @@ def held_by(
             told = "host" if at_once > MOST * lead_ns else told
         return _refined(told, rank, run, met, lead_ns, evidence | more)
     if idle > MOST * lead_ns:
-        before = more_than_peers(rank, met, {each: BusyTime(_before_launch(run.ranks[each], coverage[each]))
-                                             for group in met for each in group.ranks})  # fmt: skip
+        members = {each for group in met for each in group.ranks}
+        before = more_than_peers(rank, met, {each: BusyTime(_idle(not_launched[each], coverage[each]))
+                                             for each in members})  # fmt: skip
         return _refined("host", rank, run, met, lead_ns, {**evidence, "before_first_launch_ns": before})
     return "unknown", evidence
 
@@ -131,8 +137,8 @@ def _launched_late(late: Sequence[Late]) -> int:
     return total
 
 
-def _before_launch(timeline: RankTimeline, cover: Coverage) -> Intervals:
-    """Give when a step had begun and its host had launched nothing, while the device had nothing to do.
+def before_first_launch(timeline: RankTimeline) -> Intervals:
+    """Give when a step had begun and its host had launched nothing.
 
     Where a batch is fetched without a range that says so, this is all that shows of it.
     """
@@ -141,8 +147,12 @@ def _before_launch(timeline: RankTimeline, cover: Coverage) -> Intervals:
     if launches.size == 0:
         return union()
     first = launches[np.minimum(np.searchsorted(launches, steps.start_ns), launches.size - 1)]
-    waiting = union((steps.start_ns, np.minimum(np.maximum(first, steps.start_ns), steps.end_ns)))
-    return difference(difference(waiting, cover.compute), cover.comm)
+    return union((steps.start_ns, np.minimum(np.maximum(first, steps.start_ns), steps.end_ns)))
+
+
+def _idle(times: Intervals, cover: Coverage) -> Intervals:
+    """Give when the device had nothing to do of these times."""
+    return difference(difference(times, cover.compute), cover.comm)
 
 
 def _refined(

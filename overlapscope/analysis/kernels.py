@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernels:
+class Kernels:
     """One rank's kernels, by name and grid."""
 
     name: tuple[str, ...]
@@ -50,7 +50,11 @@ class _Kernels:
 
 def work_of(ranks: Mapping[int, RankTimeline]) -> dict[int, Work]:
     """Compare the kernels of all ranks that have any."""
-    tables = {rank: _kernels(timeline) for rank, timeline in ranks.items()}
+    return compared({rank: kernels_of(timeline) for rank, timeline in ranks.items()})
+
+
+def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
+    """Compare the kernels of all ranks that have any."""
     exact: dict[tuple[str, int], list[float]] = {}
     by_block: dict[str, list[float]] = {}
     grids: dict[str, list[float]] = {}
@@ -71,14 +75,15 @@ def _usual(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _kernels(timeline: RankTimeline) -> _Kernels:
+def kernels_of(timeline: RankTimeline) -> Kernels:
+    """Sum up the kernels of a rank."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
-    order = rows[np.lexsort((spans.blocks[rows], spans.name[rows]))]
+    order = rows[_by_name_and_grid(spans.name[rows], spans.blocks[rows])]
     name, blocks = spans.name[order], spans.blocks[order]
     opens = np.flatnonzero((np.diff(name, prepend=-2) != 0) | (np.diff(blocks, prepend=NONE + 1) != 0))
     nothing = np.zeros(0, np.int64)
-    return _Kernels(
+    return Kernels(
         name=tuple(timeline.names[code] if code >= 0 else "" for code in name[opens].tolist()),
         blocks=blocks[opens],
         count=np.diff(np.append(opens, order.size)),
@@ -86,11 +91,22 @@ def _kernels(timeline: RankTimeline) -> _Kernels:
     )
 
 
-def _rows(table: _Kernels) -> list[tuple[str, int, int, int]]:
+def _by_name_and_grid(name: Codes, blocks: Ints) -> Ints:
+    """Sort by both. As one number where they fit into it: two keys take several times as long."""
+    if not blocks.size:
+        return np.empty(0, np.int64)
+    grid = np.where(blocks == NONE, -1, blocks)
+    low, high = int(grid.min()), int(grid.max())
+    if low < -1 or (high - low + 1) * (int(name.max()) + 2) >= np.iinfo(np.int64).max:
+        return np.lexsort((blocks, name))
+    return np.argsort(name * np.int64(high - low + 1) + (grid - low))
+
+
+def _rows(table: Kernels) -> list[tuple[str, int, int, int]]:
     return list(zip(table.name, table.blocks.tolist(), table.count.tolist(), table.total_ns.tolist(), strict=True))
 
 
-def _by_name(table: _Kernels) -> dict[str, tuple[float, int, int]]:
+def _by_name(table: Kernels) -> dict[str, tuple[float, int, int]]:
     """Give blocks, calls and time of all kernels of a name whose grids are known."""
     found: dict[str, tuple[float, int, int]] = {}
     for name, blocks, count, total in _rows(table):
@@ -101,7 +117,7 @@ def _by_name(table: _Kernels) -> dict[str, tuple[float, int, int]]:
 
 
 def _compared(
-    table: _Kernels, times: Mapping[tuple[str, int], float], speeds: Mapping[str, float], sizes: Mapping[str, float]
+    table: Kernels, times: Mapping[tuple[str, int], float], speeds: Mapping[str, float], sizes: Mapping[str, float]
 ) -> Work:
     taken = table.total_ns.astype(np.float64)
     expected = np.array(

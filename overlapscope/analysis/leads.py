@@ -15,7 +15,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.held_by_host import Met
 from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
 from overlapscope.timeline.run import Run
 
 ROUNDS: Final = 100
@@ -44,7 +44,7 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
     together: dict[tuple[int, ...], list[Split]] = {}
     for each in splits:
         together.setdefault(each.block.ranks, []).append(each)
-    waited = _waits(splits, coverage)
+    waited = _waits(splits)
     exposed = {rank: BusyTime(difference(cover.comm, cover.compute)) for rank, cover in coverage.items()}
     found = []
     for ranks, theirs in together.items():
@@ -81,7 +81,9 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
                     lead_ns=lead[mine],
                     own_ns=lead[mine] - elsewhere,
                     launched_ns=calls.launch_ns[rows[row, mine]],
-                    passed_ns=_passed(waited.get(ranks[row], {}), begun[row], came[row], elsewhere),
+                    passed_ns=_passed(
+                        waited.get(ranks[row], {}), coverage[ranks[row]].compute, begun[row], came[row], elsewhere
+                    ),
                 )
             )
     return found
@@ -110,32 +112,46 @@ def blame(late: Sequence[Late]) -> dict[int, int]:
     return {rank: round(float(value)) for rank, value in zip(ranks, kept, strict=True)}
 
 
-def _waits(splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> dict[int, dict[int, Intervals]]:
-    """Give, for each rank, when it waited for which other one and did not compute, where waiting is known."""
-    found: dict[int, dict[int, list[tuple[Ints, Ints]]]] = {}
+def _waits(splits: Sequence[Split]) -> dict[int, dict[int, Intervals]]:
+    """Give, for each rank, when it waited for which other one, where waiting is known."""
+    found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
     for each in splits:
         if not each.block.even:
             continue
+        last = np.array(each.block.ranks)[each.last]
         for row, rank in enumerate(each.block.ranks):
-            until = each.block.end_ns[row] - each.transfer_ns
-            for other in np.unique(each.last).tolist():
-                if other != row:
-                    mine = (each.last == other) & (each.wait_ns[row] > LEADS_COUNT_NS)
-                    times = (each.block.start_ns[row][mine], until[mine])
-                    found.setdefault(rank, {}).setdefault(each.block.ranks[other], []).append(times)
+            mine = np.flatnonzero((each.last != row) & (each.wait_ns[row] > LEADS_COUNT_NS))
+            until = each.block.end_ns[row, mine] - each.transfer_ns[mine]
+            found.setdefault(rank, []).append((last[mine], each.block.start_ns[row, mine], until))
     return {
-        rank: {other: difference(union(*times), coverage[rank].compute) for other, times in theirs.items()}
-        for rank, theirs in found.items()
+        rank: _by_other(*(np.concatenate(each) for each in zip(*parts, strict=True))) for rank, parts in found.items()
     }
+
+
+def _by_other(others: Ints, begin: Ints, until: Ints) -> dict[int, Intervals]:
+    if not others.size:
+        return {}
+    order = np.argsort(others, kind="stable")
+    names, first = np.unique(others[order], return_index=True)
+    parts = (np.split(each[order], first[1:]) for each in (begin, until))
+    return {other: union((starts, ends)) for other, starts, ends in zip(names.tolist(), *parts, strict=True)}
 
 
 def _within(busy: BusyTime, begin: Ints, until: Ints) -> Ints:
     return busy.within(begin, np.maximum(begin, until))
 
 
-def _passed(waited: Mapping[int, Intervals], begin: Ints, until: Ints, elsewhere: Ints) -> dict[int, Ints]:
-    """Share out what the late rank spent elsewhere beyond its peers over those whom it waited for there."""
-    mine = {other: _within(BusyTime(times), begin, until) for other, times in waited.items()}
+def _passed(
+    waited: Mapping[int, Intervals], compute: Intervals, begin: Ints, until: Ints, elsewhere: Ints
+) -> dict[int, Ints]:
+    """Share out what the late rank spent elsewhere beyond its peers over those whom it waited for there.
+
+    Not what it computed while it waited.
+    """
+    mine = {
+        other: _within(BusyTime(times), begin, until) - _within(BusyTime(intersection(times, compute)), begin, until)
+        for other, times in waited.items()
+    }
     mine = {other: times for other, times in mine.items() if times.any()}
     total = sum(mine.values(), np.zeros_like(elsewhere))
     part = np.minimum(elsewhere / np.maximum(total, 1), 1.0)

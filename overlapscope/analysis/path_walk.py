@@ -141,7 +141,7 @@ class _Walk:
         found = self._of(rank)
         row = int(found.row[position])
         if found.kind[position] == COMM:
-            call = int(self._walker.run.ranks[rank].spans.collective[row])
+            call = int(found.own_call[position])
             last = self._walker.last_member(rank, call) if call != NONE else None
             if last is not None:
                 other, begun = last[0], self._of(last[0]).span_of(last[1])

@@ -49,33 +49,52 @@ def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
     return busy_ns * (stages - 1) / activations
 
 
-def pipeline_bubbles(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[Finding]:
+def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[Finding]:
     """Give a finding for each pipeline one of whose stages is in the bubble for longer than its schedule needs.
 
     Abstains where the stages, or the microbatches, cannot be told: unnamed groups, messages without a receiver,
-    counts that differ between steps or stages.
+    counts that differ between steps or stages. `stages` holds what `own_stages` gives for every rank.
     """
-    return [
-        finding
-        for group, stages in pipeline_stages(run, windows)
-        for finding in _excess(group.name, group.ranks or (), stages)
-    ]
+    return [finding for group, own in _alike(run, stages) for finding in _excess(group.name, group.ranks or (), own)]
 
 
 def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[Stage]]]:
     """Give the recorded stages of each pipeline whose microbatches can be told."""
+    of_rank = groups_by_rank(run.groups)
+    return _alike(run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()})
+
+
+def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
+    """Give the groups of each rank that has others in them."""
+    found: dict[int, list[Group]] = {}
+    for group in groups:
+        if group.ranks is not None and len(group.ranks) > 1:
+            for rank in group.ranks:
+                found.setdefault(rank, []).append(group)
+    return found
+
+
+def own_stages(timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]) -> dict[str, Stage]:
+    """Give the stage that a rank is of each of its groups that is a pipeline, by the group's name."""
+    calls, names = timeline.collectives, timeline.names
+    if PIPELINE not in names:
+        return {}
+    used = np.unique(calls.group[calls.dimension == names.index(PIPELINE)])
+    pipelines = {names[code] for code in used[used >= 0].tolist()}
+    return {
+        group.name: stage
+        for group in groups
+        if group.name in pipelines and group.ranks is not None
+        if (stage := _stage(timeline, group.name, group.ranks, group.ranks.index(timeline.rank), windows)) is not None
+    }
+
+
+def _alike(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[tuple[Group, list[Stage]]]:
     found = []
     for group in run.groups:
-        if group.ranks is None or len(group.ranks) < 2:
-            continue
-        stages = [
-            stage
-            for place, rank in enumerate(group.ranks)
-            if rank in run.ranks
-            and (stage := _stage(run.ranks[rank], group.name, group.ranks, place, windows[rank])) is not None
-        ]
-        if stages and len({stage.activations for stage in stages}) == 1:
-            found.append((group, stages))
+        own = [stages[rank][group.name] for rank in group.ranks or () if group.name in stages.get(rank, ())]
+        if own and len({stage.activations for stage in own}) == 1:
+            found.append((group, own))
     return found
 
 

@@ -47,9 +47,7 @@ def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow
     """Without device spans the annotation itself is the window."""
     steps, spans = timeline.steps, timeline.spans
     rows = np.flatnonzero(steps.recording == recording)
-    launched = np.flatnonzero((spans.recording == recording) & np.isin(spans.step, steps.step[rows]))
-    position = {step: at for at, step in enumerate(steps.step[rows].tolist())}
-    of_step = np.array([position[step] for step in spans.step[launched].tolist()], np.int64)
+    launched, of_step = _launched(timeline, recording, steps.step[rows])
     last = steps.end_ns[rows].copy()
     np.maximum.at(last, of_step, spans.end_ns[launched])
     for at, row in enumerate(rows.tolist()):
@@ -66,11 +64,8 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
     steps, spans = timeline.steps, timeline.spans
     rows = np.flatnonzero(steps.recording == recording)
     number = steps.step[rows]
-    here = spans.recording == recording
     main = _main_lane(timeline, recording)
-    position = {step: at for at, step in enumerate(number.tolist())}
-    launched = np.flatnonzero(here & np.isin(spans.step, number))
-    of_step = np.array([position[step] for step in spans.step[launched].tolist()], np.int64)
+    launched, of_step = _launched(timeline, recording, number)
     first = np.full(rows.size, np.iinfo(np.int64).max, np.int64)
     computes = (spans.kind[launched] == COMPUTE) & (spans.lane[launched] == main)
     np.minimum.at(first, of_step[computes], spans.start_ns[launched[computes]])
@@ -92,6 +87,16 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
                 timeline.recordings, recording, int(steps.start_ns[row]), int(steps.end_ns[row]), int(last[at])
             ),
         )
+
+
+def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Ints, Ints]:
+    """Give the spans that a recording's steps launched, and the place of each one's step (of equals, the last)."""
+    spans = timeline.spans
+    order = np.argsort(number, kind="stable")
+    ascending = np.append(number[order], NONE)
+    place = np.searchsorted(ascending[:-1], spans.step, side="right") - 1
+    launched = np.flatnonzero((spans.recording == recording) & (place >= 0) & (ascending[place] == spans.step))
+    return launched, order[place[launched]]
 
 
 def _main_lane(timeline: RankTimeline, recording: int) -> int:

@@ -21,6 +21,7 @@ from overlapscope.analysis.kernels import Work
 from overlapscope.analysis.leads import Late, blame, late_calls
 from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import size
+from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 
 WEIGHS: Final = 0.05
@@ -55,6 +56,7 @@ def stragglers(
     coverage: Mapping[int, Coverage],
     work: Mapping[int, Work],
     window_ns: Mapping[int, int | None],
+    not_launched: Mapping[int, Intervals],
 ) -> list[Held]:
     """Name the ranks whose blame weighs, the most blamed first. `splits` may hold uneven exchanges, too."""
     late: dict[int, list[Late]] = {}
@@ -71,7 +73,7 @@ def stragglers(
         window = window_ns.get(rank)
         if not window or blamed[rank] < (WEIGHS if run.ranks[rank].has_device else WEIGHS_ON_HOST) * window:
             continue
-        told, evidence = held_by(theirs, run, coverage, work)
+        told, evidence = held_by(theirs, run, coverage, work, not_launched)
         if told == "unknown" and not met_whole.issuperset(each.met.ranks for each in theirs):
             continue  # what is not understood may be of the members that were not recorded
         allowed = ALONE if blamed[rank] >= most else CHANCE

@@ -10,7 +10,21 @@ examples:
 import argparse
 import shlex
 
+import msgspec
+
 from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
+from overlapscope.cli.kept_analysis import WORTH_SPANS, keep_analysis, kept_analysis, state_of
+
+
+class _Source(msgspec.Struct):
+    path: str
+    warnings: list[str]
+
+
+class _Told(msgspec.Struct):
+    """What of a kept analysis goes to stderr."""
+
+    sources: list[_Source]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, print the table or the JSON."""
+    place = args.inputs[0]
+    plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
+    known = kept_analysis(place) if plain else None
+    if known is not None and args.json:
+        warn("analyze", msgspec.json.decode(known, type=_Told).sources)
+        emit(known, args)
+        return 0
     from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
+    from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    if known is not None:
+        analysis = msgspec.json.decode(known, type=Analysis)
+    else:
+        made_of = state_of(place) if plain and is_run_directory(place) else None
+        with Progress("reading") as progress:
+            loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+        analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+        if made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS:
+            keep_analysis(place, json.render(analysis), made_of)
     warn("analyze", analysis.sources)
     if args.json:
         from overlapscope.report import json  # noqa: PLC0415 - the table does not need every schema

@@ -3,18 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from overlapscope.cli.printable import escaped, one_line, printable
 from overlapscope.cli.told_aside import told_aside
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from overlapscope.analysis.analyze import SourceInfo
     from overlapscope.ingest.read import ReadOptions
-    from overlapscope.timeline.run import Source
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +62,19 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
-def warn(verb: str, sources: "Iterable[Source | SourceInfo]", args: argparse.Namespace | None = None) -> None:
+class Warned(Protocol):
+    """A source, and what reading it left to say."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+
+    @property
+    def warnings(self) -> "Sequence[str]":
+        """One text each."""
+
+
+def warn(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> None:
     """Print what reading each source left to say, one line each, on stderr; without names where `args` say so."""
     for source in sources:
         for warning in source.warnings:

@@ -1,9 +1,11 @@
 """Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
 
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
 from overlapscope.timeline.names import NameTable
@@ -33,6 +35,17 @@ def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) ->
     return pa.table(columns)
 
 
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table as zstd Parquet. Raises OSError.
+
+    Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long
+    to write and more to read.
+    """
+    named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
+    differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
+    pq.write_table(table, path, compression="zstd", use_dictionary=named, column_encoding=differences)
+
+
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
     """Give a dictionary column that holds only the names in use."""
     used = np.unique(codes[codes >= 0])
@@ -49,9 +62,13 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         if column in LATER_COLUMNS and column not in table.column_names:
             columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
             continue
-        array = table.column(column).combine_chunks()
+        chunks = table.column(column)
+        if not len(chunks):  # Arrow loads pandas to make an empty array
+            columns[column] = np.empty(0, DTYPES[stored])
+            continue
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
-            array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+            array = array.chunk(0)
         if stored in ("name", "enum"):
             if not pa.types.is_dictionary(array.type):
                 array = array.dictionary_encode()
@@ -60,12 +77,30 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
                 codes = names.encode(spelled)
             else:
                 codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
-            indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            indices = _values(array.indices, np.dtype(f"i{array.indices.type.bit_width // 8}"), -1)
             columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
-        elif stored == "int64":
-            columns[column] = array.fill_null(NONE).to_numpy(zero_copy_only=False)
-        elif stored == "float64":
-            columns[column] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
         else:
-            columns[column] = array.to_numpy(zero_copy_only=False)
+            columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)
+
+
+def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
+    """Give a column of fixed width as numpy values, with `missing` for null.
+
+    From Arrow's own buffers: its `to_numpy` loads pandas, which takes longer than most runs.
+    """
+    wanted = pa.from_numpy_dtype(dtype)
+    if array.type != wanted:
+        if not (pa.types.is_integer(array.type) and pa.types.is_integer(wanted)):
+            raise ValueError(f"a column is of {array.type} instead of {wanted}")
+        array = array.cast(wanted)
+    if not len(array):
+        return np.empty(0, dtype)
+    present, data = array.buffers()
+    here = slice(array.offset, array.offset + len(array))
+    values = _bits(data)[here] if dtype == np.bool_ else np.frombuffer(data, dtype)[here]
+    return np.where(_bits(present)[here], values, dtype.type(missing)) if array.null_count else values
+
+
+def _bits(packed: Any) -> Any:
+    return np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").view(np.bool_)

@@ -5,8 +5,9 @@ integer is `NONE`, a missing name is code -1; neither is ever 0. Names are codes
 A column's annotation says how it is stored, so that the run directory needs no second list of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 import numpy as np
@@ -179,8 +180,14 @@ MISSING: Final = {"int64": NONE, "float64": np.nan, "name": -1, "enum": 0, "bool
 _KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Floats: "float64", Codes: "name", Flags: "bool"}
 
 
-def column_kinds(table: type[Columns] | Columns) -> dict[str, str]:
+def column_kinds(table: type[Columns] | Columns) -> Mapping[str, str]:
     """Give each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
+    key: Any = table if isinstance(table, type) else type(table)
+    return _kinds(key)
+
+
+@cache
+def _kinds(table: Any) -> dict[str, str]:
     return {each.name: _KIND_OF_TYPE.get(each.type, "enum") for each in fields(table)}
 
 

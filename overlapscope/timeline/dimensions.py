@@ -70,7 +70,7 @@ def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimelin
     dimension = calls.dimension.copy()
     for code, told in of_code.items():
         dimension[calls.group == code] = names.index(told)
-    return replace(timeline, names=names, collectives=replace(calls, dimension=dimension))
+    return timeline.with_calls(names, replace(calls, dimension=dimension))
 
 
 def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:

@@ -75,6 +75,19 @@ class RankTimeline:
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """How our own capture recorded it, and what it saw of the machine; empty for other sources. Plain JSON values."""
 
+    @property
+    def num_spans(self) -> int:
+        """The number of spans."""
+        return size(self.spans)
+
+    def at_hand(self) -> "RankTimeline":
+        """Give the timeline with all its tables in memory."""
+        return self
+
+    def with_calls(self, names: tuple[str, ...], collectives: Collectives) -> "RankTimeline":
+        """Give the timeline with other collectives; `names` may hold more than before."""
+        return replace(self, names=names, collectives=collectives)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

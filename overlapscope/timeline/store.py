@@ -13,48 +13,27 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.timeline.arrow import from_arrow, to_arrow
-from overlapscope.timeline.columns import (
-    NONE,
-    Annotations,
-    Collectives,
-    Columns,
-    Gradients,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
-    Telemetry,
-    size,
-)
+from overlapscope.timeline.arrow import from_arrow, to_arrow, write_table
+from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, replace_run, umask
+from overlapscope.timeline.stored import EMPTY, TABLES, UNREADABLE, Kept, one_line, open_rank, read_rank
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
-TABLES: Final[dict[str, type[Columns]]] = {
-    "recordings": Recordings,
-    "spans": Spans,
-    "collectives": Collectives,
-    "steps": Steps,
-    "lanes": Lanes,
-    "annotations": Annotations,
-    "gradients": Gradients,
-    "telemetry": Telemetry,
-}
 FACTS: Final = "facts"
 
 
@@ -183,7 +162,7 @@ def _save_facts(facts: Facts, folder: Path) -> None:
         table = getattr(facts, name)
         if size(table):
             folder.mkdir(exist_ok=True)
-            pq.write_table(to_arrow(table, facts.names), folder / f"{name}.parquet", compression="zstd")
+            write_table(to_arrow(table, facts.names), folder / f"{name}.parquet")
 
 
 def _load_facts(folder: Path) -> tuple[Facts, list[str]]:
@@ -196,8 +175,8 @@ def _load_facts(folder: Path) -> tuple[Facts, list[str]]:
         if file.exists():
             try:
                 tables[name] = from_arrow(pq.read_table(file), kind, names)
-            except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-                problems.append(f"{FACTS}/{name} left out: it cannot be read ({_one_line(error)})")
+            except UNREADABLE as error:
+                problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
     return Facts(names=tuple(names.to_list()), **tables), problems
 
 
@@ -209,11 +188,7 @@ def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
 
 def _write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     for name in TABLES:
-        pq.write_table(
-            to_arrow(getattr(timeline, name), timeline.names, timeline.rank),
-            folder / f"{name}.parquet",
-            compression="zstd",
-        )
+        write_table(to_arrow(getattr(timeline, name), timeline.names, timeline.rank), folder / f"{name}.parquet")
     entry = RankEntry(
         rank=timeline.rank,
         folder=rank_folder(timeline.rank),
@@ -274,23 +249,24 @@ def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
 def load_run(path: Path) -> Run:
     """Read a run directory. A rank whose tables are damaged costs that rank, with a warning in the sources.
 
-    Raises InputError when no rank can be read.
+    All is read and checked; of a large run the spans are then let go, and read again when they are asked for. Raises
+    InputError when no rank can be read.
     """
     manifest = read_manifest(path)
     ranks: dict[int, RankTimeline] = {}
     sources = list(manifest.sources)
     problems = []
-    for entry in recorded_ranks(path, manifest):
+    kept = Kept()
+    entries = recorded_ranks(path, manifest)
+    for entry, opened in zip(entries, in_threads(partial(_opened, path, kept), entries), strict=True):
         folder = path / Path(entry.folder).name
-        try:
-            ranks[entry.rank] = _load_rank(entry, folder)
-        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-            message = f"rank {entry.rank} left out: its tables cannot be read ({_one_line(error)})"
-            problems.append(message)
-            sources.append(Source(path=str(folder), format="overlapscope", warnings=(message,)))
-        else:
-            if not manifest.sources:
-                sources.append(_source_of(entry, folder))
+        if isinstance(opened, str):
+            problems.append(opened)
+            sources.append(Source(path=str(folder), format="overlapscope", warnings=(opened,)))
+            continue
+        ranks[entry.rank] = opened
+        if not manifest.sources:
+            sources.append(_source_of(entry, folder))
     facts, unread = _load_facts(path / FACTS)
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     if size(facts.links) == 0:
@@ -307,15 +283,23 @@ def load_run(path: Path) -> Run:
     )
 
 
+def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
+    """Give a rank, or why it is left out."""
+    try:
+        return open_rank(_bare(entry), _folder(path, entry), kept)
+    except UNREADABLE as error:
+        return f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
+
+
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     """Read one rank of the run directory `path`, as `load_run` does; raises InputError where it cannot be read.
 
     Of dimensions it knows what the names of groups tell.
     """
     try:
-        timeline = _load_rank(entry, path / Path(entry.folder).name)
-    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise InputError(f"{path}: rank {entry.rank} cannot be read: {_one_line(error)}") from error
+        timeline = read_rank(_bare(entry), _folder(path, entry))
+    except UNREADABLE as error:
+        raise InputError(f"{path}: rank {entry.rank} cannot be read: {one_line(error)}") from error
     return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]
 
 
@@ -342,57 +326,21 @@ def _entries(path: Path) -> list[RankEntry]:
     return entries
 
 
-def _one_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
-
-
-def _load_rank(entry: RankEntry, folder: Path) -> RankTimeline:
-    names = NameTable()
-    if not is_rank_folder(folder.name):
-        raise ValueError(f"{entry.folder!r} is no folder of a rank")
-    tables: Mapping[str, Any] = {
-        name: from_arrow(pq.read_table(folder / f"{name}.parquet"), kind, names) for name, kind in TABLES.items()
-    }
-    bare = RankTimeline(
+def _bare(entry: RankEntry) -> RankTimeline:
+    """Give what an entry tells of a rank, with empty tables."""
+    return RankTimeline(
         rank=entry.rank,
         basis=entry.basis,
         has_device=entry.has_device,
         names=(),
         recorded=entry.recorded,
-        **tables,
+        **EMPTY,
     )
-    _check_references(bare)
-    _check_times(bare)
-    return replace(bare, names=tuple(names.to_list()))
 
 
-def _check_times(timeline: RankTimeline) -> None:
-    """Raise ValueError where something ends before it starts: every figure would be wrong, some by much."""
-    for name, table in (
-        ("spans", timeline.spans),
-        ("collectives", timeline.collectives),
-        ("steps", timeline.steps),
-        ("annotations", timeline.annotations),
-    ):
-        reversed_rows = (table.end_ns < table.start_ns) & (table.end_ns != NONE) & (table.start_ns != NONE)
-        if reversed_rows.any():
-            raise ValueError(f"{name}: {int(reversed_rows.sum())} of {reversed_rows.size} rows end before they start")
-
-
-def _check_references(timeline: RankTimeline) -> None:
-    """Raise ValueError where a row number points outside its table."""
-    windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
-    if windows == 0:
-        raise ValueError("no recording window")
-    spans = timeline.spans
-    for name, column, rows in (
-        ("spans.recording", spans.recording, windows),
-        ("spans.lane", spans.lane, lanes),
-        ("spans.collective", spans.collective[spans.collective != NONE], calls),
-        ("collectives.recording", timeline.collectives.recording, windows),
-        ("steps.recording", timeline.steps.recording, windows),
-        ("annotations.recording", timeline.annotations.recording, windows),
-        ("annotations.lane", timeline.annotations.lane, lanes),
-    ):
-        if column.size and not (column.min() >= 0 and column.max() < rows):
-            raise ValueError(f"{name} points outside its table of {rows} rows")
+def _folder(path: Path, entry: RankEntry) -> Path:
+    """Give the folder of a rank; raises ValueError where its entry names another place."""
+    folder = path / Path(entry.folder).name
+    if not is_rank_folder(folder.name):
+        raise ValueError(f"{entry.folder!r} is no folder of a rank")
+    return folder

@@ -1,6 +1,6 @@
 """A simulated job as the columns of a run: what reading its files would give, without the files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -32,24 +32,34 @@ DTYPES = {"BFloat16": ("bfloat16", 2), "Float": ("float32", 4)}
 
 def run_of(simulated: Simulated) -> Run:
     """Give the recorded ranks of a job, with the telemetry that the files of torch.profiler have not."""
+    ranks = {timeline.rank: timeline for timeline in timelines_of(simulated)}
+    groups = recorded_groups(simulated)
+    world = simulated.job.layout.world
+    return Run(
+        world_size=world,
+        ranks=with_dimensions(dict(sorted(ranks.items())), groups, world),
+        groups=groups,
+        fingerprint={"backend": "nccl"},
+    )
+
+
+def timelines_of(simulated: Simulated) -> Iterator[RankTimeline]:
+    """Give the recorded ranks one by one, stage by stage, without the dimensions of their collectives."""
     groups = named_groups(simulated.job)
-    ranks: dict[int, RankTimeline] = {}
     for record in simulated.records:
         if record.ranks.size:
             joined = Joined(record)
             for row, rank in enumerate(joined.ranks.tolist()):
-                ranks[rank] = _timeline(simulated.job, record, joined, row, _own(groups, rank))
-    recorded = tuple(
+                yield _timeline(simulated.job, record, joined, row, _own(groups, rank))
+
+
+def recorded_groups(simulated: Simulated) -> tuple[Group, ...]:
+    """Give the groups with a recorded member."""
+    recorded = {rank for record in simulated.records for rank in record.ranks.tolist()}
+    return tuple(
         Group(name=each.name, description=each.description, size=len(each.ranks), ranks=each.ranks)
-        for each in groups
-        if any(rank in ranks for rank in each.ranks)
-    )
-    world = simulated.job.layout.world
-    return Run(
-        world_size=world,
-        ranks=with_dimensions(dict(sorted(ranks.items())), recorded, world),
-        groups=recorded,
-        fingerprint={"backend": "nccl"},
+        for each in named_groups(simulated.job)
+        if not recorded.isdisjoint(each.ranks)
     )
 
 

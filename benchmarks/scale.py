@@ -1,0 +1,160 @@
+"""Measure the analysis of many ranks from a run directory, and what keeping runs saves: `python -m benchmarks.scale`.
+
+Every figure is of a whole process, `overlapscope analyze ... --json`; memory is the operating system's peak of it. The
+truths that were planted must be found, or the measurement fails.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.inputs import HERE, million_events
+from benchmarks.scale_runs import CULPRIT, HELD_BY, offsets_ns
+from overlapscope.timeline.read_ahead import available_cores
+
+RANKS: Final = (64, 256, 1024)
+TURNS: Final = 3
+OFFSETS_WITHIN_NS: Final = 10_000
+FILES: Final = 8
+"""Trace files of the simulated job whose reading is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What a process took."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+def overlapscope(*words: str | Path) -> Used:
+    """Run one command; its output goes nowhere."""
+    return _run([sys.executable, "-m", "overlapscope", *map(str, words)])
+
+
+def _run(command: list[str]) -> Used:
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)} failed")
+    return Used(
+        wall_s=time.perf_counter() - begin,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_mib=usage.ru_maxrss / 1024,
+    )
+
+
+def _made(form: str, place: Path, ranks: int) -> None:
+    """Simulate in a process of its own: a measured process's peak begins with its parent's."""
+    _run([sys.executable, "-m", "benchmarks.scale_runs", form, str(place), str(ranks)])
+
+
+def check(analysis: dict[str, Any], ranks: int) -> str:
+    """Say what of the planted truths was found; ends the measurement where one was not."""
+    skew = analysis["skew"]
+    named = [(each["rank"], each["held_by"]) for each in skew["stragglers"]]
+    if named != [(CULPRIT, HELD_BY)]:
+        sys.exit(f"{ranks} ranks: {CULPRIT} was planted ({HELD_BY}), found was {named}")
+    told = np.array([skew["clock_offset_ns"][str(rank)] for rank in range(ranks)]) - offsets_ns(ranks)
+    off = float(np.abs(told - np.median(told)).max())
+    if off > OFFSETS_WITHIN_NS:
+        sys.exit(f"{ranks} ranks: a clock's offset is wrong by {off:.0f} ns")
+    if skew["unmatched"]:
+        sys.exit(f"{ranks} ranks: {skew['unmatched']} calls were not matched")
+    for info in analysis["ranks"]:
+        for each in (info["whole"], *info["steps"]):
+            if sum(each["causes"].values()) != each["exposed_comm_ns"]:
+                sys.exit(f"rank {info['rank']}: causes do not sum up to what is exposed")
+    return f"rank {CULPRIT}, {HELD_BY}; clocks within {off / 1e3:.1f} us"
+
+
+def of_ranks(folder: Path) -> list[str]:
+    """Give the table of the analysis of run directories."""
+    lines = [
+        "| ranks | spans | first analysis s | CPU s | peak MiB | ms a rank | found | again s | times as fast |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    a_rank: dict[int, float] = {}
+    for ranks in RANKS:
+        place, out = folder / f"run{ranks}", folder / f"{ranks}.json"
+        _made("run", place, ranks)
+        first = overlapscope("analyze", place, "--json", "-o", out)
+        found = json.loads(out.read_bytes())
+        again = overlapscope("analyze", place, "--json", "-f", "-o", out)
+        if json.loads(out.read_bytes()) != found:
+            sys.exit(f"{ranks} ranks: the analysis that was kept differs")
+        a_rank[ranks] = first.wall_s / ranks
+        lines.append(
+            f"| {ranks} | {sum(each['events'] for each in found['sources']):,} | **{first.wall_s:.1f}** "
+            f"| {first.cpu_s:.1f} | {first.peak_mib:.0f} | {a_rank[ranks] * 1e3:.1f} | {check(found, ranks)} "
+            f"| {again.wall_s:.2f} | {first.wall_s / again.wall_s:.0f} |"
+        )
+        print(lines[-1], flush=True)
+    grown = a_rank[RANKS[-1]] / a_rank[RANKS[0]]
+    return [*lines, "", f"A rank of {RANKS[-1]} takes {grown:.2f} times what one of {RANKS[0]} takes."]
+
+
+def _middle(*words: str | Path) -> float:
+    return statistics.median(overlapscope(*words).wall_s for _ in range(TURNS))
+
+
+def of_traces(folder: Path) -> list[str]:
+    """Give the table of analyses from traces, from the run directory, and from it once more."""
+    traces = folder / "traces"
+    _made("traces", traces, FILES)
+    lines = [
+        "| traces | from traces s | from the run s | again s | again, as text s | times as fast |",
+        "|---|---|---|---|---|---|",
+    ]
+    for source in (million_events(), traces):
+        run, out = folder / f"of_{source.stem}", folder / "out"
+        overlapscope("ingest", source, "-o", run)
+        times = [_middle("analyze", source, "--json", "-f", "-o", out)]
+        times.append(overlapscope("analyze", run, "--json", "-f", "-o", out).wall_s)
+        times.append(_middle("analyze", run, "--json", "-f", "-o", out))
+        times.append(_middle("analyze", run, "-f", "-o", out))
+        named = source.name if source.is_file() else f"{FILES} simulated ranks"
+        shown = " | ".join(f"{each:.2f}" for each in times)
+        lines.append(f"| {named} | {shown} | **{times[0] / times[2]:.0f}** |")
+        print(lines[-1], flush=True)
+    return [*lines, "", _of_ingest(traces, folder)]
+
+
+def _of_ingest(traces: Path, folder: Path) -> str:
+    """Say what reading several files at once reaches of one file's rate on each core."""
+    told = subprocess.run([sys.executable, "-m", "overlapscope", "ingest", "--help"], capture_output=True, check=True)
+    if b"--workers" not in told.stdout:
+        return "Files are read one after the other: there is no `ingest --workers`."
+    cores = available_cores()
+    one, every = folder / "one", folder / "every"
+    alone = _middle("ingest", min(traces.iterdir()), "-f", "-o", one)
+    together = _middle("ingest", traces, "--workers", str(cores), "-f", "-o", every)
+    reached = alone * FILES / cores / together
+    return (
+        f"`ingest --workers {cores}` of {FILES} files takes {together:.2f} s, of one {alone:.2f} s: "
+        f"**{reached:.0%}** of one file's rate on each core."
+    )
+
+
+def table() -> str:
+    """Measure; give the tables."""
+    lines = []
+    for part in (of_ranks, of_traces):
+        with tempfile.TemporaryDirectory(prefix="overlapscope-scale-") as name:
+            lines += [*part(Path(name)), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

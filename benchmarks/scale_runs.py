@@ -1,0 +1,67 @@
+"""Simulated jobs of any size with a straggler planted, as run directories or as trace files.
+
+    python -m benchmarks.scale_runs run PLACE RANKS
+    python -m benchmarks.scale_runs traces PLACE RANKS   # of the first ranks of a larger job
+
+The model is that of the tests (`tests.synthetic`), which shares no code with the analysis.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from overlapscope.timeline.store import save_job, save_rank
+from overlapscope.version import __version__
+from tests.synthetic import Job, Layout, plant, simulate, write_kineto
+from tests.synthetic.columns import recorded_groups, timelines_of
+
+TENSOR, STAGES = 8, 4
+STEPS: Final = 10
+SEED: Final = 1
+CULPRIT, HELD_BY = 5, "slower_compute"
+"""It computes more slowly than its peers ..."""
+SHARE: Final = 0.2
+"""... so that steps take so much longer."""
+
+
+def healthy(ranks: int) -> Job:
+    """Give a job of 20,000 spans a rank, of these 770 collectives: tensor groups of 8, 4 stages, the rest data."""
+    layout = Layout(tp=TENSOR, pp=STAGES, dp=ranks // (TENSOR * STAGES))
+    return Job(layout=layout, seed=SEED, steps=STEPS, layers=4, microbatches=4, kernels_each=6)
+
+
+def offsets_ns(ranks: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Give what each rank's clock was set to."""
+    return healthy(ranks).clocks()[0]
+
+
+def _job(ranks: int) -> Job:
+    return plant(healthy(ranks), "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
+
+
+def write_run(place: Path, ranks: int) -> int:
+    """Write the run directory of so many ranks, rank by rank; give the number of its spans."""
+    simulated = simulate(_job(ranks))
+    spans = 0
+    for timeline in timelines_of(simulated):
+        save_rank(timeline, place)
+        spans += timeline.num_spans
+    save_job(
+        place, version=__version__, world_size=ranks, groups=recorded_groups(simulated),
+        fingerprint={"backend": "nccl"}, tell_ranks=True,
+    )  # fmt: skip
+    return spans
+
+
+def write_traces(place: Path, ranks: int) -> int:
+    """Write the trace files of the first ranks of the smallest job; give their number."""
+    job = replace(_job(TENSOR * STAGES), recorded=tuple(range(ranks)))
+    return len(write_kineto(simulate(job), place))
+
+
+if __name__ == "__main__":
+    form, place, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    print((write_run if form == "run" else write_traces)(place, ranks))

@@ -1,0 +1,83 @@
+"""The analysis of a large run directory, kept in it, so that it is not worked out again.
+
+    RUN/.analysis.json   of which files and which code it is, a line feed, then what `analyze --json` prints
+
+It may be thrown away. It counts only where this user wrote it and no file of the run, and none of ours, has changed
+since. Where the run cannot be written there is none.
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import overlapscope
+from overlapscope.version import __version__
+
+KEPT: Final = ".analysis.json"
+WORTH_SPANS: Final = 50_000
+"""With fewer it takes well under a second."""
+
+
+def kept_analysis(run: Path) -> str | None:
+    """Give the JSON that was kept of a run, None where there is none of these files."""
+    try:
+        handle = os.open(run / KEPT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            state = os.fstat(handle)
+            if state.st_uid != os.geteuid() or not stat.S_ISREG(state.st_mode):
+                return None
+            if file.readline(200) != _made_of(run):
+                return None
+            return file.read().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def keep_analysis(run: Path, content: str, made_of: bytes) -> None:
+    """Keep the JSON of a run, of the files that `state_of` told before they were read."""
+    temporary = run / f"{KEPT}.{secrets.token_hex(8)}"
+    with suppress(OSError):
+        if made_of != _made_of(run):
+            return  # changed meanwhile
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(made_of + content.encode())
+            os.replace(temporary, run / KEPT)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def state_of(run: Path) -> bytes | None:
+    """Give what tells whether a run's files are still the same; None where that cannot be told."""
+    try:
+        return _made_of(run)
+    except OSError:
+        return None
+
+
+def _made_of(run: Path) -> bytes:
+    told = hashlib.blake2b(f"{__version__}\0{run}\0".encode(errors="surrogateescape"), digest_size=16)
+    for folder in (run, Path(overlapscope.__file__).parent):
+        for name, state in sorted(_files(folder, "")):
+            told.update(f"{name}\0{state.st_mtime_ns}\0{state.st_size}\0".encode(errors="surrogateescape"))
+    return told.hexdigest().encode() + b"\n"
+
+
+def _files(folder: str | Path, within: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Give the files below a folder, but hidden ones and what Python compiled; links are followed to files alone."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "__pycache__")):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, f"{within}{entry.name}/")
+            else:
+                yield within + entry.name, entry.stat()

@@ -1,0 +1,227 @@
+"""Ranks of a run directory: what is small of them in memory, spans and annotations read again when asked for.
+
+Every table of a rank is read once when the run is opened: a damaged one costs that rank. The large tables are then let
+go, but for those that were used last.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from sys import intern
+from threading import Lock
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from overlapscope.errors import InputError
+from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.columns import (
+    NONE,
+    Annotations,
+    Collectives,
+    Columns,
+    Gradients,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    T,
+    Telemetry,
+    column_kinds,
+    make,
+    size,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline
+
+TABLES: Final[dict[str, type[Columns]]] = {
+    "recordings": Recordings,
+    "spans": Spans,
+    "collectives": Collectives,
+    "steps": Steps,
+    "lanes": Lanes,
+    "annotations": Annotations,
+    "gradients": Gradients,
+    "telemetry": Telemetry,
+}
+EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
+LARGE: Final = ("spans", "annotations")
+"""Tables that are let go."""
+KEPT_ROWS: Final = 2_000_000
+"""Rows of these that stay in memory: those of a few ranks, or all of a small run ..."""
+KEPT_TABLES: Final = 4
+"""... and so many tables however large they are: who looks at one or two ranks asks for theirs again and again."""
+UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
+"""What reading a damaged table raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A table that was let go."""
+
+    rows: int
+    state: tuple[int, int, int]
+    """Of its file: which it is, when it was written, its size."""
+
+
+class StoredRank(RankTimeline):
+    """A rank whose large tables are read when they are asked for. Raises InputError where they cannot be any more.
+
+    A copy with other values (`dataclasses.replace`) is a plain timeline that holds all its tables.
+    """
+
+    __slots__ = ("_folder", "_kept", "_large")
+
+    @classmethod
+    def of(cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"]) -> "StoredRank":
+        """Give the timeline without its large tables, which lie in `folder`."""
+        found = object.__new__(cls)
+        for each in fields(timeline):
+            if each.name not in LARGE:
+                object.__setattr__(found, each.name, getattr(timeline, each.name))
+        for name, value in (("_folder", folder), ("_kept", kept), ("_large", large)):
+            object.__setattr__(found, name, value)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Give a table that has not been set."""
+        if name not in LARGE:
+            raise AttributeError(name)
+        return self._kept.table(self._folder, name, self.names, self._large[name])
+
+    def with_calls(self, names: tuple[str, ...], collectives: Collectives) -> "StoredRank":
+        """Give the rank with other collectives, its large tables where they are."""
+        found = StoredRank.of(self, self._folder, self._kept, self._large)
+        object.__setattr__(found, "names", names)
+        object.__setattr__(found, "collectives", collectives)
+        return found
+
+    @property
+    def num_spans(self) -> int:
+        """The number of spans, without reading them."""
+        large: Mapping[str, Stored] = self._large
+        return large["spans"].rows
+
+    def at_hand(self) -> RankTimeline:
+        """Give a plain timeline with all tables in memory."""
+        return RankTimeline(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+class Kept:
+    """The large tables that were used last, of all ranks of a run."""
+
+    def __init__(self, rows: int = KEPT_ROWS) -> None:
+        self._room = rows
+        self._tables: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
+        self._lock = Lock()
+
+    def table(self, folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+        """Give a table of the rank in `folder`, whose names are `names`.
+
+        Raises InputError where it cannot be read, or is not what it was when the run was opened.
+        """
+        with self._lock:
+            if (folder, name) in self._tables:
+                self._tables.move_to_end((folder, name))
+                return self._tables[folder, name]
+        try:
+            same = _state(folder, name) == stored.state
+            found = read_table(folder, name, TABLES[name], NameTable(names))
+        except UNREADABLE as error:
+            raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+        if not same:
+            raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
+        self._add(folder, name, found)
+        return found
+
+    def offer(self, folder: Path, name: str, table: Columns) -> None:
+        """Keep a table if there is room for it."""
+        if size(table) <= self._room or len(self._tables) < KEPT_TABLES:
+            self._add(folder, name, table)
+
+    def _add(self, folder: Path, name: str, table: Columns) -> None:
+        """Keep a table, in place of those that were not used for longest."""
+        with self._lock:
+            if (folder, name) in self._tables:
+                return
+            self._tables[folder, name] = table
+            self._room -= size(table)
+            while self._room < 0 and len(self._tables) > KEPT_TABLES:
+                _, gone = self._tables.popitem(last=False)
+                self._room += size(gone)
+
+
+def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
+    """Read and check a rank like `read_rank`, and let its large tables go but for what `kept` has room for."""
+    states = {name: _state(folder, name) for name in LARGE}
+    timeline = read_rank(bare, folder)
+    for name in LARGE:
+        kept.offer(folder, name, getattr(timeline, name))
+    large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    return StoredRank.of(timeline, folder, kept, large)
+
+
+def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
+    """Give the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
+    names = NameTable()
+    tables: Mapping[str, Any] = {name: read_table(folder, name, kind, names) for name, kind in TABLES.items()}
+    found = replace(bare, **tables)
+    _check_references(found)
+    _check_times(found)
+    return replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
+
+
+def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
+    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError."""
+    content = pa.BufferReader((folder / f"{name}.parquet").read_bytes())
+    try:
+        file = pq.ParquetFile(content)
+        there = set(file.schema_arrow.names)
+        wanted = [column for column in column_kinds(kind) if column in there]
+        return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+    except UNREADABLE as error:
+        raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+
+
+def _state(folder: Path, name: str) -> tuple[int, int, int]:
+    state = (folder / f"{name}.parquet").stat()
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
+def one_line(error: Exception) -> str:
+    """Give the first line of what an error says."""
+    return str(error).strip().split("\n")[0][:200]
+
+
+def _check_times(timeline: RankTimeline) -> None:
+    """Raise ValueError where something ends before it starts: every figure would be wrong, some by much."""
+    for name, table in (
+        ("spans", timeline.spans),
+        ("collectives", timeline.collectives),
+        ("steps", timeline.steps),
+        ("annotations", timeline.annotations),
+    ):
+        reversed_rows = (table.end_ns < table.start_ns) & (table.end_ns != NONE) & (table.start_ns != NONE)
+        if reversed_rows.any():
+            raise ValueError(f"{name}: {int(reversed_rows.sum())} of {reversed_rows.size} rows end before they start")
+
+
+def _check_references(timeline: RankTimeline) -> None:
+    """Raise ValueError where a row number points outside its table."""
+    windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
+    if windows == 0:
+        raise ValueError("no recording window")
+    spans = timeline.spans
+    for name, column, rows in (
+        ("spans.recording", spans.recording, windows),
+        ("spans.lane", spans.lane, lanes),
+        ("spans.collective", spans.collective[spans.collective != NONE], calls),
+        ("collectives.recording", timeline.collectives.recording, windows),
+        ("steps.recording", timeline.steps.recording, windows),
+        ("annotations.recording", timeline.annotations.recording, windows),
+        ("annotations.lane", timeline.annotations.lane, lanes),
+    ):
+        if column.size and not (column.min() >= 0 and column.max() < rows):
+            raise ValueError(f"{name} points outside its table of {rows} rows")

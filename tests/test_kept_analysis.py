@@ -1,0 +1,104 @@
+"""The analysis that is kept in a run: printed again byte by byte, and never once a file of the run has changed."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli import analyze, kept_analysis
+from overlapscope.cli.kept_analysis import KEPT
+from overlapscope.cli.main import main
+from overlapscope.timeline.store import save_run
+from tests.synthetic import Job, Layout, run_of, simulate
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(analyze, "WORTH_SPANS", 1)
+    save_run(run_of(simulate(Job(layout=Layout(tp=2), seed=4, steps=4))), tmp_path / "run", version="1")
+    return tmp_path / "run"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
+    assert main(["analyze", *map(str, arguments)]) == 0
+    told = capsys.readouterr()
+    return told.out, told.err
+
+
+@pytest.mark.parametrize("form", [["--json"], [], ["--all"]])
+def test_what_was_kept_is_printed_again_without_reading_the_run(
+    form: list[str], place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "rank_00001" / "steps.parquet").unlink()  # whose warning stands on stderr, both times
+    first = printed(capsys, place, *form)
+    assert "rank 1 left out" in first[1]
+    assert (place / KEPT).exists()
+    monkeypatch.setattr("overlapscope.timeline.store.load_run", None)
+    assert printed(capsys, place, *form) == first
+
+
+def test_small_runs_are_left_as_they_are(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analyze, "WORTH_SPANS", kept_analysis.WORTH_SPANS)
+    printed(capsys, place)
+    assert not (place / KEPT).exists()
+
+
+@pytest.mark.parametrize("change", ["a table", "run.json", "a rank more", "a rank gone", "our code", "another name"])
+def test_what_was_kept_does_not_count_once_something_changed(
+    change: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed(capsys, place)
+    (place / KEPT).write_bytes((place / KEPT).read_bytes().replace(b'"step": 10', b'"step": 77'))
+    assert '"step": 77' in printed(capsys, place, "--json")[0]
+    if change == "a table":
+        os.utime(place / "rank_00001" / "spans.parquet", ns=(1, 1))
+    elif change == "run.json":
+        (place / "run.json").write_text((place / "run.json").read_text() + " ")
+    elif change == "a rank more":
+        shutil.copytree(place / "rank_00001", place / "rank_00009")
+    elif change == "a rank gone":
+        shutil.rmtree(place / "rank_00001")
+    elif change == "our code":
+        monkeypatch.setattr(kept_analysis, "__version__", "99")
+    else:
+        place = place.rename(place.with_name("other"))
+    told = json.loads(printed(capsys, place, "--json")[0])
+    assert all(each["step"] != 77 for rank in told["ranks"] for each in rank["steps"])
+
+
+def test_a_link_in_its_place_is_neither_read_nor_followed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = printed(capsys, place, "--json")[0]
+    other = tmp_path / "other.json"
+    (place / KEPT).rename(other)
+    other.write_bytes(other.read_bytes().replace(b'"step": 10', b'"step": 77'))
+    (place / KEPT).symlink_to(other)
+    before = other.read_bytes()
+    assert printed(capsys, place, "--json")[0] == whole
+    assert other.read_bytes() == before
+    assert not (place / KEPT).is_symlink()
+
+
+def test_what_another_user_wrote_is_not_read(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = printed(capsys, place, "--json")[0]
+    (place / KEPT).write_bytes((place / KEPT).read_bytes().replace(b'"step": 10', b'"step": 77'))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert printed(capsys, place, "--json")[0] == whole
+
+
+def test_a_run_that_cannot_be_written_is_analyzed_all_the_same(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(kept_analysis.os, "replace", refused)
+    assert json.loads(printed(capsys, place, "--json")[0])["ranks"]
+    assert sorted(each.name for each in place.iterdir()) == ["rank_00000", "rank_00001", "run.json"]

@@ -1,0 +1,174 @@
+"""Ranks of a run directory: their large tables are read again, give the same figures, and are never of another run."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, get_ident
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from overlapscope.advice.advise import analyzed
+from overlapscope.errors import InputError
+from overlapscope.timeline import stored
+from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.columns import NONE, Steps, size
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.read_ahead import in_threads, read_ahead
+from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.store import load_run, save_run
+from overlapscope.timeline.stored import Kept, StoredRank
+from tests.builders import full_timeline, spelled
+from tests.synthetic import Job, Layout, plant, run_of, simulate
+
+
+@pytest.fixture(scope="module")
+def job() -> Run:
+    made = Job(layout=Layout(tp=2, pp=2, dp=2), seed=4, steps=5)
+    return run_of(simulate(plant(made, "slow_compute", share=0.3, culprit=3, seed=1)))
+
+
+@pytest.fixture
+def place(job: Run, tmp_path: Path) -> Path:
+    save_run(job, tmp_path / "run", version="1")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def keeping_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "KEPT_TABLES", 0)
+    monkeypatch.setattr(stored.Kept.__init__, "__defaults__", (100,))
+
+
+def test_the_analysis_is_the_same_whether_tables_are_kept_or_read_again(
+    job: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = msgspec.json.encode(analyzed(load_run(place)))
+    monkeypatch.setattr(stored, "KEPT_TABLES", 0)
+    monkeypatch.setattr(stored.Kept.__init__, "__defaults__", (100,))
+    reads: list[str] = []
+    reading = stored.read_table
+    monkeypatch.setattr(
+        stored, "read_table", lambda folder, name, *rest: (reads.append(name), reading(folder, name, *rest))[1]
+    )
+    read_again = load_run(place)
+    opened = len(reads)
+    assert msgspec.json.encode(analyzed(read_again)) == kept
+    assert reads[opened:].count("spans") >= len(job.ranks)
+    in_memory = msgspec.json.encode(analyzed(replace(job, sources=read_again.sources)))
+    assert in_memory == kept
+
+
+def test_no_more_rows_stay_in_memory_than_were_allowed(place: Path) -> None:
+    run = load_run(place)
+    many = max(each.num_spans for each in run.ranks.values())
+    kept = Kept(rows=2 * many)
+    for rank, timeline in run.ranks.items():
+        kept.table(place / f"rank_{rank:05d}", "spans", timeline.names, timeline._large["spans"])  # type: ignore[attr-defined]
+        assert sum(size(each) for each in kept._tables.values()) <= max(2 * many, stored.KEPT_TABLES * many)
+    assert len(kept._tables) == stored.KEPT_TABLES < len(run.ranks)
+
+
+@pytest.mark.usefixtures("keeping_little")
+def test_spans_of_a_run_that_was_replaced_are_not_mixed_with_what_was_read_before(place: Path, job: Run) -> None:
+    run = load_run(place)
+    other = replace(job, ranks={rank: full_timeline(rank) for rank in job.ranks})
+    save_run(other, place, version="1", force=True)
+    with pytest.raises(InputError, match="was changed since the run was opened"):
+        assert run.ranks[0].spans
+
+
+@pytest.mark.usefixtures("keeping_little")
+def test_spans_that_are_gone_are_an_error_that_names_them(place: Path) -> None:
+    run = load_run(place)
+    (place / "rank_00001" / "spans.parquet").unlink()
+    with pytest.raises(InputError, match=r"rank_00001/spans\.parquet: cannot be read any more"):
+        assert run.ranks[1].spans
+
+
+@pytest.mark.usefixtures("keeping_little")
+def test_a_copy_with_other_values_is_a_plain_timeline_with_all_tables(place: Path, job: Run) -> None:
+    first = load_run(place).ranks[0]
+    assert isinstance(first, StoredRank)
+    copy = replace(first.at_hand(), basis="log")
+    assert type(copy) is RankTimeline
+    assert copy.basis == "log"
+    assert replace(first, rank=7).rank == 7
+    assert spelled(copy.spans, copy.names) == spelled(job.ranks[0].spans, job.ranks[0].names)
+    assert first.num_spans == size(first.spans) == size(job.ranks[0].spans)
+    with pytest.raises(AttributeError):
+        assert first.no_such_table  # type: ignore[attr-defined]
+
+
+def test_loading_a_run_does_not_load_pandas(place: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from overlapscope.timeline.store import load_run; "
+        f"load_run(Path({str(place)!r})); sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- columns as others write them -----------------------------------------------------------------------------------
+
+
+def steps_table(**columns: object) -> pa.Table:
+    plain = {"recording": [0, 0, 0], "step": [1, 2, 3], "start_ns": [1, 2, 3], "end_ns": [2, 3, 4]}
+    return pa.table({**{name: pa.array(values, pa.int64()) for name, values in plain.items()}, **columns})
+
+
+def test_nulls_slices_chunks_and_narrow_integers_are_read() -> None:
+    flags = pa.chunked_array([pa.array([True]), pa.array([False, True])])
+    narrow = pa.array([0, 5, None, 7], pa.int32()).slice(1)
+    found = from_arrow(steps_table(cut=flags, step=narrow), Steps, NameTable())
+    assert found.step.tolist() == [5, NONE, 7]
+    assert found.step.dtype == np.int64
+    assert found.cut.tolist() == [True, False, True]
+
+
+def test_a_column_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="instead of int64"):
+        from_arrow(steps_table(cut=[True] * 3, step=pa.array(["1", "2", "3"])), Steps, NameTable())
+
+
+# --- reading ahead --------------------------------------------------------------------------------------------------
+
+
+def test_results_come_in_order_and_so_many_are_made_ahead() -> None:
+    begun: list[int] = []
+    found = in_threads(lambda each: (begun.append(each), each * each)[1], range(100), ahead=3)
+    assert next(found) == 0
+    assert len(begun) <= 5
+    assert list(found) == [each * each for each in range(1, 100)]
+
+
+def test_work_is_done_beside_who_asks_for_it() -> None:
+    second = Event()
+    threads: list[int] = []
+
+    def work(each: int) -> int:
+        threads.append(get_ident())
+        if each == 1:
+            second.set()
+        return each
+
+    found = in_threads(work, range(2), ahead=1)
+    assert next(found) == 0
+    assert second.wait(30)
+    assert get_ident() not in threads
+    assert list(found) == [1]
+
+
+def test_an_error_is_raised_where_its_result_is_due() -> None:
+    found = in_threads(lambda each: 1 // each, [1, 0, 1], ahead=2)
+    assert next(found) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+def test_ranks_are_read_ahead_in_their_order(place: Path, job: Run) -> None:
+    assert [(rank, type(each)) for rank, each in read_ahead(load_run(place).ranks)] == [
+        (rank, RankTimeline) for rank in job.ranks
+    ]
