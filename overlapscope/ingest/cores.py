@@ -1,0 +1,47 @@
+"""How many cores this process may use: what it is bound to, and what its control group grants it."""
+
+import math
+import os
+from pathlib import Path
+from typing import Final
+
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
+
+
+def usable_cores() -> int:
+    """Give the number of cores, at least 1."""
+    bound = len(os.sched_getaffinity(0))
+    granted = [_granted(_GROUPS / each) for each in _own_groups()]
+    return max(1, min([bound, *(math.ceil(cores) for cores in granted if cores is not None)]))
+
+
+def _own_groups() -> list[Path]:
+    """Give the control group of this process and those around it, below where groups are mounted."""
+    groups = {Path(".")}
+    for line in _text(_OWN).splitlines():
+        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
+        own = Path(path.lstrip("/"))
+        top = Path("cpu") if "cpu" in kinds.split(",") else Path(".")
+        if not kinds or top != Path("."):
+            groups |= {top / each for each in (own, *own.parents)}
+    return sorted(groups)
+
+
+def _granted(group: Path) -> float | None:
+    """Give the cores' worth of time that a group may use; None without a limit."""
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    try:
+        limit, of = int(quota), int(period)
+    except ValueError:
+        return None
+    return limit / of if limit > 0 and of > 0 else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

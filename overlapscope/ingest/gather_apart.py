@@ -1,0 +1,79 @@
+"""The files of a job read apart, and what they gave brought together."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.archives import Unpacked
+from overlapscope.ingest.processes import executor_for
+from overlapscope.ingest.read import Gathered, ReadOptions, refused
+from overlapscope.ingest.read_apart import Task, Watch, is_read, read_all, reading_folders, task_folder, told
+from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.shown import shown
+from overlapscope.timeline.run import Source
+
+DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
+
+
+def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
+    """Give what there is to read, each into a folder of its own in `work`."""
+    how = [options.comm, options.compute, options.max_bytes]
+    tasks = []
+    for path in found.inputs.files:
+        origin, member = found.origin(path)
+        size, changed = _version(origin)
+        within = shown(member) if member is not None else ""
+        tasks.append(
+            Task(
+                path=path.absolute(),
+                named=found.shown_path(path),
+                renamings=found.renamings,
+                folder=task_folder(work, (shown(origin.absolute()), within, size, changed), how),
+                comm=options.comm,
+                compute=options.compute,
+                max_bytes=options.max_bytes,
+            )
+        )
+    return tasks
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Give a file's size and time; reading one that is not there will tell."""
+    try:
+        at = path.stat()
+    except OSError:
+        return 0, 0
+    return at.st_size, at.st_mtime_ns
+
+
+def executor_of(tasks: list[Task], workers: int | None, watch: Watch) -> Executor:
+    """Give the processes of this machine that read what was not read before."""
+    sizes = [_version(task.path)[0] for task in tasks if not is_read(task)]
+    return executor_for(workers, sizes, lambda word: watch(tasks[word[0]].named, word[1]))
+
+
+def gather_apart(tasks: list[Task], executor: Executor, watch: Watch, load: Callable[[Path], Reading]) -> Gathered:
+    """Have the files read, then `load` the readings from their folders, in the order of the files.
+
+    Raises InputError as `read_all` does, and where a folder is damaged.
+    """
+    readings: list[tuple[Path, Reading]] = []
+    failed: list[Source] = []
+    idle: list[Any] = []
+    for task, why in zip(tasks, read_all(tasks, executor, watch), strict=True):
+        if why is not None:
+            failed.append(refused(task.named, why))
+            continue
+        try:
+            readings += [(task.named, load(folder)) for folder in reading_folders(task)]
+            idle.append(told(task).idle_patterns)
+        except DAMAGED as error:
+            words = " ".join(str(error).split())[:200]
+            raise InputError(f"{shown(task.folder)}: damaged ({words}); delete {shown(task.folder.parent)}") from error
+    nowhere = [each for each in idle[0] if all(each in others for others in idle)] if idle else []
+    return Gathered(readings=readings, failed=failed, idle_patterns=nowhere)
