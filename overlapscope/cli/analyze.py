@@ -10,13 +10,14 @@ examples:
 import argparse
 import shlex
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `analyze`."""
     add_inputs(parser)
     add_output(parser)
+    add_workers(parser)
     parser.add_argument(
         "--bandwidth",
         metavar="FILE|PRESET",
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+        loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
     analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     warn("analyze", analysis.sources)
     if args.json:

@@ -1,15 +1,23 @@
-"""How many cores this process may use: what it is bound to, and what its control group grants it."""
+"""How many processes are worth it: what this one is bound to, and what its control group grants it, is what counts."""
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+BYTES_WORTH_A_PROCESS: Final = 8 << 20
+"""Of files, as stored: less is read sooner than another process has started."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-def usable_cores() -> int:
+def processes_for(asked: int | None, sizes: Sequence[int]) -> int:
+    """Give how many processes should read files of these sizes: as many as asked for, else as there are cores for."""
+    return max(1, min(asked or min(_usable_cores(), 1 + sum(sizes) // BYTES_WORTH_A_PROCESS), len(sizes)))
+
+
+def _usable_cores() -> int:
     """Give the number of cores, at least 1."""
     bound = len(os.sched_getaffinity(0))
     granted = [_granted(_GROUPS / each) for each in _own_groups()]

@@ -1,6 +1,7 @@
 """The files of a job read apart, and what they gave brought together."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,21 @@ import pyarrow as pa
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked
-from overlapscope.ingest.processes import executor_for
+from overlapscope.ingest.cores import processes_for
+from overlapscope.ingest.processes import executor_of
 from overlapscope.ingest.read import Gathered, ReadOptions, refused
-from overlapscope.ingest.read_apart import Task, Watch, is_read, read_all, reading_folders, task_folder, told
+from overlapscope.ingest.read_apart import (
+    Task,
+    Unwatched,
+    Watch,
+    is_read,
+    read_all,
+    reading_folders,
+    task_folder,
+    told,
+)
 from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.reading_folder import load_reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 
@@ -51,13 +63,13 @@ def _version(path: Path) -> tuple[int, int]:
     return at.st_size, at.st_mtime_ns
 
 
-def executor_of(tasks: list[Task], workers: int | None, watch: Watch) -> Executor:
+def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:
     """Give the processes of this machine that read what was not read before."""
     sizes = [_version(task.path)[0] for task in tasks if not is_read(task)]
-    return executor_for(workers, sizes, lambda word: watch(tasks[word[0]].named, word[1]))
+    return executor_of(processes_for(workers, sizes), lambda word: watch(tasks[word[0]].named, word[1]))
 
 
-def gather_apart(tasks: list[Task], executor: Executor, watch: Watch, load: Callable[[Path], Reading]) -> Gathered:
+def gather_apart(tasks: Sequence[Task], executor: Executor, watch: Watch, load: Callable[[Path], Reading]) -> Gathered:
     """Have the files read, then `load` the readings from their folders, in the order of the files.
 
     Raises InputError as `read_all` does, and where a folder is damaged.
@@ -77,3 +89,25 @@ def gather_apart(tasks: list[Task], executor: Executor, watch: Watch, load: Call
             raise InputError(f"{shown(task.folder)}: damaged ({words}); delete {shown(task.folder.parent)}") from error
     nowhere = [each for each in idle[0] if all(each in others for others in idle)] if idle else []
     return Gathered(readings=readings, failed=failed, idle_patterns=nowhere)
+
+
+def gather_whole(
+    found: Unpacked, options: ReadOptions, count: int, progress: Callable[[Path, int], None] | None
+) -> Gathered:
+    """Read all of the files in so many processes of this machine."""
+    watch = _Bytes(progress)
+    with tempfile.TemporaryDirectory(prefix="overlapscope-") as work:
+        tasks = tasks_of(found, options, Path(work))
+        with own_executor(tasks, count, watch) as executor:
+            return gather_apart(tasks, executor, watch, load_reading)
+
+
+class _Bytes(Unwatched):
+    """Watches for somebody who wants to know no more than what is read."""
+
+    def __init__(self, progress: Callable[[Path, int], None] | None) -> None:
+        self._progress = progress
+
+    def __call__(self, path: Path, read_bytes: int) -> None:
+        if self._progress is not None:
+            self._progress(path, read_bytes)

@@ -40,7 +40,11 @@ class Joining:
 def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
     """Give the places that the rows in an outline's spans stand for."""
     rows = zip(
-        spans.correlation.tolist(), spans.recording.tolist(), spans.lane.tolist(), spans.collective.tolist(), strict=True
+        spans.correlation.tolist(),
+        spans.recording.tolist(),
+        spans.lane.tolist(),
+        spans.collective.tolist(),
+        strict=True,
     )
     return [
         Place(folder=parts[part].folder, recording=recording, lane=lane, call=call)

@@ -9,18 +9,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from overlapscope.ingest.cores import usable_cores
 from overlapscope.ingest.worker import GONE, Answer, listening
 
-BYTES_WORTH_A_PROCESS: Final = 8 << 20
-"""Of files, as stored: less is read sooner than another process has started."""
 _ROOT: Final = str(Path(__file__).parents[2])
 _COMMAND: Final = "import sys; from overlapscope.ingest.worker import work; work(int(sys.argv[1]))"
 
@@ -85,12 +82,8 @@ class _Process:
         return self._process.wait()
 
 
-def executor_for(workers: int | None, sizes: Sequence[int], heard: Callable[[Any], None] | None = None) -> Executor:
-    """Give the processes that read files of these sizes: as many as asked for, else as there are cores for.
-
-    One is this process itself.
-    """
-    count = min(workers or min(usable_cores(), 1 + sum(sizes) // BYTES_WORTH_A_PROCESS), len(sizes))
+def executor_of(count: int, heard: Callable[[Any], None] | None = None) -> Executor:
+    """Give so many processes; one is this process itself. `heard` gets what their tasks tell."""
     return Processes(count, heard) if count > 1 else InThisProcess(heard)
 
 

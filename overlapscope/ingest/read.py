@@ -1,7 +1,7 @@
 """Any inputs to one run: find the files, read each, put what they give together."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from overlapscope.ingest.archives import Unpacked, renamed, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.cores import processes_for
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -40,13 +41,28 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
     return ranks
 
 
+def given_options(
+    *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
+) -> ReadOptions:
+    """Give the options as a user of the package writes them."""
+    patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (comm, compute)]
+    return ReadOptions(
+        comm=patterns[0], compute=patterns[1], ranks={"": ranks} if isinstance(ranks, int) else dict(ranks or {})
+    )
+
+
 def read_inputs(
-    paths: Sequence[Path], options: ReadOptions | None = None, *, progress: Callable[[Path, int], None] | None = None
+    paths: Sequence[Path],
+    options: ReadOptions | None = None,
+    *,
+    progress: Callable[[Path, int], None] | None = None,
+    workers: int | None = 1,
 ) -> Run:
     """Read traces, logs and other sources of one job, folders of them, or one run directory.
 
-    A file that cannot be used costs only itself: it stands in the run's sources with the reason. Raises InputError
-    when nothing is usable, UsageError when runs and traces are mixed.
+    A file that cannot be used costs only itself: it stands in the run's sources with the reason. More than one worker,
+    or None where there are cores for it and the files are large, reads them in processes side by side. Raises
+    InputError when nothing is usable, UsageError when runs and traces are mixed.
     """
     options = options or ReadOptions()
     with unpacked(list(paths), options.max_bytes) as found:
@@ -54,7 +70,18 @@ def read_inputs(
         if run is not None:
             return run
         require_files(found, paths)
-        return joined(_read_here(found, options, progress), found, options)
+        count = 1 if workers == 1 else processes_for(workers, [_size(path) for path in found.inputs.files])
+        if count == 1:
+            gathered = _read_here(found, options, progress)
+        else:
+            from overlapscope.ingest.gather_apart import gather_whole  # noqa: PLC0415 - traces need no Arrow
+
+            gathered = gather_whole(found, options, count, progress)
+        return joined(gathered, found, options)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

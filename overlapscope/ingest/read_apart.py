@@ -137,8 +137,6 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
     return Outcome()
 
 
-
-
 def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> list[str | None]:
     """Read the files that were not read before; say for each why it could not be, or None.
 

@@ -160,9 +160,7 @@ def _parts(folder: Path, summary: _Summary) -> Iterator[tuple[Part, _Timeline]]:
         yield Part(folder=folder / str(number), names=names, rows=told.rows, written_rank=told.written_rank), told
 
 
-def _table(
-    folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable
-) -> Columns:
+def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable) -> Columns:
     return from_arrow(pq.ParquetFile(table_file(folder, name)).read(), kind, names) if name in rows else make(kind, 0)
 
 

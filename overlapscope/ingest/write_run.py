@@ -16,7 +16,7 @@ import msgspec
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import unpacked
-from overlapscope.ingest.gather_apart import executor_of, gather_apart, tasks_of
+from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_of
 from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
 from overlapscope.ingest.read import ReadOptions, joined, require_files, stored_run
 from overlapscope.ingest.read_apart import Unwatched, Watch, is_read
@@ -85,7 +85,7 @@ def write_run(
         tasks = tasks_of(found, options, work / READ)
         resumed = sum(map(is_read, tasks))
         parts: list[Part] = []
-        with _open(executor, lambda: executor_of(tasks, workers, watch)) as running:
+        with _open(executor, lambda: own_executor(tasks, workers, watch)) as running:
             gathered = gather_apart(tasks, running, watch, partial(load_outline, parts=parts))
             run = joined(gathered, found, options)
             prepared = work / "run"
