@@ -338,15 +338,20 @@ def _one_line(error: Exception) -> str:
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
+def reworded(text: str, renamings: Sequence[tuple[str, str]]) -> str:
+    """Give a text with the new for each old beginning of paths."""
+    for old, new in renamings:
+        text = text.replace(old, new)
+    return text
+
+
 def renamed(reading: Reading, renamings: Sequence[tuple[str, str]]) -> Reading:
     """Give a reading with the new for each old beginning of paths."""
     if not renamings:
         return reading
 
     def name(text: str) -> str:
-        for old, new in renamings:
-            text = text.replace(old, new)
-        return text
+        return reworded(text, renamings)
 
     source = reading.source
     facts = reading.facts

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-BYTES_WORTH_A_PROCESS: Final = 8 << 20
-"""Of files, as stored: less is read sooner than another process has started."""
+BYTES_WORTH_A_PROCESS: Final = 160 << 20
+"""Of traces: fewer are read sooner than another process has started."""
+USUAL_RATIO: Final = 12
+"""How many bytes of a trace one byte of gzip holds."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-def processes_for(asked: int | None, sizes: Sequence[int]) -> int:
-    """Give how many processes should read files of these sizes: as many as asked for, else as there are cores for."""
-    return max(1, min(asked or min(_usable_cores(), 1 + sum(sizes) // BYTES_WORTH_A_PROCESS), len(sizes)))
+def processes_for(asked: int | None, files: Sequence[Path]) -> int:
+    """Give how many processes should read the files: as many as asked for, else as there are cores for."""
+    worth = 1 + sum(map(_bytes_in, files)) // BYTES_WORTH_A_PROCESS
+    return max(1, min(asked or min(_usable_cores(), worth), len(files)))
+
+
+def _bytes_in(path: Path) -> int:
+    try:
+        return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
+    except OSError:
+        return 0  # reading it will tell
 
 
 def _usable_cores() -> int:
@@ -28,7 +38,7 @@ def _own_groups() -> list[Path]:
     """Give the control group of this process and those around it, below where groups are mounted."""
     groups = {Path(".")}
     for line in _text(_OWN).splitlines():
-        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
         own = Path(path.lstrip("/"))
         top = Path("cpu") if "cpu" in kinds.split(",") else Path(".")
         if not kinds or top != Path("."):

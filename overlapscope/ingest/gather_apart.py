@@ -39,13 +39,14 @@ def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     for path in found.inputs.files:
         origin, member = found.origin(path)
         size, changed = _version(origin)
-        within = shown(member) if member is not None else ""
+        named, absolute = found.shown_path(path), path.absolute()
+        as_given = ((shown(absolute), shown(named)),) if member is None else ()
         tasks.append(
             Task(
-                path=path.absolute(),
-                named=found.shown_path(path),
-                renamings=found.renamings,
-                folder=task_folder(work, (shown(origin.absolute()), within, size, changed), how),
+                path=absolute,
+                named=named,
+                renamings=(*found.renamings, *as_given),
+                folder=task_folder(work, (shown(origin.absolute()), shown(named), size, changed), how),
                 comm=options.comm,
                 compute=options.compute,
                 max_bytes=options.max_bytes,
@@ -65,8 +66,8 @@ def _version(path: Path) -> tuple[int, int]:
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:
     """Give the processes of this machine that read what was not read before."""
-    sizes = [_version(task.path)[0] for task in tasks if not is_read(task)]
-    return executor_of(processes_for(workers, sizes), lambda word: watch(tasks[word[0]].named, word[1]))
+    todo = [task.path for task in tasks if not is_read(task)]
+    return executor_of(processes_for(workers, todo), lambda word: watch(tasks[word[0]].named, word[1]))
 
 
 def gather_apart(tasks: Sequence[Task], executor: Executor, watch: Watch, load: Callable[[Path], Reading]) -> Gathered:

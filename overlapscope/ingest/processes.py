@@ -72,6 +72,10 @@ class _Process:
             raise TaskFailedError(told.failed)
         return told.value
 
+    def has_ended(self) -> bool:
+        """Whether it ended between two tasks."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """Have whoever waits for its answer get none."""
         self._process.kill()
@@ -131,8 +135,10 @@ class Processes(Executor):
     def _mine(self) -> _Process:
         """Give the process of this thread."""
         process: _Process | None = getattr(self._of_thread, "process", None)
-        if process is None:
+        if process is None or process.has_ended():
             with self._lock:
+                if process is not None:
+                    self._running.discard(process)
                 if self._stopped:
                     raise ProcessDiedError(-signal.SIGTERM)
                 process = self._of_thread.process = _Process()

@@ -70,7 +70,7 @@ def read_inputs(
         if run is not None:
             return run
         require_files(found, paths)
-        count = 1 if workers == 1 else processes_for(workers, [_size(path) for path in found.inputs.files])
+        count = 1 if workers == 1 else processes_for(workers, found.inputs.files)
         if count == 1:
             gathered = _read_here(found, options, progress)
         else:
@@ -78,10 +78,6 @@ def read_inputs(
 
             gathered = gather_whole(found, options, count, progress)
         return joined(gathered, found, options)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

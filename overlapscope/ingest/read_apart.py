@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import renamed
+from overlapscope.ingest.archives import renamed, reworded
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
@@ -36,8 +36,9 @@ class Task:
     """One file to read."""
 
     path: Path
+    """Absolute: workers may be elsewhere."""
     named: Path
-    """What it is called: a member of an archive lies elsewhere."""
+    """What it is called: as the user writes it; a member of an archive by the archive's name."""
     renamings: tuple[tuple[str, str], ...] = ()
     """What to say in place of which beginnings of paths."""
     folder: Path
@@ -117,7 +118,7 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
     try:
         readings = read_file(task.path, context)
     except InputError as error:
-        return Outcome(kind="refused", why=reason(error, task.path))
+        return Outcome(kind="refused", why=reworded(reason(error, task.path), task.renamings))
     except MemoryError:
         return Outcome(kind="refused", why=NO_MEMORY)
     try:

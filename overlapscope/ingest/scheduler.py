@@ -46,17 +46,18 @@ def _require_listener(address: str) -> None:
 
     A scheduler speaks first on tcp: the length of its greeting, as 8 bytes.
     """
+    greeting = b"\1"
     try:
         parts = urlsplit(address if "://" in address else f"tcp://{address}")
         with socket.create_connection((parts.hostname or "", parts.port or PORT), timeout=CONNECT_SECONDS) as spoken:
             if parts.scheme == "tcp":
-                length = int.from_bytes(spoken.recv(8, socket.MSG_WAITALL), "little")
-                if not 0 < length < MAX_GREETING_BYTES:
-                    raise ValueError("something else listens")
+                greeting = spoken.recv(8, socket.MSG_WAITALL)
     except (OSError, ValueError) as error:
         raise UsageError(_nobody(address, error)) from error
+    if not 0 < int.from_bytes(greeting, "little") < MAX_GREETING_BYTES:
+        raise UsageError(_nobody(address, "something else listens"))
 
 
-def _nobody(address: str, error: Exception) -> str:
+def _nobody(address: str, error: object) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
     return f"--scheduler {address}: no Dask scheduler answers there ({said}); give its address, as tcp://HOST:{PORT}"
