@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest import large_tables, write_run as module
+from overlapscope.ingest import large_tables
+from overlapscope.ingest import write_run as module
 from overlapscope.ingest.processes import Processes
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.read_apart import Unwatched
@@ -114,9 +117,8 @@ def test_real_sources_of_all_kinds_give_the_same_either_way(names: tuple[str, ..
     if wanted is None:
         assert_as_if_read_at_once(inputs, tmp_path, workers=1)
         return
-    with pytest.raises(type(wanted), match="^") as raised:
+    with pytest.raises(type(wanted), match=re.escape(str(wanted))):
         write_run(inputs, tmp_path / "apart", workers=1)
-    assert str(raised.value) == str(wanted)
 
 
 def test_relative_paths_stay_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,7 @@ def test_the_python_face_writes_a_run(tmp_path: Path) -> None:
         overlapscope.write_run(tmp_path / "job", to=tmp_path / "run")
 
 
-class _Interrupting(Unwatched):
+class Interrupting(Unwatched):
     """Presses Ctrl-C when so many files are done."""
 
     def __init__(self, after: int) -> None:
@@ -174,7 +176,7 @@ def interrupted(tmp_path: Path) -> list[Path]:
     """The inputs of an ingest to `apart` that was interrupted behind its second file."""
     inputs = job(tmp_path / "job")
     with pytest.raises(KeyboardInterrupt):
-        write_run(inputs, tmp_path / "apart", workers=1, watch=_Interrupting(2))
+        write_run(inputs, tmp_path / "apart", workers=1, watch=Interrupting(2))
     assert not (tmp_path / "apart").exists()
     return inputs
 
@@ -215,7 +217,7 @@ def test_an_older_run_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     write_run(inputs[:1], tmp_path / "apart", workers=1)
     before = files_in(tmp_path / "apart")
     with pytest.raises(KeyboardInterrupt):
-        write_run(inputs, tmp_path / "apart", workers=1, force=True, watch=_Interrupting(1))
+        write_run(inputs, tmp_path / "apart", workers=1, force=True, watch=Interrupting(1))
     assert files_in(tmp_path / "apart") == before
 
 
@@ -247,11 +249,17 @@ def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatc
     assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
 
 
-def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def long_trace() -> bytes:
+    """A trace of rank 5 that takes some tenths of a second to read."""
+    return trace(5, steps=2000)
+
+
+def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(long_trace: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    for rank in range(4):
-        (folder / f"rank{rank}.json").write_bytes(trace(rank, steps=2000))
+    for rank in range(3):
+        (folder / f"rank{rank}.json").write_bytes(long_trace.replace(b'"rank": 5', b'"rank": %d' % rank))
     command = [sys.executable, "-m", "overlapscope.cli.main", "ingest", str(folder), "-o", str(tmp_path / "apart")]
     process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
     ready = tmp_path / ".apart.ingest" / "read"
@@ -276,25 +284,27 @@ class _Killing(Unwatched):
     """Kills whoever reads a file of this name, so many times."""
 
     def __init__(self, name: str, times: int) -> None:
-        self._name, self._left = name, times
+        self._name, self.left = name, times
 
     def __call__(self, path: Path, read_bytes: int) -> None:
-        if path.name == self._name and self._left:
-            self._left -= 1
+        if path.name == self._name and self.left:
+            self.left -= 1
             for child in children():
                 os.kill(child, signal.SIGKILL)
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> list[Path]:
+def large(long_trace: bytes, tmp_path: Path) -> list[Path]:
     """A job with one file that takes some time."""
     inputs = job(tmp_path / "job")
-    (tmp_path / "job" / "rank5.json").write_bytes(trace(5, steps=3000))
+    (tmp_path / "job" / "rank5.json").write_bytes(long_trace)
     return inputs
 
 
 def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(large: list[Path], tmp_path: Path) -> None:
-    written = assert_as_if_read_at_once(large, tmp_path, workers=2, watch=_Killing("rank5.json", 1))
+    killing = _Killing("rank5.json", 1)
+    written = assert_as_if_read_at_once(large, tmp_path, workers=2, watch=killing)
+    assert killing.left == 0
     assert written.ranks == (0, 1, 2, 5)
 
 
@@ -313,8 +323,6 @@ class _Breaking(Executor):
         self._left = 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        from concurrent.futures.process import BrokenProcessPool
-
         future: Future[Any] = Future()
         if self._left:
             self._left -= 1

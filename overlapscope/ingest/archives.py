@@ -112,6 +112,7 @@ def unpacked(
                 runs=inputs.runs,
                 files=tuple(file for each in found for file in each.files),
                 passed_over=tuple(file for each in found for file in each.passed_over),
+                remote=inputs.remote,
             ),
             folders=folders,
             notes=tuple(notes),

@@ -24,7 +24,7 @@ def _bytes_in(path: Path) -> int:
     try:
         return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
     except OSError:
-        return 0  # reading it will tell
+        return BYTES_WORTH_A_PROCESS  # it lies elsewhere
 
 
 def _usable_cores() -> int:

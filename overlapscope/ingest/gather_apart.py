@@ -26,6 +26,7 @@ from overlapscope.ingest.read_apart import (
 )
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.reading_folder import load_reading
+from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 
@@ -38,15 +39,16 @@ def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     tasks = []
     for path in found.inputs.files:
         origin, member = found.origin(path)
-        size, changed = _version(origin)
-        named, absolute = found.shown_path(path), path.absolute()
+        there = found.inputs.remote.get(path)
+        version = there if there is not None else _version(origin)
+        named, absolute = found.shown_path(path), path if there is not None else path.absolute()
         as_given = ((shown(absolute), shown(named)),) if member is None else ()
         tasks.append(
             Task(
                 path=absolute,
                 named=named,
                 renamings=(*found.renamings, *as_given),
-                folder=task_folder(work, (shown(origin.absolute()), shown(named), size, changed), how),
+                folder=task_folder(work, (shown(origin.absolute()), shown(named), *version), how),
                 comm=options.comm,
                 compute=options.compute,
                 max_bytes=options.max_bytes,
@@ -55,12 +57,12 @@ def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     return tasks
 
 
-def _version(path: Path) -> tuple[int, int]:
+def _version(path: Path) -> Version:
     """Give a file's size and time; reading one that is not there will tell."""
     try:
         at = path.stat()
     except OSError:
-        return 0, 0
+        return ()
     return at.st_size, at.st_mtime_ns
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -150,7 +151,7 @@ def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> list[st
     pending: dict[Future[Outcome], int] = {}
     for at in todo:
         future = executor.submit(read_apart, tasks[at], at)
-        future.add_done_callback(lambda _, path=tasks[at].named: watch.done(path))
+        future.add_done_callback(partial(_done, watch, tasks[at].named))
         pending[future] = at
     died = []
     for future in as_completed(pending):
@@ -162,6 +163,10 @@ def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> list[st
     for at in sorted(died):
         refused[at] = _came_of(executor.submit(read_apart, tasks[at], at), tasks[at])
     return refused
+
+
+def _done(watch: Watch, path: Path, _: object) -> None:
+    watch.done(path)
 
 
 def _came_of(future: Future[Outcome], task: Task) -> str | None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import kineto
+from overlapscope.ingest.archives import is_archive, renamed
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
+from overlapscope.ingest.remote import local_copy, url_of
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
 from overlapscope.ingest.unread_forms import what_unread
@@ -21,6 +23,20 @@ def read_file(path: Path, context: ReadContext) -> list[Reading]:
     A log that several readers know gives what each finds; a reader that finds nothing after all is a warning. Raises
     InputError, whose message begins with the path, when the file gives nothing.
     """
+    url = url_of(path)
+    if url is None:
+        return _read_local(path, context)
+    with local_copy(path, url, context.max_bytes) as copy:
+        if is_archive(head_of(copy)):
+            raise InputError(f"{shown(path)}: is an archive: copy it to this machine")
+        try:
+            readings = _read_local(copy, context)
+        except InputError as error:
+            raise InputError(f"{shown(path)}: {reason(error, copy)}") from error
+        return [renamed(reading, ((shown(copy), shown(path)),)) for reading in readings]
+
+
+def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     try:
         head = head_of(path)
         known = readers_of(head)
