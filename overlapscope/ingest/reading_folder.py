@@ -1,7 +1,8 @@
 """What one file gave, as a folder of columns: whoever reads the file writes it, whoever joins the files reads it.
 
     FOLDER/reading.json       what the file told of itself and of the job, and each timeline's names
-    FOLDER/0/spans.parquet    one folder a timeline, one file a table that is not empty
+    FOLDER/0/spans.parquet    one folder a timeline, one file a table that is not empty, as in a run directory
+    FOLDER/0/small            the columns of its small tables once more, as they are in memory: read ten times as fast
     FOLDER/facts/...
 
 Of a thousand files one process can hold everything but the large tables, which grow with the events. An *outline* is
@@ -16,12 +17,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
 
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.timeline.arrow import from_arrow
-from overlapscope.timeline.columns import Annotations, Columns, Gradients, Spans, Telemetry, make, size
+from overlapscope.timeline.columns import (
+    DTYPES,
+    Annotations,
+    Columns,
+    Gradients,
+    Spans,
+    Telemetry,
+    column_kinds,
+    make,
+    size,
+)
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.store import FACTS, TABLES, load_facts, save_facts, table_file, write_table
@@ -35,7 +47,9 @@ LARGE: Final[dict[str, type[Columns]]] = {
     "telemetry": Telemetry,
 }
 """Tables that no decision on joining files needs."""
+SMALL: Final = {name: kind for name, kind in TABLES.items() if name not in LARGE}
 _SUMMARY: Final = "reading.json"
+_SMALL: Final = "small"
 
 
 class _Timeline(msgspec.Struct, kw_only=True):
@@ -92,6 +106,7 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
         rows = {name: rows for name in TABLES if (rows := size(getattr(timeline, name)))}
         for name in rows:
             write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
+        _save_small(timeline, place / _SMALL)
         timelines.append(
             _Timeline(
                 rank=timeline.rank,
@@ -123,8 +138,8 @@ def load_reading(folder: Path) -> Reading:
     timelines = []
     for part, told in _parts(folder, summary):
         names = NameTable(part.names)
-        tables: Any = {name: _table(part.folder, name, kind, part.rows, names) for name, kind in TABLES.items()}
-        timelines.append(_timeline(told, part.names, tables))
+        tables: Any = {name: _table(part.folder, name, kind, part.rows, names) for name, kind in LARGE.items()}
+        timelines.append(_timeline(told, part.names, tables | _load_small(part)))
     return _reading(folder, summary, timelines)
 
 
@@ -137,11 +152,7 @@ def load_outline(folder: Path, parts: list[Part]) -> Reading:
     summary = _summary(folder)
     timelines = []
     for part, told in _parts(folder, summary):
-        names = NameTable(part.names)
-        tables: Any = {
-            name: make(kind, 0) if name in LARGE else _table(part.folder, name, kind, part.rows, names)
-            for name, kind in TABLES.items()
-        }
+        tables: Any = _load_small(part) | {name: make(kind, 0) for name, kind in LARGE.items()}
         if part.rows.keys() & LARGE.keys():
             tables["spans"] = make(Spans, 1, recording=0, lane=0, collective=0, correlation=len(parts))
         parts.append(part)
@@ -158,6 +169,27 @@ def _parts(folder: Path, summary: _Summary) -> Iterator[tuple[Part, _Timeline]]:
         # Ranks have most names in common: each is kept once.
         names = tuple(map(sys.intern, told.names))
         yield Part(folder=folder / str(number), names=names, rows=told.rows, written_rank=told.written_rank), told
+
+
+def _save_small(timeline: RankTimeline, file: Path) -> None:
+    with open(file, "wb") as out:
+        for name, kind in SMALL.items():
+            for column in column_kinds(kind):
+                out.write(getattr(getattr(timeline, name), column).tobytes())
+
+
+def _load_small(part: Part) -> dict[str, Columns]:
+    """Raises OSError, ValueError for a damaged file."""
+    content, at = bytearray((part.folder / _SMALL).read_bytes()), 0
+    tables: dict[str, Columns] = {}
+    for name, kind in SMALL.items():
+        rows = part.rows.get(name, 0)
+        columns: Any = {}
+        for column, stored in column_kinds(kind).items():
+            columns[column] = np.frombuffer(content, DTYPES[stored], rows, at) if rows else np.empty(0, DTYPES[stored])
+            at += columns[column].nbytes
+        tables[name] = kind(**columns)
+    return tables
 
 
 def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable) -> Columns:

@@ -5,7 +5,8 @@ process, as if they had been read here, and every rank's large tables are put wh
 the files they are.
 """
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,14 +21,13 @@ from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_o
 from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
 from overlapscope.ingest.read import ReadOptions, joined, require_files, stored_run
 from overlapscope.ingest.read_apart import Unwatched, Watch, is_read
-from overlapscope.ingest.reading_folder import LARGE, Part, load_outline
+from overlapscope.ingest.reading_folder import LARGE, SMALL, Part, load_outline
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.timeline.columns import make, size
 from overlapscope.timeline.run import RankTimeline, Run, Source, is_run_directory
 from overlapscope.timeline.run_folder import take_place
 from overlapscope.timeline.store import (
-    TABLES,
     RankEntry,
     rank_folder,
     save_run,
@@ -112,17 +112,22 @@ def _written(out: Path, run: Run, spans: int, resumed: int) -> Written:
 
 
 def _write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Executor) -> list[RankEntry]:
-    """Write the folders of all ranks: small tables from memory, large ones from the files' own."""
+    """Write the folders of all ranks: what decisions changed from memory, the rest from the files' own tables."""
     entries = []
     joinings: list[Joining] = []
+    empty = _empty_tables(folder.parent)
     for rank, timeline in sorted(run.ranks.items()):
         place = folder / rank_folder(rank)
         place.mkdir()
-        for name in TABLES.keys() - LARGE.keys():
-            write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
         spans = sum(parts[part].rows.get("spans", 0) for part in timeline.spans.correlation.tolist())
         entries.append(write_entry(timeline, place, spans=spans))
-        joinings += _large_tables(timeline, parts, place)
+        whole = _as_it_is(timeline, parts)
+        for name in SMALL:
+            if whole is None or name not in whole.rows or name == "collectives":
+                write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
+            else:
+                take_over(name, whole, table_file(place, name))
+        joinings += _large_tables(timeline, parts, place, empty)
     pending = {executor.submit(join_tables, each): each for each in joinings}
     wait(pending)
     for future, joining in pending.items():
@@ -132,20 +137,39 @@ def _write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Execut
                 f"rank {joining.rank}: its {joining.table} cannot be written ({type(error).__name__}: {error}); "
                 "what was read is kept, and the same call goes on from there"
             )
-        joining.names.unlink(missing_ok=True)
     return entries
 
 
-def _large_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -> list[Joining]:
+def _as_it_is(timeline: RankTimeline, parts: Sequence[Part]) -> Part | None:
+    """Give the file's timeline that is the rank's, but for its calls; None where it was put together of several."""
+    places = places_of(timeline.spans, parts)
+    if len(places) != 1:
+        return None
+    part = parts[int(timeline.spans.correlation[0])]
+    alone = part.rows.get("recordings", 0) == size(timeline.recordings)
+    return part if alone and stays(places[0], part, timeline.rank) else None
+
+
+def _empty_tables(folder: Path) -> dict[str, Path]:
+    """Write an empty file for each large table: those of all ranks are alike."""
+    files = {name: table_file(folder, f"empty_{name}") for name in LARGE}
+    for name, kind in LARGE.items():
+        write_table(make(kind, 0), (), 0, files[name])
+    return files
+
+
+def _large_tables(
+    timeline: RankTimeline, parts: Sequence[Part], folder: Path, empty: Mapping[str, Path]
+) -> list[Joining]:
     """Put the large tables that can stay as they are into the rank's folder; give the others to be written."""
     own = [parts[part] for part in timeline.spans.correlation.tolist()]
     places = places_of(timeline.spans, parts)
     joinings = []
-    for name, kind in LARGE.items():
+    for name in LARGE:
         target = table_file(folder, name)
         having = [(place, part) for place, part in zip(places, own, strict=True) if name in part.rows]
         if not having:
-            write_table(make(kind, 0), (), timeline.rank, target)
+            shutil.copyfile(empty[name], target)
         elif len(having) == 1 and stays(*having[0], timeline.rank):
             take_over(name, having[0][1], target)
         else:
