@@ -35,8 +35,11 @@ def _usable_cores() -> int:
 
 
 def _own_groups() -> list[Path]:
-    """Give the control group of this process and those around it, below where groups are mounted."""
-    groups = {Path(".")}
+    """Give the control group of this process and those around it, below where groups are mounted.
+
+    In a container its own group may be what is mounted, whatever path the system tells.
+    """
+    groups = {Path("."), Path("cpu")}
     for line in _text(_OWN).splitlines():
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
         own = Path(path.lstrip("/"))
