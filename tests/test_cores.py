@@ -8,6 +8,8 @@ import pytest
 from overlapscope.ingest import cores
 from overlapscope.ingest.cores import BYTES_WORTH_A_PROCESS, USUAL_RATIO, processes_for
 
+OLDER = {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"}
+
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -64,7 +66,11 @@ def test_who_asks_for_processes_gets_them(machine: Path) -> None:
         ("0::/a/b\n", "a/b", {"cpu__max": "250000 100000\n"}),
         ("0::/a/b\n", "a", {"cpu__max": "250000 100000\n"}),
         ("0::/\n", "", {"cpu__max": "250000 100000\n"}),
-        ("3:cpu,cpuacct:/job\n1:memory:/x\n", "cpu/job", {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"}),
+        (
+            "3:cpu,cpuacct:/job\n1:memory:/x\n",
+            "cpu/job",
+            {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"},
+        ),
         ("", "cpu", {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"}),
     ],
 )
