@@ -4,7 +4,6 @@ The standard pool gives up all tasks when one process dies, as the system's out-
 the user's script anew in each. Here a thread waits for each process, and starts another in place of a dead one.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,14 +11,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing import Pipe
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from overlapscope.ingest.worker import GONE, Answer, listening
 
-_ROOT: Final = str(Path(__file__).parents[2])
-_COMMAND: Final = "import sys; from overlapscope.ingest.worker import work; work(int(sys.argv[1]))"
+_COMMAND: Final = """
+import sys
+_, number, *sys.path = sys.argv
+from overlapscope.ingest.worker import work
+work(int(number))
+"""
+"""Modules are found where this process finds them; its script is not run again."""
 
 
 class TaskFailedError(Exception):
@@ -48,13 +51,9 @@ class _Process:
     def __init__(self) -> None:
         self._pipe, its_end = Pipe()
         with its_end:
-            known = os.environ.get("PYTHONPATH")
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, str(its_end.fileno())],
-                pass_fds=[its_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([_ROOT, *([known] if known else [])])},
-            )
+            number = its_end.fileno()
+            command = [sys.executable, "-c", _COMMAND, str(number), *sys.path]
+            self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], heard: Callable[[Any], None] | None) -> Any:
         """Give what the function returns there; `heard` gets what it tells before that.
