@@ -1,5 +1,6 @@
 """A run written file by file is the run read at once; what is interrupted goes on; what is killed costs itself."""
 
+import contextlib
 import gzip
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -30,8 +32,6 @@ from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
 from tests.conftest import shared_file
 from tests.kineto_writer import TORCH_2022, distributed, training, write
-
-DAY_US = 24 * 3600 * 10**6
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
@@ -249,17 +249,12 @@ def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatc
     assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
 
 
-@pytest.fixture(scope="module")
-def long_trace() -> bytes:
-    """A trace of rank 5 that takes some tenths of a second to read."""
-    return trace(5, steps=2000)
-
-
-def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(long_trace: bytes, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    for rank in range(3):
-        (folder / f"rank{rank}.json").write_bytes(long_trace.replace(b'"rank": 5', b'"rank": %d' % rank))
+    long = trace(5, steps=1500)
+    for rank, content in enumerate([trace(0), long, long]):
+        (folder / f"rank{rank}.json").write_bytes(content.replace(b'"rank": 5', b'"rank": %d' % rank))
     command = [sys.executable, "-m", "overlapscope.cli.main", "ingest", str(folder), "-o", str(tmp_path / "apart")]
     process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
     ready = tmp_path / ".apart.ingest" / "read"
@@ -269,7 +264,7 @@ def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(long_trace: by
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "apart").exists()
-    done = subprocess.run([*command, "--workers", "2"], check=True, capture_output=True, text=True)
+    done = subprocess.run([*command, "--workers", "1"], check=True, capture_output=True, text=True)
     assert "read before the interruption" in done.stdout
     wanted = files_in(written_at_once([folder], tmp_path / "at once"))
     assert files_in(tmp_path / "apart") == wanted
@@ -280,38 +275,61 @@ def children() -> list[int]:
     return [int(each) for task in tasks for each in task.read_text(encoding="ascii").split()]
 
 
+def wait_for_end(process: int) -> None:
+    """Wait until a process that was killed has gone, or is only remembered for its parent to ask about."""
+    state = Path(f"/proc/{process}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while state.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+
+
 class _Killing(Unwatched):
-    """Kills whoever reads a file of this name, so many times."""
+    """Makes a file a pipe, at which its reader waits, and kills who does, so many times; then it is a file again."""
 
-    def __init__(self, name: str, times: int) -> None:
-        self._name, self.left = name, times
+    def __init__(self, file: Path, times: int) -> None:
+        self._file, self._times = file, times
+        self.killed = 0
+        self._thread = threading.Thread(target=self._kill)
 
-    def __call__(self, path: Path, read_bytes: int) -> None:
-        if path.name == self._name and self.left:
-            self.left -= 1
+    def begin(self, files: int, done: int) -> None:
+        self._file.rename(self._file.parent / ".aside")
+        os.mkfifo(self._file)
+        self._thread.start()
+
+    def _kill(self) -> None:
+        for left in reversed(range(self._times)):
+            waited_at = self._opened_by_a_reader()
+            if not left:
+                (self._file.parent / ".aside").replace(self._file)
             for child in children():
                 os.kill(child, signal.SIGKILL)
+                wait_for_end(child)
+            self.killed += 1
+            os.close(waited_at)
+
+    def _opened_by_a_reader(self) -> int:
+        while True:
+            try:
+                return os.open(self._file, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                time.sleep(0.001)
 
 
-@pytest.fixture
-def large(long_trace: bytes, tmp_path: Path) -> list[Path]:
-    """A job with one file that takes some time."""
+def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
-    (tmp_path / "job" / "rank5.json").write_bytes(long_trace)
-    return inputs
-
-
-def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(large: list[Path], tmp_path: Path) -> None:
-    killing = _Killing("rank5.json", 1)
-    written = assert_as_if_read_at_once(large, tmp_path, workers=2, watch=killing)
-    assert killing.left == 0
-    assert written.ranks == (0, 1, 2, 5)
-
-
-def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(large: list[Path], tmp_path: Path) -> None:
-    written = write_run(large, tmp_path / "apart", workers=2, watch=_Killing("rank5.json", 2))
+    killing = _Killing(tmp_path / "job" / "rank1.json", 1)
+    written = assert_as_if_read_at_once(inputs, tmp_path, workers=2, watch=killing)
+    assert killing.killed == 1
     assert written.ranks == (0, 1, 2)
-    (lost,) = [source for source in written.sources if source.path.endswith("rank5.json")]
+
+
+def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    killing = _Killing(tmp_path / "job" / "rank_2.json", 2)
+    written = write_run(inputs, tmp_path / "apart", workers=2, watch=killing)
+    assert killing.killed == 2
+    assert written.ranks == (0, 1)
+    (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
     assert "killed (SIGKILL" in lost.warnings[0]
     assert "fewer --workers" in lost.warnings[0]
 
@@ -376,8 +394,7 @@ def test_a_process_that_dies_between_two_tasks_costs_none() -> None:
     with Processes(1) as processes:
         first = processes.submit(os.getpid).result()
         os.kill(first, signal.SIGKILL)
-        while Path(f"/proc/{first}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.001)
+        wait_for_end(first)
         assert processes.submit(os.getpid).result() != first
 
 
