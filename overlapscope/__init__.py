@@ -21,10 +21,12 @@ from overlapscope.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from concurrent.futures import Executor
     from os import PathLike
     from typing import Any, Literal
 
     from overlapscope.capture.session import Session
+    from overlapscope.ingest.write_run import Written
     from overlapscope.loaded import LoadedRun
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "__version__",
     "load",
     "profile",
+    "write_run",
 ]
 
 
@@ -44,19 +47,49 @@ def load(
     ranks: Mapping[str, int] | int | None = None,
     comm: str | Iterable[str] = (),
     compute: str | Iterable[str] = (),
+    workers: int | None = None,
 ) -> LoadedRun:
     """Read trace files, folders of them, or one run directory.
 
     `ranks` gives the rank of a single file, or of files by name, where neither trace nor name tells it. `comm` and
-    `compute` are regular expressions of kernel names that communicate or compute, besides the known ones.
+    `compute` are regular expressions of kernel names that communicate or compute, besides the known ones. Large files
+    are read by `workers` processes side by side (None: as many as are worth it, 1: this process alone).
 
     Raises InputError when nothing is usable; a bad file among good ones costs only itself and stands in
     `run.sources`.
     """
-    from overlapscope.loaded import read  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.ingest.read import given_options  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.loaded import read  # noqa: PLC0415
 
-    patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (comm, compute)]
-    return read(paths, ranks=ranks, comm=patterns[0], compute=patterns[1])
+    return read(paths, given_options(ranks=ranks, comm=comm, compute=compute), workers=workers)
+
+
+def write_run(
+    *paths: str | PathLike[str],
+    to: str | PathLike[str],
+    ranks: Mapping[str, int] | int | None = None,
+    comm: str | Iterable[str] = (),
+    compute: str | Iterable[str] = (),
+    workers: int | None = None,
+    executor: Executor | None = None,
+    force: bool = False,
+) -> Written:
+    """Read as `load` does, and write the run directory `to`, without ever holding the whole run in memory.
+
+    Files are read by `workers` processes of this machine (None: as many as are worth it), or by `executor`: any
+    `concurrent.futures.Executor` whose workers have overlapscope installed and see `paths` and `to` under the same
+    names, such as a Dask client's. `force` replaces a run that stands there. An interrupted call is gone on with by the
+    next one for the same `to`.
+
+    Raises InputError when nothing is usable, UsageError when something stands at `to`.
+    """
+    from pathlib import Path  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+
+    from overlapscope.ingest.read import given_options  # noqa: PLC0415
+    from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
+
+    options = given_options(ranks=ranks, comm=comm, compute=compute)
+    return write([Path(path) for path in paths], Path(to), options, workers=workers, executor=executor, force=force)
 
 
 def profile(

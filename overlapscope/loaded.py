@@ -1,6 +1,6 @@
 """The public face of a run that was read: pandas frames and the whole analysis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,11 @@ class LoadedRun:
         save_run(self.run, Path(path), version=__version__, force=force)
 
 
-def read(
-    paths: Sequence[str | PathLike[str]],
-    *,
-    ranks: Mapping[str, int] | int | None,
-    comm: tuple[str, ...],
-    compute: tuple[str, ...],
-) -> LoadedRun:
+def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers: int | None) -> LoadedRun:
     """Do the work of `overlapscope.load`."""
     if not paths:
         raise UsageError("load(): name a trace file, a folder of them, or a run directory")
-    given = {"": ranks} if isinstance(ranks, int) else dict(ranks or {})
-    options = ReadOptions(comm=comm, compute=compute, ranks=given)
-    return LoadedRun(read_inputs([Path(path) for path in paths], options))
+    return LoadedRun(read_inputs([Path(path) for path in paths], options, workers=workers))
 
 
 def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:

@@ -191,3 +191,28 @@ def test_text_that_is_no_possible_time_is_marked_and_costs_only_itself(text):
     found, good = text_to_ns(["1.5", text, "2.5"])
     assert good.tolist() == [True, False, True]
     assert found[good].tolist() == [1500, 2500]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.one_of(
+            st.from_regex(r"\A[0-9]{0,18}(\.[0-9]{0,5})?\Z"),
+            st.from_regex(r"\A[-+0-9eE. \"_]{0,22}\Z"),
+            st.text(st.characters(), max_size=6),
+            st.sampled_from(["", ".", "1.", ".5", "1\x00", "\x001", "٣", "1_0", "9" * 16 + ".999", "9" * 20, "0" * 30]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_texts_read_together_mean_what_each_means_alone(tokens):
+    found, good = text_to_ns(tokens)
+    for token, ns, is_good in zip(tokens, found.tolist(), good.tolist(), strict=True):
+        try:
+            wanted = (Decimal(token.strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
+            possible = wanted.is_finite() and abs(wanted) < 2**61
+        except (ArithmeticError, ValueError):
+            possible = False
+        assert is_good == possible, token
+        assert ns == (int(wanted) if possible else 0), token

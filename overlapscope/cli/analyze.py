@@ -12,7 +12,7 @@ import shlex
 
 import msgspec
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
 from overlapscope.cli.kept_analysis import WORTH_SPANS, keep_analysis, kept_analysis, state_of
 
 
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `analyze`."""
     add_inputs(parser)
     add_output(parser)
+    add_workers(parser)
     parser.add_argument(
         "--bandwidth",
         metavar="FILE|PRESET",
@@ -61,13 +62,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         made_of = state_of(place) if plain and is_run_directory(place) else None
         with Progress("reading") as progress:
-            loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+            loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
         analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
         if made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS:
+            from overlapscope.report import json  # noqa: PLC0415 - the table does not need every schema
+
             keep_analysis(place, json.render(analysis), made_of)
     warn("analyze", analysis.sources)
     if args.json:
-        from overlapscope.report import json  # noqa: PLC0415 - the table does not need every schema
+        from overlapscope.report import json  # noqa: PLC0415
 
         emit(json.render(analysis), args)
         return 0

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from overlapscope.ingest.read import ReadOptions
 
+MAX_WORKERS = 1024
+
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the input paths and how to read them."""
@@ -39,6 +41,22 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-gib", type=float, default=256, metavar="N", help="refuse a file that decompresses to more (default 256)"
     )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`."""
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help="processes that read files side by side (default: one a core for large files; 1: this process alone)",
+    )
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {MAX_WORKERS}")
+    return int(text)
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":

@@ -1,15 +1,20 @@
 """Turn traces into a run directory: Parquet columns that open fast and any dataframe tool can read.
 
+Files are read by several processes, or by a Dask cluster. After an interruption the same command goes on.
+
 examples:
   overlapscope ingest traces/ -o runs/baseline
+  overlapscope ingest traces/ -o runs/baseline --workers 16
+  overlapscope ingest traces/ -o runs/baseline --scheduler tcp://10.0.0.1:8786
   overlapscope ingest a.json.gz b.json.gz --rank a.json.gz=0 --rank b.json.gz=1 -o runs/pair
 """
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 
-from overlapscope.cli.arguments import add_inputs, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_workers, read_options, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="run directory to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
+    add_workers(parser)
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="have the workers of a Dask cluster read, which see inputs and RUN under the same paths (tcp://HOST:8786)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -26,33 +37,46 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
+    from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.amounts import count  # noqa: PLC0415
-    from overlapscope.timeline.columns import size  # noqa: PLC0415
-    from overlapscope.timeline.store import save_run  # noqa: PLC0415
-    from overlapscope.version import __version__  # noqa: PLC0415
 
-    if args.output.exists() and not args.force:
-        raise UsageError(f"{args.output} exists already; choose another place, or replace it with -f")
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
-    warn("ingest", loaded.sources)
-    save_run(loaded, args.output, version=__version__, force=args.force)
-    spans = sum(size(timeline.spans) for timeline in loaded.ranks.values())
+    if args.scheduler and args.workers:
+        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+    try:
+        with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
+            written = write_run(
+                args.inputs,
+                args.output,
+                read_options(args),
+                workers=args.workers,
+                executor=executor,
+                force=args.force,
+                watch=progress,
+            )
+    except KeyboardInterrupt:
+        print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
+        raise
+    warn("ingest", written.sources)
     stored = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
     if args.json:
         result = {
             "schema": "overlapscope.ingest/1",
             "run": str(args.output),
-            "ranks": list(loaded.ranks),
-            "missing_ranks": list(loaded.missing_ranks),
-            "spans": spans,
+            "ranks": written.ranks,
+            "missing_ranks": written.missing_ranks,
+            "spans": written.spans,
             "bytes": stored,
-            "sources": loaded.sources,
+            "resumed_files": written.resumed_files,
+            "sources": written.sources,
         }
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
-    missing = f", {len(loaded.missing_ranks)} not recorded" if loaded.missing_ranks else ""
-    print(f"{args.output}: {count(len(loaded.ranks), 'rank')}{missing}, {spans:,} spans, {stored / 2**20:.1f} MiB")
+    missing = f", {len(written.missing_ranks)} not recorded" if written.missing_ranks else ""
+    before = f" ({count(written.resumed_files, 'file')} read before the interruption)" if written.resumed_files else ""
+    print(
+        f"{args.output}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
+        f"{stored / 2**20:.1f} MiB{before}"
+    )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
     return 0

@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -10,23 +11,48 @@ EVERY_SECONDS = 0.1
 
 
 class Progress:
-    """Shows which file is being read and how much of it; silent where stderr is no terminal."""
+    """Shows which file is being read, how many are done of how many, and how fast; silent where stderr is no terminal.
+
+    Files that are read side by side may report from several threads.
+    """
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
         self._shown = sys.stderr.isatty()
+        self._lock = Lock()
         self._bytes: dict[Path, int] = {}
+        self._files: int | None = None
+        self._done = 0
+        self._began = time.monotonic()
         self._last = 0.0
+
+    def begin(self, files: int, done: int) -> None:
+        """Note how many files there are, and how many need not be read again."""
+        self._files, self._done = files, done
 
     def __call__(self, path: Path, read_bytes: int) -> None:
         """Note that `read_bytes` more of `path` were read."""
-        self._bytes[path] = self._bytes.get(path, 0) + read_bytes
-        now = time.monotonic()
-        if self._shown and now - self._last >= EVERY_SECONDS:
-            self._last = now
-            done = self._bytes[path] / 2**20
-            sys.stderr.write(f"\r\x1b[K{self._verb}: file {len(self._bytes)}, {path.name}, {done:,.0f} MiB")
-            sys.stderr.flush()
+        with self._lock:
+            self._bytes[path] = self._bytes.get(path, 0) + read_bytes
+            now = time.monotonic()
+            if self._shown and now - self._last >= EVERY_SECONDS:
+                self._last = now
+                self._show(path, now)
+
+    def done(self, path: Path) -> None:
+        """Note that a file is done with."""
+        self(path, 0)
+        self._done += 1
+
+    def _show(self, path: Path, now: float) -> None:
+        if self._files is None:
+            said = f"file {len(self._bytes)}, {path.name}, {self._bytes[path] / 2**20:,.0f} MiB"
+        else:
+            total = sum(self._bytes.values()) / 2**20
+            speed = total / max(now - self._began, EVERY_SECONDS)
+            said = f"{self._done} of {self._files} files, {total:,.0f} MiB, {speed:,.0f} MiB/s, {path.name}"
+        sys.stderr.write(f"\r\x1b[K{self._verb}: {said}")
+        sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self

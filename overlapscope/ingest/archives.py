@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,23 +44,27 @@ class Unpacked:
     """The inputs with the files of archives among them."""
 
     inputs: Inputs
-    folders: dict[Path, str] = field(default_factory=dict)
-    """Where each archive was unpacked, and what it is called."""
+    folders: dict[Path, Path] = field(default_factory=dict)
+    """Where each archive was unpacked."""
     notes: tuple[Source, ...] = ()
     """Archives, or parts of them, that could not be used, and why."""
 
     def shown_path(self, path: Path) -> Path:
         """Give the path to show for a file: `archive.tar.gz/member` for a member."""
-        for folder, name in self.folders.items():
-            if path.is_relative_to(folder):
-                return Path(name) / path.relative_to(folder)
-        return path
+        archive, member = self.origin(path)
+        return Path(shown(archive)) / member if member is not None else path
 
-    def shown_reading(self, reading: Reading) -> Reading:
-        """Give a reading with the names of members in place of where they were unpacked."""
-        for folder, name in self.folders.items():
-            reading = _renamed(reading, str(folder), name)
-        return reading
+    def origin(self, path: Path) -> tuple[Path, Path | None]:
+        """Give the file that a file comes from: itself, or an archive and the place in it."""
+        for folder, archive in self.folders.items():
+            if path.is_relative_to(folder):
+                return archive, path.relative_to(folder)
+        return path, None
+
+    @property
+    def renamings(self) -> tuple[tuple[str, str], ...]:
+        """Where members were unpacked, and what to say in its place."""
+        return tuple((str(folder), shown(archive)) for folder, archive in self.folders.items())
 
 
 def is_archive(head: Head) -> bool:
@@ -70,18 +74,20 @@ def is_archive(head: Head) -> bool:
 
 
 @contextmanager
-def unpacked(paths: list[Path], max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[Unpacked]:
+def unpacked(
+    paths: list[Path], max_bytes: int = MAX_UNPACKED_BYTES, *, within: Path | None = None
+) -> Iterator[Unpacked]:
     """Find the inputs as `discover` does, with the members of archives for as long as the context lasts.
 
-    Raises InputError as `discover` does.
+    Members lie in a folder `within` another one, else where temporary files go. Raises InputError as `discover` does.
     """
     inputs = discover(paths)
     archives = [path for path in (*inputs.files, *inputs.passed_over) if _is_archive_file(path)]
     if not archives:
         yield Unpacked(inputs=inputs)
         return
-    with tempfile.TemporaryDirectory(prefix="overlapscope-") as temporary:
-        folders: dict[Path, str] = {}
+    with tempfile.TemporaryDirectory(prefix="overlapscope-", dir=within) as temporary:
+        folders: dict[Path, Path] = {}
         notes: list[Source] = []
         found = [
             replace(inputs, files=_without(inputs.files, archives), passed_over=_without(inputs.passed_over, archives))
@@ -92,7 +98,7 @@ def unpacked(paths: list[Path], max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator
             # The archive's own name may tell a rank, as a folder's does.
             folder = Path(temporary).resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
-            folders[folder] = shown(path)
+            folders[folder] = path
             inside, note = _inside(path, folder, budget)
             if not (inside.files or note) and path in inputs.passed_over:
                 inside = replace(inside, passed_over=(path,))  # not a trace's archive: a checkpoint, a wheel, ...
@@ -106,6 +112,7 @@ def unpacked(paths: list[Path], max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator
                 runs=inputs.runs,
                 files=tuple(file for each in found for file in each.files),
                 passed_over=tuple(file for each in found for file in each.passed_over),
+                remote=inputs.remote,
             ),
             folders=folders,
             notes=tuple(notes),
@@ -332,11 +339,20 @@ def _one_line(error: Exception) -> str:
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
-def _renamed(reading: Reading, old: str, new: str) -> Reading:
-    """Give a reading with `new` for `old` at the beginning of paths."""
+def reworded(text: str, renamings: Sequence[tuple[str, str]]) -> str:
+    """Give a text with the new for each old beginning of paths."""
+    for old, new in renamings:
+        text = text.replace(old, new)
+    return text
+
+
+def renamed(reading: Reading, renamings: Sequence[tuple[str, str]]) -> Reading:
+    """Give a reading with the new for each old beginning of paths."""
+    if not renamings:
+        return reading
 
     def name(text: str) -> str:
-        return text.replace(old, new)
+        return reworded(text, renamings)
 
     source = reading.source
     facts = reading.facts

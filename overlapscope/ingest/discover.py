@@ -1,10 +1,12 @@
 """Inputs to files: walk folders, look into files."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
+from overlapscope.ingest.remote import Version, listed, url_of
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
 
@@ -19,6 +21,8 @@ class Inputs:
     """Files that were named, or that stand in a named folder and that a reader knows."""
     passed_over: tuple[Path, ...]
     """Files of a named folder that no reader knows."""
+    remote: Mapping[Path, Version] = field(default_factory=dict)
+    """Those of `files` that lie elsewhere."""
 
 
 def discover(paths: list[Path]) -> Inputs:
@@ -30,8 +34,16 @@ def discover(paths: list[Path]) -> Inputs:
     runs: list[Path] = []
     files: list[Path] = []
     passed_over: list[Path] = []
+    remote: dict[Path, Version] = {}
     for path in paths:
         try:
+            url = url_of(path)
+            if url is not None:
+                there = listed(path, url)
+                files += there.files
+                passed_over += there.passed_over
+                remote.update(there.files)
+                continue
             if not path.exists():
                 raise InputError(f"{shown(path)}: no such file or folder")
             run = _run_around(path)
@@ -54,7 +66,7 @@ def discover(paths: list[Path]) -> Inputs:
                     (files if _is_known(file) else passed_over).append(file)
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
-    return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over))
+    return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over), remote=remote)
 
 
 def _run_around(path: Path) -> Path | None:

@@ -321,30 +321,44 @@ class _Exact:
 
     def __init__(self, array: bytes) -> None:
         self._array = array
-        self._events: list[_ExactEvent] | None = None
+        self._events: list[list[_ExactEvent]] | None = None
 
     def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Give starts and durations of one sort of event; the mask is False where one is no time."""
         if self._events is None:
-            self._events = [event for event in _exact.decode(self._array) if event.ph == "X"]
-        categories = {category for category, (of, _) in SORT_OF.items() if of == sort}
-        events = [
-            event
-            for event in self._events
-            if isinstance(event.cat, str)
-            and (
-                event.cat in categories
-                or (sort == HOST and event.cat == STACK and str(event.name).startswith(MODULE_CALL))
-            )
-        ]
+            self._events = self._sorted()
+        events = self._events[sort]
         start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
         duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
         return start, duration, start_good & duration_good
 
+    def _sorted(self) -> list[list[_ExactEvent]]:
+        events: list[list[_ExactEvent]] = [[], [], [], [], []]
+        for event in _exact.decode(self._array):
+            if event.ph != "X" or not isinstance(event.cat, str):
+                continue
+            if event.cat in SORT_OF:
+                events[SORT_OF[event.cat][0]].append(event)
+            elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
+                events[HOST].append(event)
+        return events
+
 
 def _blocks(args: Sequence[DeviceArgs]) -> Ints:
     """Give the thread blocks of each kernel's grid; NONE for what has none, or an impossible one."""
-    return np.array([_product(each.grid) for each in args], np.int64)
+    grids = [each.grid for each in args]
+    rows = [row for row, grid in enumerate(grids) if grid is not None]
+    blocks = np.full(len(grids), NONE)
+    try:
+        sides = np.array([grids[row] for row in rows])
+    except (ValueError, OverflowError):
+        sides = np.empty(0)
+    if sides.ndim == 2 and sides.shape[1] == GRID_SIDES and sides.dtype.kind == "i":
+        possible = (sides > 0).all(axis=1) & (sides.astype(np.float64).prod(axis=1) <= MOST_BLOCKS)
+        blocks[rows] = np.where(possible, sides.prod(axis=1), NONE)
+    else:
+        blocks[rows] = [_product(grids[row]) for row in rows]
+    return blocks
 
 
 def _product(grid: Any) -> int:

@@ -35,7 +35,7 @@ def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) ->
     return pa.table(columns)
 
 
-def write_table(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path) -> None:
     """Write a table as zstd Parquet. Raises OSError.
 
     Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long

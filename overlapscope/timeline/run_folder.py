@@ -33,18 +33,23 @@ def beside_place(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield temporary
-        os.chmod(temporary, 0o777 & ~umask())
-        if path.exists():
-            # Aside first: at no moment is the place taken by half a run.
-            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.replace(path, aside / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
+        take_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def take_place(temporary: Path, path: Path) -> None:
+    """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError."""
+    os.chmod(temporary, 0o777 & ~umask())
+    if path.exists():
+        # Aside first: at no moment is the place taken by half a run.
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+        os.replace(path, aside / path.name)
+        os.replace(temporary, path)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.replace(temporary, path)
 
 
 def umask() -> int:

@@ -21,8 +21,8 @@ import msgspec
 import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.timeline.arrow import from_arrow, to_arrow, write_table
-from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.arrow import from_arrow, to_arrow, write_parquet
+from overlapscope.timeline.columns import NONE, Columns, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
@@ -79,18 +79,23 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
         raise UsageError(f"{path} exists already; choose another place, or replace it with -f")
     with replace_run(path) as temporary:
         entries = [_save_rank(timeline, temporary) for _, timeline in sorted(run.ranks.items())]
-        manifest = Manifest(
-            schema_=SCHEMA,
-            version=version,
-            world_size=run.world_size,
-            missing_ranks=list(run.missing_ranks),
-            ranks=entries,
-            groups=list(run.groups),
-            sources=list(run.sources),
-            fingerprint=dict(run.fingerprint),
-        )
-        _save_facts(run.facts, temporary / FACTS)
-        (temporary / MANIFEST).write_bytes(_encoded(manifest))
+        write_job(run, entries, temporary, version=version)
+
+
+def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: str) -> None:
+    """Write what a run directory says of the job beside the folders of its ranks, which `entries` tell of."""
+    manifest = Manifest(
+        schema_=SCHEMA,
+        version=version,
+        world_size=run.world_size,
+        missing_ranks=list(run.missing_ranks),
+        ranks=list(entries),
+        groups=list(run.groups),
+        sources=list(run.sources),
+        fingerprint=dict(run.fingerprint),
+    )
+    save_facts(run.facts, folder / FACTS)
+    (folder / MANIFEST).write_bytes(_encoded(manifest))
 
 
 def _encoded(manifest: Manifest) -> bytes:
@@ -157,24 +162,25 @@ def save_job(
         raise
 
 
-def _save_facts(facts: Facts, folder: Path) -> None:
+def save_facts(facts: Facts, folder: Path) -> None:
+    """Write the tables that are not empty, into a folder that is made for them."""
     for name in FACT_TABLES:
         table = getattr(facts, name)
         if size(table):
             folder.mkdir(exist_ok=True)
-            write_table(to_arrow(table, facts.names), folder / f"{name}.parquet")
+            write_parquet(to_arrow(table, facts.names), folder / f"{name}.parquet")
 
 
-def _load_facts(folder: Path) -> tuple[Facts, list[str]]:
-    """Give the facts of a run, and why some cannot be read."""
-    names = NameTable()
+def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str]]:
+    """Give the facts that were written, and why some cannot be read; names that are `known` keep their codes."""
+    names = NameTable(known)
     tables: dict[str, Any] = {}
     problems = []
     for name, kind in FACT_TABLES.items():
         file = folder / f"{name}.parquet"
         if file.exists():
             try:
-                tables[name] = from_arrow(pq.read_table(file), kind, names)
+                tables[name] = from_arrow(pq.ParquetFile(file).read(), kind, names)
             except UNREADABLE as error:
                 problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
     return Facts(names=tuple(names.to_list()), **tables), problems
@@ -188,13 +194,28 @@ def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
 
 def _write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
     for name in TABLES:
-        write_table(to_arrow(getattr(timeline, name), timeline.names, timeline.rank), folder / f"{name}.parquet")
+        write_table(getattr(timeline, name), timeline.names, timeline.rank, table_file(folder, name))
+    return write_entry(timeline, folder, spans=size(timeline.spans))
+
+
+def table_file(folder: Path, table: str) -> Path:
+    """Give the file of one table in a rank's folder."""
+    return folder / f"{table}.parquet"
+
+
+def write_table(table: Columns, names: tuple[str, ...], rank: int, file: Path) -> None:
+    """Write one table of a rank, with the rank before its columns."""
+    write_parquet(to_arrow(table, names, rank), file)
+
+
+def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntry:
+    """Write what a rank's folder tells of itself, and give it; it has so many spans."""
     entry = RankEntry(
         rank=timeline.rank,
         folder=rank_folder(timeline.rank),
         basis=timeline.basis,
         has_device=timeline.has_device,
-        spans=size(timeline.spans),
+        spans=spans,
         collectives=size(timeline.collectives),
         steps=timeline.steps.step.tolist(),
         start_ns=_or_none(int(timeline.recordings.start_ns[0])),
@@ -267,7 +288,7 @@ def load_run(path: Path) -> Run:
         ranks[entry.rank] = opened
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
-    facts, unread = _load_facts(path / FACTS)
+    facts, unread = load_facts(path / FACTS)
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     if size(facts.links) == 0:
         facts = join_facts([facts, recorded_links(ranks.values())])

@@ -1,0 +1,68 @@
+"""How many processes are worth it: what this one is bound to, and what its control group grants it, is what counts."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+BYTES_WORTH_A_PROCESS: Final = 160 << 20
+"""Of traces: fewer are read sooner than another process has started."""
+USUAL_RATIO: Final = 12
+"""How many bytes of a trace one byte of gzip holds."""
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
+
+
+def processes_for(asked: int | None, files: Sequence[Path]) -> int:
+    """Give how many processes should read the files: as many as asked for, else as there are cores for."""
+    worth = 1 + sum(map(_bytes_in, files)) // BYTES_WORTH_A_PROCESS
+    return max(1, min(asked or min(_usable_cores(), worth), len(files)))
+
+
+def _bytes_in(path: Path) -> int:
+    try:
+        return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
+    except OSError:
+        return BYTES_WORTH_A_PROCESS  # it lies elsewhere
+
+
+def _usable_cores() -> int:
+    """Give the number of cores, at least 1."""
+    bound = len(os.sched_getaffinity(0))
+    granted = [_granted(_GROUPS / each) for each in _own_groups()]
+    return max(1, min([bound, *(math.ceil(cores) for cores in granted if cores is not None)]))
+
+
+def _own_groups() -> list[Path]:
+    """Give the control group of this process and those around it, below where groups are mounted.
+
+    In a container its own group may be what is mounted, whatever path the system tells.
+    """
+    groups = {Path("."), Path("cpu")}
+    for line in _text(_OWN).splitlines():
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        own = Path(path.lstrip("/"))
+        top = Path("cpu") if "cpu" in kinds.split(",") else Path(".")
+        if not kinds or top != Path("."):
+            groups |= {top / each for each in (own, *own.parents)}
+    return sorted(groups)
+
+
+def _granted(group: Path) -> float | None:
+    """Give the cores' worth of time that a group may use; None without a limit."""
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    try:
+        limit, of = int(quota), int(period)
+    except ValueError:
+        return None
+    return limit / of if limit > 0 and of > 0 else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,214 @@
+"""Files read by whoever has time: other processes, other machines. Columns go to disk; only words travel.
+
+A file's readings lie in a folder of their own that is named after the file, its size and time, and how it is read. The
+folder is whole or not there, so what an interrupted reading left behind is gone on with.
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.archives import renamed, reworded
+from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError
+from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
+from overlapscope.ingest.reading import ReadContext
+from overlapscope.ingest.reading_folder import FORMAT, save_reading
+from overlapscope.ingest.shown import shown
+from overlapscope.ingest.worker import tell
+from overlapscope.version import __version__
+
+_TOLD: Final = "file.json"
+_TELL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One file to read."""
+
+    path: Path
+    """Absolute: workers may be elsewhere."""
+    named: Path
+    """What it is called: as the user writes it; a member of an archive by the archive's name."""
+    renamings: tuple[tuple[str, str], ...] = ()
+    """What to say in place of which beginnings of paths."""
+    folder: Path
+    """Where its readings go."""
+    comm: tuple[str, ...]
+    compute: tuple[str, ...]
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a task besides what lies in its folder."""
+
+    kind: Literal["read", "refused", "unwritable"] = "read"
+    why: str = ""
+
+
+class Watch(Protocol):
+    """Who wants to know how far reading has come."""
+
+    def begin(self, files: int, done: int) -> None:
+        """Learn how many files there are, and how many need not be read again."""
+
+    def __call__(self, path: Path, read_bytes: int) -> None:
+        """Learn that so many more bytes of a file were read."""
+
+    def done(self, path: Path) -> None:
+        """Learn that a file is done with."""
+
+
+class Unwatched:
+    """Nobody."""
+
+    def begin(self, files: int, done: int) -> None:
+        """Ignore it."""
+
+    def __call__(self, path: Path, read_bytes: int) -> None:
+        """Ignore it."""
+
+    def done(self, path: Path) -> None:
+        """Ignore it."""
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """What reading a file told besides its readings."""
+
+    readings: int
+    idle_patterns: list[str]
+    """The user's patterns that no kernel of it matched."""
+
+
+def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) -> Path:
+    """Give the folder for a file's readings: another one as soon as the file, or how it is read, is another."""
+    words = [__version__, FORMAT, *file, *how]
+    return within / hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:32]
+
+
+def is_read(task: Task) -> bool:
+    """Whether the file was read before."""
+    return (task.folder / _TOLD).is_file()
+
+
+def told(task: Task) -> Told:
+    """Give what reading the file told. Raises OSError, msgspec.DecodeError for a damaged folder."""
+    return msgspec.json.decode((task.folder / _TOLD).read_bytes(), type=Told)
+
+
+def reading_folders(task: Task) -> list[Path]:
+    """Give the folders of its readings, in order."""
+    return [task.folder / str(number) for number in range(told(task).readings)]
+
+
+def read_apart(task: Task, number: int = -1) -> Outcome:
+    """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
+    classifier = Classifier(task.comm, task.compute)
+    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=_progress(number))
+    try:
+        readings = read_file(task.path, context)
+    except InputError as error:
+        return Outcome(kind="refused", why=reworded(reason(error, task.path), task.renamings))
+    except MemoryError:
+        return Outcome(kind="refused", why=NO_MEMORY)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{task.folder.name}.", dir=task.folder.parent) as made:
+            temporary = Path(made) / "whole"
+            temporary.mkdir()
+            for at, reading in enumerate(readings):
+                place = temporary / str(at)
+                place.mkdir()
+                save_reading(renamed(reading, task.renamings), task.named, place)
+            words = Told(readings=len(readings), idle_patterns=classifier.idle_patterns)
+            (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
+            os.rename(temporary, task.folder)
+    except OSError as error:
+        if not is_read(task):  # another process may have read the same file
+            return Outcome(kind="unwritable", why=f"{shown(task.folder.parent)}: {error.strerror or error}")
+    return Outcome()
+
+
+def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> list[str | None]:
+    """Read the files that were not read before; say for each why it could not be, or None.
+
+    A task whose process died is tried once more, alone, when all others are done: memory may have been short for
+    several at once. Raises InputError when nothing can be written, or the executor itself broke down.
+    """
+    refused: list[str | None] = [None] * len(tasks)
+    todo = [at for at, task in enumerate(tasks) if not is_read(task)]
+    watch.begin(len(tasks), len(tasks) - len(todo))
+    pending: dict[Future[Outcome], int] = {}
+    for at in todo:
+        future = executor.submit(read_apart, tasks[at], at)
+        future.add_done_callback(partial(_done, watch, tasks[at].named))
+        pending[future] = at
+    died = []
+    for future in as_completed(pending):
+        at = pending[future]
+        if isinstance(future.exception(), ProcessDiedError):
+            died.append(at)
+        else:
+            refused[at] = _came_of(future, tasks[at])
+    for at in sorted(died):
+        refused[at] = _came_of(executor.submit(read_apart, tasks[at], at), tasks[at])
+    return refused
+
+
+def _done(watch: Watch, path: Path, _: object) -> None:
+    watch.done(path)
+
+
+def _came_of(future: Future[Outcome], task: Task) -> str | None:
+    error = future.exception()
+    if isinstance(error, BrokenExecutor):
+        raise InputError(
+            f"{shown(task.named)}: the executor that was to read it broke down ({_one_line(error)}); "
+            "what was read until then is kept, and the same call goes on from there"
+        )
+    if error is not None:
+        return f"could not be read: {_one_line(error)}"
+    outcome = future.result()
+    if outcome.kind == "unwritable":
+        raise InputError(f"{outcome.why}: what files hold cannot be written there")
+    if outcome.kind == "read" and not _is_seen(task):
+        return (
+            f"was read where {shown(task.folder.parent)} is another disk than here: choose a place for the run that "
+            "all workers share"
+        )
+    return outcome.why or None
+
+
+def _is_seen(task: Task) -> bool:
+    os.listdir(task.folder.parent)  # network file systems look again at what they knew not to be there
+    return is_read(task)
+
+
+def _one_line(error: BaseException) -> str:
+    said = str(error) if isinstance(error, ProcessDiedError | TaskFailedError) else f"{type(error).__name__}: {error}"
+    return " ".join(said.split())[:300]
+
+
+def _progress(number: int) -> Callable[[int], None]:
+    """Give what tells the bytes read from time to time."""
+    unsaid, last = 0, 0.0
+
+    def read(done: int) -> None:
+        nonlocal unsaid, last
+        unsaid += done
+        now = time.monotonic()
+        if now - last >= _TELL_SECONDS:
+            tell((number, unsaid))
+            unsaid, last = 0, now
+
+    return read

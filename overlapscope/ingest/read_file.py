@@ -1,0 +1,76 @@
+"""One file to what it tells: with all readers that know it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from overlapscope.errors import InputError
+from overlapscope.ingest import kineto
+from overlapscope.ingest.archives import is_archive, renamed
+from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
+from overlapscope.ingest.reading import Head, ReadContext, Reading
+from overlapscope.ingest.remote import local_copy, url_of
+from overlapscope.ingest.shown import shown
+from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
+from overlapscope.ingest.unread_forms import what_unread
+
+NO_MEMORY = "not enough memory to read it"
+
+
+def read_file(path: Path, context: ReadContext) -> list[Reading]:
+    """Read a file with the readers that know it; one that none knows is tried as a trace, which tells what it lacks.
+
+    A log that several readers know gives what each finds; a reader that finds nothing after all is a warning. Raises
+    InputError, whose message begins with the path, when the file gives nothing.
+    """
+    url = url_of(path)
+    if url is None:
+        return _read_local(path, context)
+    with local_copy(path, url, context.max_bytes) as copy:
+        if is_archive(head_of(copy)):
+            raise InputError(f"{shown(path)}: is an archive: copy it to this machine")
+        try:
+            readings = _read_local(copy, context)
+        except InputError as error:
+            raise InputError(f"{shown(path)}: {reason(error, copy)}") from error
+        return [renamed(reading, ((shown(copy), shown(path)),)) for reading in readings]
+
+
+def _read_local(path: Path, context: ReadContext) -> list[Reading]:
+    try:
+        head = head_of(path)
+        known = readers_of(head)
+        if not known and (unread := what_unread(head.content)) is not None:
+            raise InputError(f"{shown(path)}: {unread}")
+        known = known or named_readers_of(head)
+        if not known and _is_other_text(head):
+            raise InputError(
+                f"{shown(path)}: holds nothing that is read: no trace, "
+                f"and in its first {FURTHER_BYTES >> 20} MiB no line of a known log or table"
+            )
+        known = known or [kineto.READER]
+    except OSError as error:
+        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
+    readings: list[Reading] = []
+    failed: list[InputError] = []
+    for reader in known:
+        try:
+            readings.append(reader.read(path, context))
+        except InputError as error:
+            failed.append(error)
+    if not readings:
+        raise failed[0]
+    first = readings[0]
+    warnings = (*first.source.warnings, *(reason(error, path) for error in failed))
+    return [replace(first, source=replace(first.source, warnings=warnings)), *readings[1:]]
+
+
+def reason(error: Exception, path: Path) -> str:
+    """Give what an error says, without the path before it."""
+    return str(error).removeprefix(f"{shown(path)}: ")
+
+
+def _is_other_text(head: Head) -> bool:
+    """Whether a file that no reader knows is plain text, which no trace is: it does not begin as JSON would."""
+    begin = head.text.lstrip()[:64]
+    return is_text(head.content) and re.match(r"\{|\[\s*(?:[\[{\]\",]|$)|$", begin) is None

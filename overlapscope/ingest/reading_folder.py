@@ -1,0 +1,224 @@
+"""What one file gave, as a folder of columns: whoever reads the file writes it, whoever joins the files reads it.
+
+    FOLDER/reading.json       what the file told of itself and of the job, and each timeline's names
+    FOLDER/0/spans.parquet    one folder a timeline, one file a table that is not empty, as in a run directory
+    FOLDER/0/small            the columns of its small tables once more, as they are in memory: read ten times as fast
+    FOLDER/facts/...
+
+Of a thousand files one process can hold everything but the large tables, which grow with the events. An *outline* is
+a reading without them: a row in place of its spans says which timeline they are of, and joining timelines moves that
+row as it would move them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+
+from overlapscope.ingest.rank_in_name import rank_from_path
+from overlapscope.ingest.reading import Reading
+from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.columns import (
+    DTYPES,
+    Annotations,
+    Columns,
+    Gradients,
+    Spans,
+    Telemetry,
+    column_kinds,
+    make,
+    size,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
+from overlapscope.timeline.store import FACTS, load_facts, save_facts, table_file, write_table
+from overlapscope.timeline.stored import TABLES
+
+FORMAT: Final = 1
+"""Raised whenever what readers give changes: a folder of another number is not gone on with."""
+LARGE: Final[dict[str, type[Columns]]] = {
+    "spans": Spans,
+    "annotations": Annotations,
+    "gradients": Gradients,
+    "telemetry": Telemetry,
+}
+"""Tables that no decision on joining files needs."""
+SMALL: Final = {name: kind for name, kind in TABLES.items() if name not in LARGE}
+_SUMMARY: Final = "reading.json"
+_SMALL: Final = "small"
+
+
+class _Timeline(msgspec.Struct, kw_only=True):
+    rank: int
+    basis: str
+    has_device: bool
+    names: list[str]
+    recorded: dict[str, Any]
+    rows: dict[str, int]
+    """Of the tables that are not empty."""
+    written_rank: int
+    """What stands in their column `rank`."""
+
+
+class _Summary(msgspec.Struct, kw_only=True):
+    source: Source
+    world_size: int | None
+    groups: list[Group]
+    fingerprint: dict[str, str | int | None]
+    stands_in: bool
+    ranks_assumed: bool
+    fact_names: list[str]
+    timelines: list[_Timeline]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One timeline of a file, on disk."""
+
+    folder: Path
+    names: tuple[str, ...]
+    rows: dict[str, int]
+    written_rank: int
+
+    def table(self, name: str) -> Columns:
+        """Read one of its tables; names have the codes that they have in `names`."""
+        return _table(self.folder, name, TABLES[name], self.rows, NameTable(self.names))
+
+
+def load_part(folder: Path) -> Part:
+    """Give a timeline by its folder. Raises OSError, msgspec.DecodeError for a damaged one."""
+    told = _summary(folder.parent).timelines[int(folder.name)]
+    return Part(folder=folder, names=tuple(told.names), rows=told.rows, written_rank=told.written_rank)
+
+
+def save_reading(reading: Reading, path: Path, folder: Path) -> None:
+    """Write what the file `path` gave into an empty folder. Raises OSError."""
+    timelines = []
+    for number, timeline in enumerate(reading.timelines):
+        place = folder / str(number)
+        place.mkdir()
+        # Most often the rank that it will have: then its tables can stay as they are.
+        rank = timeline.rank if timeline.rank != UNKNOWN_RANK else rank_from_path(path) or 0
+        rows = {name: rows for name in TABLES if (rows := size(getattr(timeline, name)))}
+        for name in rows:
+            write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
+        _save_small(timeline, place / _SMALL)
+        timelines.append(
+            _Timeline(
+                rank=timeline.rank,
+                basis=timeline.basis,
+                has_device=timeline.has_device,
+                names=list(timeline.names),
+                recorded=dict(timeline.recorded),
+                rows=rows,
+                written_rank=rank,
+            )
+        )
+    save_facts(reading.facts, folder / FACTS)
+    summary = _Summary(
+        source=reading.source,
+        world_size=reading.world_size,
+        groups=list(reading.groups),
+        fingerprint=dict(reading.fingerprint),
+        stands_in=reading.stands_in,
+        ranks_assumed=reading.ranks_assumed,
+        fact_names=list(reading.facts.names),
+        timelines=timelines,
+    )
+    (folder / _SUMMARY).write_bytes(msgspec.json.encode(summary))
+
+
+def load_reading(folder: Path) -> Reading:
+    """Read all of it. Raises OSError, ValueError, pyarrow.ArrowException for a damaged folder."""
+    summary = _summary(folder)
+    timelines = []
+    for part, told in _parts(folder, summary):
+        names = NameTable(part.names)
+        tables: Any = {name: _table(part.folder, name, kind, part.rows, names) for name, kind in LARGE.items()}
+        timelines.append(_timeline(told, part.names, tables | _load_small(part)))
+    return _reading(folder, summary, timelines)
+
+
+def load_outline(folder: Path, parts: list[Part]) -> Reading:
+    """Read all but the large tables; each timeline's part is put behind `parts`.
+
+    Its spans are one row, or none where all large tables are empty: `correlation` is the number of the part, and
+    `recording`, `lane` and `collective` are where those that its rows count from begin.
+    """
+    summary = _summary(folder)
+    timelines = []
+    for part, told in _parts(folder, summary):
+        tables: Any = _load_small(part) | {name: make(kind, 0) for name, kind in LARGE.items()}
+        if part.rows.keys() & LARGE.keys():
+            tables["spans"] = make(Spans, 1, recording=0, lane=0, collective=0, correlation=len(parts))
+        parts.append(part)
+        timelines.append(_timeline(told, part.names, tables))
+    return _reading(folder, summary, timelines)
+
+
+def _summary(folder: Path) -> _Summary:
+    return msgspec.json.decode((folder / _SUMMARY).read_bytes(), type=_Summary)
+
+
+def _parts(folder: Path, summary: _Summary) -> Iterator[tuple[Part, _Timeline]]:
+    for number, told in enumerate(summary.timelines):
+        # Ranks have most names in common: each is kept once.
+        names = tuple(map(sys.intern, told.names))
+        yield Part(folder=folder / str(number), names=names, rows=told.rows, written_rank=told.written_rank), told
+
+
+def _save_small(timeline: RankTimeline, file: Path) -> None:
+    with open(file, "wb") as out:
+        for name, kind in SMALL.items():
+            for column in column_kinds(kind):
+                out.write(getattr(getattr(timeline, name), column).tobytes())
+
+
+def _load_small(part: Part) -> dict[str, Columns]:
+    """Raises OSError, ValueError for a damaged file."""
+    content, at = bytearray((part.folder / _SMALL).read_bytes()), 0
+    tables: dict[str, Columns] = {}
+    for name, kind in SMALL.items():
+        rows = part.rows.get(name, 0)
+        columns: Any = {}
+        for column, stored in column_kinds(kind).items():
+            columns[column] = np.frombuffer(content, DTYPES[stored], rows, at) if rows else np.empty(0, DTYPES[stored])
+            at += columns[column].nbytes
+        tables[name] = kind(**columns)
+    return tables
+
+
+def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable) -> Columns:
+    return from_arrow(pq.ParquetFile(table_file(folder, name)).read(), kind, names) if name in rows else make(kind, 0)
+
+
+def _timeline(told: _Timeline, names: Sequence[str], tables: Any) -> RankTimeline:
+    return RankTimeline(
+        rank=told.rank,
+        basis=told.basis,
+        has_device=told.has_device,
+        names=tuple(names),
+        recorded=told.recorded,
+        **tables,
+    )
+
+
+def _reading(folder: Path, summary: _Summary, timelines: Sequence[RankTimeline]) -> Reading:
+    facts, unread = load_facts(folder / FACTS, summary.fact_names)
+    if unread:
+        raise ValueError(unread[0])
+    return Reading(
+        source=summary.source,
+        timelines=tuple(timelines),
+        world_size=summary.world_size,
+        groups=tuple(summary.groups),
+        fingerprint=summary.fingerprint,
+        facts=replace(facts, names=tuple(map(sys.intern, facts.names))),
+        stands_in=summary.stands_in,
+        ranks_assumed=summary.ranks_assumed,
+    )

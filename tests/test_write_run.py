@@ -1,0 +1,417 @@
+"""A run written file by file is the run read at once; what is interrupted goes on; what is killed costs itself."""
+
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import overlapscope
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest import large_tables
+from overlapscope.ingest import write_run as module
+from overlapscope.ingest.processes import Processes
+from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read_apart import Unwatched
+from overlapscope.ingest.write_run import Written, write_run
+from overlapscope.timeline.store import save_run
+from overlapscope.version import __version__
+from tests.conftest import shared_file
+from tests.kineto_writer import TORCH_2022, distributed, training, write
+
+
+def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
+    events = training(steps=steps, first=3 + 10 * windows_later)
+    later = [
+        # A later recording of the same rank: each event a second on.
+        type(event)(
+            **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "start_ns"},
+            start_ns=event.start_ns + windows_later * 10**9,
+        )
+        for event in events
+    ]
+    return write(later, metadata=distributed(rank))
+
+
+def old_trace() -> bytes:
+    """A trace that does not say which rank it is."""
+    return write(training(), TORCH_2022)
+
+
+def files_in(run: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
+
+
+def written_at_once(inputs: list[Path], out: Path, options: ReadOptions | None = None) -> Path:
+    save_run(read_inputs(inputs, options), out, version=__version__)
+    return out
+
+
+def assert_as_if_read_at_once(inputs: list[Path], tmp_path: Path, **how: Any) -> Written:
+    """Every file of both run directories is the same, byte for byte."""
+    options = how.pop("options", None)
+    wanted = files_in(written_at_once(inputs, tmp_path / "at once", options))
+    written = write_run(inputs, tmp_path / "apart", options, **how)
+    found = files_in(tmp_path / "apart")
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if found[name] != wanted[name]] == []
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    return written
+
+
+def job(folder: Path) -> list[Path]:
+    """Two ranks, the first recorded twice; one that only its file's name tells; a damaged file; one in an archive."""
+    folder.mkdir()
+    (folder / "rank0.json").write_bytes(trace(0))
+    (folder / "rank0_later.json.gz").write_bytes(gzip.compress(trace(0, windows_later=2)))
+    (folder / "rank1.json").write_bytes(trace(1))
+    (folder / "rank_2.json").write_bytes(old_trace())
+    (folder / "rank3.json").write_bytes(trace(3)[:40])
+    (folder / "notes.txt").write_text("nothing\n")
+    with tarfile.open(folder / "more.tar.gz", "w:gz") as archive:
+        (folder.parent / "member").write_bytes(trace(1, windows_later=1))
+        archive.add(folder.parent / "member", "rank1_later.json")
+    return [folder]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_written_file_by_file_is_the_run_read_at_once(workers: int, tmp_path: Path) -> None:
+    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=workers)
+    assert written.ranks == (0, 1, 2)
+    assert written.resumed_files == 0
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("kineto/megatron_tp8",),
+        ("gloo_torch2.13", "flight_recorder/gloo_ddp"),
+        ("kineto/sampled_pair", "topo", "nccl_log"),
+        ("nsys", "nccl_tests"),
+        ("ascend",),
+        ("horovod", "chakra_et", "rocprof"),
+    ],
+    ids=" ".join,
+)
+def test_real_sources_of_all_kinds_give_the_same_either_way(names: tuple[str, ...], tmp_path: Path) -> None:
+    inputs = [shared_file(name) for name in names]
+    try:
+        wanted: Exception | None = None
+        read_inputs(inputs)
+    except (InputError, UsageError) as error:
+        wanted = error
+    if wanted is None:
+        assert_as_if_read_at_once(inputs, tmp_path, workers=1)
+        return
+    with pytest.raises(type(wanted), match=re.escape(str(wanted))):
+        write_run(inputs, tmp_path / "apart", workers=1)
+
+
+def test_relative_paths_stay_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(tmp_path / "job")
+    monkeypatch.chdir(tmp_path)
+    written = assert_as_if_read_at_once([Path("job")], tmp_path, workers=1)
+    assert {source.path.split("/")[0] for source in written.sources} == {"job"}
+
+
+def test_options_count_for_files_that_are_read_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(old_trace())
+    (tmp_path / "b.json").write_bytes(old_trace())
+    options = ReadOptions(comm=("nothing_like_it", "sgemm"), ranks={"a.json": 4, "b.json": 5})
+    written = assert_as_if_read_at_once([tmp_path / "a.json", tmp_path / "b.json"], tmp_path, options=options)
+    assert written.ranks == (4, 5)
+    (warning,) = [each for source in written.sources for each in source.warnings if "no kernel matches" in each]
+    assert "nothing_like_it" in warning
+    assert "sgemm" not in warning
+
+
+def test_reading_by_several_processes_gives_the_same_run_in_memory(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    save_run(read_inputs(inputs, workers=2), tmp_path / "side by side", version=__version__)
+    assert files_in(tmp_path / "side by side") == files_in(written_at_once(inputs, tmp_path / "at once"))
+
+
+def test_any_executor_will_do(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, executor=executor)
+        assert executor.submit(int, "7").result() == 7  # it is left open
+
+
+def test_the_python_face_writes_a_run(tmp_path: Path) -> None:
+    job(tmp_path / "job")
+    overlapscope.write_run(tmp_path / "job", to=tmp_path / "run", workers=1)
+    assert overlapscope.load(tmp_path / "run").ranks == [0, 1, 2]
+    with pytest.raises(UsageError, match="exists already"):
+        overlapscope.write_run(tmp_path / "job", to=tmp_path / "run")
+
+
+class Interrupting(Unwatched):
+    """Presses Ctrl-C when so many files are done."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def done(self, path: Path) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> list[Path]:
+    """The inputs of an ingest to `apart` that was interrupted behind its second file."""
+    inputs = job(tmp_path / "job")
+    with pytest.raises(KeyboardInterrupt):
+        write_run(inputs, tmp_path / "apart", workers=1, watch=Interrupting(2))
+    assert not (tmp_path / "apart").exists()
+    return inputs
+
+
+def test_an_interrupted_ingest_goes_on_where_it_stopped(interrupted: list[Path], tmp_path: Path) -> None:
+    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 2
+
+
+def test_a_file_that_changed_since_the_interruption_is_read_again(interrupted: list[Path], tmp_path: Path) -> None:
+    changed = interrupted[0] / "rank0.json"
+    changed.write_bytes(trace(0, steps=3))
+    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 1
+
+
+def test_other_options_than_before_the_interruption_read_all_again(interrupted: list[Path], tmp_path: Path) -> None:
+    options = ReadOptions(comm=("sgemm",))
+    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1, options=options).resumed_files == 0
+
+
+def test_an_interruption_while_ranks_are_written_loses_nothing_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = job(tmp_path / "job")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "take_place", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write_run(inputs, tmp_path / "apart", workers=1)
+    assert not (tmp_path / "apart").exists()
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 5  # all but the damaged one
+
+
+def test_an_older_run_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    write_run(inputs[:1], tmp_path / "apart", workers=1)
+    before = files_in(tmp_path / "apart")
+    with pytest.raises(KeyboardInterrupt):
+        write_run(inputs, tmp_path / "apart", workers=1, force=True, watch=Interrupting(1))
+    assert files_in(tmp_path / "apart") == before
+
+
+def test_what_gives_nothing_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(b'{"traceEvents": []}')
+    with pytest.raises(InputError):
+        write_run([tmp_path / "rank0.json"], tmp_path / "run")
+    with pytest.raises(InputError):
+        write_run([tmp_path / "nowhere"], tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
+
+
+def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+
+    class Again(Unwatched):
+        def begin(self, files: int, done: int) -> None:
+            with pytest.raises(UsageError, match="another process is writing this run"):
+                write_run(inputs, tmp_path / "apart", workers=1)
+
+    assert_as_if_read_at_once(inputs, tmp_path, workers=1, watch=Again())
+
+
+def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(large_tables.os, "link", refuse)
+    assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
+
+
+def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    long = trace(5, steps=1500)
+    for rank, content in enumerate([trace(0), long, long]):
+        (folder / f"rank{rank}.json").write_bytes(content.replace(b'"rank": 5', b'"rank": %d' % rank))
+    command = [sys.executable, "-m", "overlapscope.cli.main", "ingest", str(folder), "-o", str(tmp_path / "apart")]
+    process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
+    ready = tmp_path / ".apart.ingest" / "read"
+    while not any(ready.glob("[0-9a-f]*")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "apart").exists()
+    done = subprocess.run([*command, "--workers", "1"], check=True, capture_output=True, text=True)
+    assert "read before the interruption" in done.stdout
+    wanted = files_in(written_at_once([folder], tmp_path / "at once"))
+    assert files_in(tmp_path / "apart") == wanted
+
+
+def children() -> list[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(each) for task in tasks for each in task.read_text(encoding="ascii").split()]
+
+
+def wait_for_end(process: int) -> None:
+    """Wait until a process that was killed has gone, or is only remembered for its parent to ask about."""
+    state = Path(f"/proc/{process}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while state.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+
+
+class _Killing(Unwatched):
+    """Makes a file a pipe, at which its reader waits, and kills who does, so many times; then it is a file again."""
+
+    def __init__(self, file: Path, times: int) -> None:
+        self._file, self._times = file, times
+        self.killed = 0
+        self._thread = threading.Thread(target=self._kill)
+
+    def begin(self, files: int, done: int) -> None:
+        self._file.rename(self._file.parent / ".aside")
+        os.mkfifo(self._file)
+        self._thread.start()
+
+    def _kill(self) -> None:
+        for left in reversed(range(self._times)):
+            waited_at = self._opened_by_a_reader()
+            if not left:
+                (self._file.parent / ".aside").replace(self._file)
+            for child in children():
+                os.kill(child, signal.SIGKILL)
+                wait_for_end(child)
+            self.killed += 1
+            os.close(waited_at)
+
+    def _opened_by_a_reader(self) -> int:
+        while True:
+            try:
+                return os.open(self._file, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                time.sleep(0.001)
+
+
+def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    killing = _Killing(tmp_path / "job" / "rank1.json", 1)
+    written = assert_as_if_read_at_once(inputs, tmp_path, workers=2, watch=killing)
+    assert killing.killed == 1
+    assert written.ranks == (0, 1, 2)
+
+
+def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    killing = _Killing(tmp_path / "job" / "rank_2.json", 2)
+    written = write_run(inputs, tmp_path / "apart", workers=2, watch=killing)
+    assert killing.killed == 2
+    assert written.ranks == (0, 1)
+    (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
+    assert "killed (SIGKILL" in lost.warnings[0]
+    assert "fewer --workers" in lost.warnings[0]
+
+
+class _Breaking(Executor):
+    """Gives up after one task, as the standard pool does when a process dies."""
+
+    def __init__(self) -> None:
+        self._left = 1
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._left:
+            self._left -= 1
+            future.set_result(function(*args, **kwargs))
+        else:
+            future.set_exception(BrokenProcessPool("a process died"))
+        return future
+
+
+def test_an_executor_that_breaks_down_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    inputs = job(tmp_path / "job")
+    with pytest.raises(InputError, match="broke down"):
+        write_run(inputs, tmp_path / "apart", executor=_Breaking())
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
+
+
+def test_workers_that_write_to_another_disk_are_told_apart(tmp_path: Path) -> None:
+    class Elsewhere(_Breaking):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(function(*args, **kwargs))
+            shutil.rmtree(args[0].folder, ignore_errors=True)
+            return future
+
+    with pytest.raises(InputError, match="that all workers share"):
+        write_run(job(tmp_path / "job"), tmp_path / "apart", executor=Elsewhere())
+
+
+def test_progress_counts_files_and_bytes_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("overlapscope.cli.progress.EVERY_SECONDS", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    job(tmp_path / "job")
+    assert main(["ingest", str(tmp_path / "job"), "-o", str(tmp_path / "run"), "--workers", "1"]) == 0
+    shown = capsys.readouterr().err
+    assert "0 of 6 files" in shown
+    assert "5 of 6 files" in shown
+    assert "MiB/s" in shown
+
+
+def test_a_process_that_dies_costs_its_own_task_alone() -> None:
+    with Processes(2) as processes:
+        tasks = [processes.submit(os._exit if number == 1 else int, number) for number in range(4)]
+        answers = [task.exception() or task.result() for task in tasks]
+    assert [answers[0], *answers[2:]] == [0, 2, 3]
+    assert str(answers[1]) == "the process that read it ended with exit code 1"
+
+
+def test_a_process_that_dies_between_two_tasks_costs_none() -> None:
+    with Processes(1) as processes:
+        first = processes.submit(os.getpid).result()
+        os.kill(first, signal.SIGKILL)
+        wait_for_end(first)
+        assert processes.submit(os.getpid).result() != first
+
+
+def test_what_a_task_raises_is_told_and_costs_no_process() -> None:
+    with Processes(1) as processes:
+        own = processes.submit(os.getpid).result()
+        assert str(processes.submit(int, "x").exception()).startswith("ValueError: invalid literal")
+        assert processes.submit(os.getpid).result() == own
+
+
+def test_an_interrupted_wait_ends_the_processes_at_once() -> None:
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Processes(2) as processes:  # noqa: PT012 - the block is what is interrupted
+        for _ in range(4):
+            processes.submit(time.sleep, 100)
+        while len(children()) < 2:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+    assert time.monotonic() - begun < 60
+    assert not children()
