@@ -201,6 +201,45 @@ def test_ends_that_one_rank_sees_late_go_with_the_link_by_the_share_assumed() ->
     assert replayed_ns(graph) == pytest.approx(step_ns(made), rel=0.01)
 
 
+def with_waits_swapped(graph: Graph, first: int, second: int) -> Graph:
+    """Rank 1 waits for two gathers in the other order: it runs so as recorded, and no longer where waits decide."""
+    swapped = {first: second, second: first}
+    items = tuple(
+        Wait(swapped.get(each.collective, each.collective)) if isinstance(each, Wait) else each
+        for each in graph.programmes[1]
+    )
+    return replace(graph, programmes={**graph.programmes, 1: items})
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_trial_that_cannot_end_in_one_recorded_step_costs_itself_alone(at: int) -> None:
+    made = fsdp(ahead=2)
+    plain = case_of(made)
+    graphs = list(plain.graphs)
+    graphs[at] = with_waits_swapped(graphs[at], 1, 2)
+    odd = replace(plain, graphs=tuple(graphs))
+    whole, without = (answer_graphs(each, recorded(made), Wanted(link_speeds=(2.0,))) for each in (plain, odd))
+    gone = [each.knobs for each in whole.scenarios if each.knobs not in [one.knobs for one in without.scenarios]]
+    assert {"forward_prefetch": 1} in gone
+    assert all("forward_prefetch" in each for each in gone)
+    assert "forward_prefetch=1 is not replayed: ranks launch in orders that cannot be changed so in 1 of 4 recorded "\
+        "steps" in without.reasons  # fmt: skip
+    assert scenario(without, reshard_after_forward=False).gain == pytest.approx(
+        scenario(whole, reshard_after_forward=False).gain, abs=0.01
+    )
+
+
+def test_a_recorded_step_that_cannot_end_is_left_out_and_all_of_them_are_refused() -> None:
+    made = fsdp()
+    plain = case_of(made)
+    bad = with_waits_swapped(plain.graphs[0], 1, 2)
+    answer = answer_graphs(replace(plain, graphs=(bad, *plain.graphs[1:])), recorded(made))
+    assert "1 recorded steps have launches that cannot end so, and are left out" in answer.reasons
+    assert answer.verdict == "change"
+    with pytest.raises(InputError, match="orders that cannot end"):
+        answer_graphs(replace(plain, graphs=(bad,)), recorded(made))
+
+
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------
 
 

@@ -59,9 +59,10 @@ def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str =
 
 def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
     """Predict what a case tells."""
+    case = _that_end(case)
     trials, left = trials_of(case, wanted)
     trials, stuck = _possible(case, trials)
-    seen = _tried(case, trials)
+    seen = _replayed(case, trials)
     rows = _rows(case, trials, seen)
     notes = [*left, *stuck, *case.notes]
     if case.kind == "pipeline":
@@ -107,27 +108,41 @@ def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
     return found, why
 
 
+def _that_end(case: GraphCase) -> GraphCase:
+    """Give the case without the steps whose own replay cannot end; raises InputError where none does."""
+    ending = tuple(each for each in case.graphs if not _sticks(each))
+    if not ending:
+        raise InputError("its ranks launched collectives in orders that cannot end: times or pairing are wrong")
+    if len(ending) == len(case.graphs):
+        return case
+    note = f"{len(case.graphs) - len(ending)} recorded steps have launches that cannot end so, and are left out"
+    return replace(case, graphs=ending, notes=(*case.notes, note))
+
+
 def _possible(case: GraphCase, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """Give the trials whose steps can end: a change may order launches differently on ranks that were recorded so."""
+    """Give the trials whose steps can all end: a change may order launches differently on ranks that were recorded so.
+
+    One that cannot costs itself: which steps end must not decide what a median is taken of.
+    """
     found: list[Trial] = []
     why = []
     for each in trials:
-        try:
-            replay(graph_job(each.change(case.middle, 0.0), Slowed()))
-        except StuckError:
-            why.append(f"{' '.join(each.knobs)} is not replayed: its ranks launch in orders that cannot be changed so")
+        stuck = sum(_sticks(each.change(graph, 0.0)) for graph in case.graphs)
+        if stuck:
+            of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
+            name = ", ".join(f"{knob}={value}" for knob, value in each.knobs.items())
+            why.append(f"{name} is not replayed: ranks launch in orders that cannot be changed so in {of}")
         else:
             found.append(each)
     return found, why
 
 
-def _tried(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
+def _sticks(graph: Graph) -> bool:
     try:
-        return _replayed(case, trials)
-    except StuckError as error:
-        raise InputError(
-            f"its ranks launched collectives in orders that cannot end ({error}): times or pairing are wrong"
-        ) from error
+        replay(graph_job(graph, Slowed()))
+    except StuckError:
+        return True
+    return False
 
 
 def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
