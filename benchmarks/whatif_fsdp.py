@@ -77,8 +77,8 @@ def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
         widths.append((high - low) / predicted)
         all_inside += [each.low_ns / 1e6 <= measured <= each.high_ns / 1e6 for each in rows if each is not None]
         lines.append(
-            f"| {name} | {measured:.1f} | {predicted:.1f} | {low:.1f} .. {high:.1f} | {predicted / measured - 1:+.1%} | "
-            f"{base / measured - 1:+.1%} |"
+            f"| {name} | {measured:.1f} | {predicted:.1f} | {low:.1f} .. {high:.1f} | "
+            f"{predicted / measured - 1:+.1%} | {base / measured - 1:+.1%} |"
         )
     foreign = max(each["foreign"] for each in told[0])
     if errors:

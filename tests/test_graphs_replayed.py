@@ -19,7 +19,6 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import Scenario, WhatIf
 from overlapscope.whatif.calibrate import Fit
 from overlapscope.whatif.graph import Graph, Slowed, graph_job
 from overlapscope.whatif.graph_answer import Wanted, answer_graphs, answer_run, bounds_of
@@ -28,6 +27,7 @@ from overlapscope.whatif.kinds import kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.recording import answer_recording
 from overlapscope.whatif.replay import Instruction, Launch, Wait, Work, replay
+from overlapscope.whatif.scenario import Scenario, WhatIf
 from tests.conftest import shared_file
 from tests.made_graph import UNIT_NS, Made, MadeCall, faster, fsdp, recorded, step_ns
 

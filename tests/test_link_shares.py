@@ -14,7 +14,9 @@ def columns(*calls: tuple[str, int, int]) -> tuple[list[str], np.ndarray, np.nda
 
 
 def test_only_calls_that_nothing_shared_the_link_with_tell_what_they_take_alone() -> None:
-    calls = columns(("gather", 0, 85), ("gather", 100, 193), ("reduce", 141, 309), ("reduce", 309, 425), ("none", 430, 430))
+    calls = columns(
+        ("gather", 0, 85), ("gather", 100, 193), ("reduce", 141, 309), ("reduce", 309, 425), ("none", 430, 430)
+    )
     assert alone_times(*calls) == {"gather": [85.0], "reduce": [116.0]}
 
 

@@ -117,7 +117,7 @@ def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
 
 
 def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() -> None:
-    """torch's default is 25 MiB after a first bucket of 1: of gradients of 1 MiB it makes (1, 7), a cap of 25 makes (8);
+    """torch's default is 25 MiB after a first bucket of 1: of gradients of 1 MiB it makes (1, 7), a cap of 25 (8);
     where the first gradient alone is of 30 MiB both make the same.
     """
     eighths = replace(MADE, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import ms, percent
-from overlapscope.whatif.answer import Assumed, Scenario, WhatIf
+from overlapscope.whatif.scenario import Assumed, Scenario, WhatIf
 
 VERDICTS = {
     "change": "Worth changing",

@@ -14,7 +14,6 @@ from overlapscope.analysis.across import Across
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
@@ -24,6 +23,7 @@ from overlapscope.whatif.graph_changes import Trial, faster_link, in_16_bits, ot
 from overlapscope.whatif.interference import SPREAD
 from overlapscope.whatif.pipeline_bubble import bubble_notes
 from overlapscope.whatif.replay import Launch, Replay, StuckError, Wait, replay
+from overlapscope.whatif.scenario import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 
 MOST_VARIED: Final = 4_000
 """Calls of all ranks and steps that are replayed under every variation of what is assumed."""

@@ -78,9 +78,7 @@ def step_calls(seen: Mapping[int, Seen], *, on_host: bool) -> StepCalls:
             {rank: float(ns) for rank, ns in zip(*pair, strict=True) if ns}
             for pair in zip(_parted(ranks, starts, counts), _parted(later, starts, counts), strict=True)
         ],
-        members=[
-            tuple(sorted(each)) for each in _parted(ranks, starts, counts)
-        ],
+        members=[tuple(sorted(each)) for each in _parted(ranks, starts, counts)],
         first=[(int(ranks[at]), int(rows[at])) for at in starts.tolist()],
     )
 
@@ -129,7 +127,7 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
 
 
 def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[Kind, float]:
-    """Give what a call of each kind usually takes with its link for itself, over all steps; what never had is left out."""
+    """Give what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
     found: dict[Kind, list[float]] = {}
     for told, calls in steps:
         for places in _by_link(told).values():

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from overlapscope.analysis.across import Across, across
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.answer import answer
 from overlapscope.whatif.from_run import from_run
 from overlapscope.whatif.graph_answer import Wanted, answer_run
 from overlapscope.whatif.kinds import kind_of
+from overlapscope.whatif.scenario import WhatIf
 
 
 def answer_recording(run: Run, caps_mb: Sequence[float], wanted: Wanted, *, search: bool) -> WhatIf:
