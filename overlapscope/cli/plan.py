@@ -4,6 +4,7 @@ examples:
   overlapscope plan WORKLOAD.toml
   overlapscope plan WORKLOAD.toml --bucket-cap-mb 1,5,10,25,100 --json
   overlapscope plan WORKLOAD.toml --compress powersgd:2,topk:0.01
+  overlapscope plan WORKLOAD.toml --zero-stage 1,2,3 --partition-mb 4 --priority
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, emit
+from overlapscope.cli.scenario_options import add_scenario_options, asked_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compress", metavar="METHOD:N,...", help="gradients sent compressed: powersgd:RANK, topk:SHARE"
     )
+    add_scenario_options(parser)
     parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
     add_output(parser)
 
@@ -36,14 +39,16 @@ def run(args: argparse.Namespace) -> int:
     """Read the description and its table, print the answer."""
     from overlapscope.report import json, whatif_text  # noqa: PLC0415 - keeps --help light
     from overlapscope.whatif.answer import answer  # noqa: PLC0415
+    from overlapscope.whatif.asked import with_asked  # noqa: PLC0415
     from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
 
-    caps = caps_of(args.bucket_cap_mb)
+    caps, asked = caps_of(args.bucket_cap_mb), asked_of(args)
     compressions = compressions_of(args.compress) if args.compress else []
     document = _document(args.workload)
     made = plan(document, _tables(document, args.workload.parent))
     found = answer(made, caps, search=not args.no_search, compressions=compressions)
+    found = with_asked(found, made, asked, optimizer=document.optimizer.name)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
     return 0
 

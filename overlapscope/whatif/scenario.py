@@ -77,6 +77,16 @@ class Best(msgspec.Struct, kw_only=True, frozen=True):
     knobs: dict[str, Any]
 
 
+class Trial(msgspec.Struct, kw_only=True, frozen=True):
+    """A setting that was asked for and that nothing measured tells the effect of: worth trying, without a gain."""
+
+    knobs: dict[str, Any]
+    why: str
+    apply: dict[str, str]
+    """Code or variables by framework."""
+    verify: str
+
+
 class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
     """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
 
@@ -95,3 +105,4 @@ class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "sche
     reasons: list[str]
     interference: Interval
     assumptions: list[Assumed]
+    trials: list[Trial] = []
