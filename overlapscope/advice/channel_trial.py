@@ -33,7 +33,7 @@ def _trial(library: Library, present: int | None, channels: int) -> Trial:
     )
     return Trial(
         knobs={"channels": channels},
-        why=f"{now}: {effect}; neither was measured here, so that no gain is told",
+        why=f"{now}: {effect}; not measured here, so that no gain is told",
         apply=more_channels(library, channels) if more else fewer_channels(library, channels),
         verify=VERIFY,
     )

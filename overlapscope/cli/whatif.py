@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         found = answer_recording(loaded, caps, wanted, asked, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
-    found = msgspec.structs.replace(found, trials=trials)
+    found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
     emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0
 

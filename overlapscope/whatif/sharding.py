@@ -72,7 +72,7 @@ def saved_bytes(workload: Workload, sharding: Sharding, largest_bucket_bytes: in
     gradients = workload.gradients
     whole = states = 0
     for size, kind in zip(gradients.sizes_bytes.tolist(), gradients.kinds, strict=True):
-        item = ITEM_BYTES.get(str(kind[-1]) if isinstance(kind, tuple) else "", 4)
+        item = ITEM_BYTES.get(str(kind[-1] if isinstance(kind, tuple) else kind), 4)
         whole += size
         states += size // item * (sharding.state_bytes + (COPY_BYTES if item < COPY_BYTES else 0))
     sharded = states + (whole if sharding.stage > 1 else 0) + (whole if sharding.stage > 2 else 0)
