@@ -38,7 +38,7 @@ def test_a_step_worked_out_by_hand_gains_where_pieces_can_overtake() -> None:
     # Four pieces go before the other half is ready, its six go until 14.1 after backward began, and the last two beside
     # its forward of 1.95; the first half's forward of 2.05 begins when they are there, at 16.1.
     assert step(work, priority=True, partition_mb=10.0) == pytest.approx(18.15 * U)
-    # Of pieces of 4.5 and 1.5 the first is under way until 8.6: the others are sent until 14.6, the last beside forward.
+    # Of pieces of 4.5 and 1.5 the first is under way until 8.6, the others until 14.6, the last one beside forward.
     assert step(work, priority=True, partition_mb=45.0) == pytest.approx(18.6 * U)
 
 
