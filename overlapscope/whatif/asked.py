@@ -50,10 +50,9 @@ def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None 
         notes += _of_sharding(workload, optimizer)
     if asked.partitions_mb or asked.priority:
         settings = _scheduled(case.baseline, workload, asked)
-        found = scenarios(case, settings)
-        base, rows_here = found[0], found[1:]
-        rows += rows_here
-        notes += _of_order(base, rows_here)
+        ordered = scenarios(case, settings)[1:]
+        rows += ordered
+        notes += _of_order(ordered)
     return msgspec.structs.replace(told, scenarios=[*told.scenarios, *rows], reasons=[*told.reasons, *notes])
 
 
@@ -80,19 +79,11 @@ def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list
 
 
 def _of_sharding(workload: Workload, optimizer: str | None) -> list[str]:
-    notes = []
-    untold = assumed(workload)
-    if untold:
-        ops = " and ".join(each.replace("_", "-") for each in untold)
-        notes.append(
-            f"zero_stage: bytes are exact; {ops} were not measured, and are taken to take shares of an all-reduce "
-            "(assumed: the intervals span them)"
-        )
-    states = "its optimizer is not known, and taken to be Adam" if optimizer is None else f"with {optimizer}"
-    notes.append(
-        f"zero_stage: memory is what a rank has less of ({states}, {STATE_BYTES[optimizer or 'adam']} bytes a "
-        "parameter, 4 more for parameters of 16 bits); gathering after the optimizer is hidden behind nothing"
-    )
+    untold = " and ".join(each.replace("_", "-") for each in assumed(workload))
+    notes = [f"zero_stage: bytes are exact; {untold} are assumed to take shares of an all-reduce"] if untold else []
+    known = f"with {optimizer}" if optimizer is not None else "with Adam, as its optimizer is not known"
+    state_bytes = STATE_BYTES[optimizer or "adam"]
+    notes.append(f"zero_stage: memory of a rank {known}: {state_bytes} bytes a parameter, 4 more for those of 16 bits")
     return notes
 
 
@@ -111,21 +102,16 @@ def _scheduled(base: Settings, workload: Workload, asked: Asked) -> list[Setting
     return found
 
 
-def _of_order(base: Scenario, rows: Sequence[Scenario]) -> list[str]:
+def _of_order(rows: Sequence[Scenario]) -> list[str]:
     """Say what order can gain at all."""
-    notes = []
-    if any(each.knobs.get("priority") is None for each in rows):
-        notes.append(
-            "partition_mb: DistributedDataParallel waits for all buckets before its optimizer, so that sending them in "
-            "pieces gains nothing by itself; it is what lets others overtake (--priority)"
-        )
     ordered = [each for each in rows if each.knobs.get("priority")]
-    if ordered:
-        best = max(ordered, key=lambda each: each.gain)
-        said = (
-            "it would gain nothing here: the next forward finds nothing that it could overtake"
-            if best.gain <= NEAR
-            else f"at most {best.gain:.1%}, where the next forward begins before all is reduced"
+    notes = []
+    if len(ordered) < len(rows):
+        notes.append(
+            "partition_mb: pieces gain nothing by themselves: DDP's optimizer waits for all buckets, in any order"
         )
-        notes.append(f"priority: no setting of DistributedDataParallel, but a scheduler like ByteScheduler; {said}")
+    if ordered:
+        most = max(each.gain for each in ordered)
+        said = f"at most {most:.1%} are gained" if most > NEAR else "nothing is gained: no transfer can be overtaken"
+        notes.append(f"priority: no setting of DDP, but a scheduler like ByteScheduler; {said}")
     return notes

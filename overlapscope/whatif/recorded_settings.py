@@ -55,7 +55,7 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
 
 def has_buckets(seen: Recorded, settings: Settings) -> bool:
     """Whether torch makes the recorded buckets of the recorded gradients under these settings."""
-    return _bucket_elements(seen, settings) == sent_elements(seen).tolist()
+    return bool(_bucket_elements(seen, settings) == sent_elements(seen).tolist())
 
 
 def sent_elements(seen: Recorded) -> Ints:
