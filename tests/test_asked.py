@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -19,6 +20,7 @@ from overlapscope.whatif.recording import answer_recording
 from overlapscope.whatif.scenario import WhatIf
 from tests.conftest import ROOT, shared_file
 from tests.made_ddp import Made, recorded
+from tests.test_whatif_cli import SMALL
 
 REGRESSED = str(ROOT / "traces" / "regressed")
 EXAMPLE = str(ROOT / "examples" / "gpt2_8gpu.toml")
@@ -125,6 +127,53 @@ def test_a_recording_of_another_kind_takes_none_of_them(capsys: pytest.CaptureFi
     for option in (["--zero-stage", "1"], ["--partition-mb", "4"], ["--priority"]):
         assert main(["whatif", folder, *option]) == 2
         assert f"{option[0]} does not go with a recording of kind fsdp" in capsys.readouterr().err
+
+
+# --- a description with tables --------------------------------------------------------------------------------------
+
+ROWS = "op,ranks,bytes,time_us\nallreduce,2,65536,{0}\nallreduce,2,16777216,{1}\n"
+OTHERS = "reducescatter,2,65536,50\nreducescatter,2,16777216,4000\nallgather,2,65536,30\nallgather,2,16777216,2000\n"
+
+
+def described(folder: Path, table: str) -> str:
+    (folder / "table.csv").write_text(table)
+    text = SMALL.replace("points = [[65536, 0.1], [1048576, 1.0], [16777216, 15.0]]", 'file = "table.csv"')
+    (folder / "w.toml").write_text(text)
+    return str(folder / "w.toml")
+
+
+def test_channels_take_what_their_table_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The present table again changes nothing; one in which all takes half is as good as links twice as fast."""
+    workload = described(tmp_path, ROWS.format(100, 15000))
+    (tmp_path / "half.csv").write_text(ROWS.format(50, 7500))
+    pairs = f"16={tmp_path / 'table.csv'},8={tmp_path / 'half.csv'}"
+    assert main(["plan", workload, "--no-search", "--channels", pairs, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = {each["knobs"].get("channels"): each for each in document["scenarios"][-2:]}
+    faster = next(each for each in document["scenarios"] if "link_speed" in each["knobs"])
+    assert rows[16]["gain"] == pytest.approx(0, abs=1e-9)
+    assert rows[8]["predicted_step_ns"] == pytest.approx(faster["predicted_step_ns"], rel=1e-6)
+    assert any(each.startswith("channels: transfers as the tables") for each in document["reasons"])
+    for wrong, code in (("8", 2), ("8=", 2), ("0=a.csv", 2), (f"8={tmp_path / 'none.csv'}", 3)):
+        assert main(["plan", workload, "--no-search", "--channels", wrong]) == code, wrong
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["plan", EXAMPLE, "--no-search", "--channels", pairs]) == 3  # the tables are of two ranks
+    (tmp_path / "eight.csv").write_text(ROWS.format(50, 7500).replace(",2,", ",8,"))
+    capsys.readouterr()
+    assert main(["plan", EXAMPLE, "--no-search", "--channels", f"8={tmp_path / 'eight.csv'}"]) == 2
+    assert "the present all-reduces are a formula's" in capsys.readouterr().err
+
+
+def test_a_table_of_what_stages_call_is_taken_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """4 MiB between 64 KiB and 16 MiB: a scatter of 1,000 us and a gather of 500, as each is as its bytes; no cover."""
+    workload = described(tmp_path, ROWS.format(100, 15000) + OTHERS.replace("65536,50", "65536,15.625").replace(
+        "65536,30", "65536,7.8125"))  # fmt: skip
+    assert main(["plan", workload, "--no-search", "--zero-stage", "1,3", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    first, third = document["scenarios"][-2:]
+    assert first["exposed_comm_ns"] == pytest.approx(1_500_000, rel=0.03)
+    assert third["exposed_comm_ns"] == pytest.approx(2_000_000, rel=0.03)
+    assert not any("assumed to take shares" in each for each in document["reasons"])
 
 
 # --- channels -------------------------------------------------------------------------------------------------------

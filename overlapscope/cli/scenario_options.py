@@ -2,6 +2,7 @@
 
 import argparse
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.errors import UsageError
@@ -38,6 +39,15 @@ def asked_of(args: argparse.Namespace) -> "Asked":
         partitions_mb=tuple(dict.fromkeys(partitions)),
         priority=args.priority,
     )
+
+
+def channel_tables(text: str | None) -> list[tuple[int, Path]]:
+    """Give the tables that an argument lists, e.g. `8=table8.txt`. Raises UsageError for what NCCL does not take."""
+    pairs = [each.partition("=") for each in text.split(",")] if text is not None else []
+    if not all(name for _, _, name in pairs):
+        raise UsageError(f"--channels {text}: give a table of nccl-tests for each number, e.g. 8=table8.txt")
+    numbers = channels_asked(",".join(number for number, _, _ in pairs) if pairs else None)
+    return [(number, Path(name)) for number, (_, _, name) in zip(numbers, pairs, strict=True)]
 
 
 def channels_asked(text: str | None) -> list[int]:

@@ -14,6 +14,8 @@ VERDICTS = {
 }
 MAX_LIST = 3
 MIB = 1 << 20
+NOT_ADVISED = frozenset({"zero_stage", "channels"})
+"""Knobs that are shown where somebody asks for them."""
 
 
 def render(answer: WhatIf, *, recorded: bool = False) -> str:
@@ -132,7 +134,7 @@ def _next(answer: WhatIf, *, recorded: bool) -> str:
         if each.known_from != "measured"
         and not each.changes_numerics
         and not each.hypothetical
-        and "zero_stage" not in each.knobs
+        and not NOT_ADVISED & each.knobs.keys()
     ]
     told = [each for each in plain if each.knobs == answer.best.knobs]
     told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]

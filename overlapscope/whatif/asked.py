@@ -12,7 +12,7 @@ from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.scenario import Scenario, WhatIf
 from overlapscope.whatif.sharding import STATE_BYTES, Sharding, assumed, sharding_of
-from overlapscope.whatif.workload import Workload
+from overlapscope.whatif.workload import Workload, curve_of
 
 MOST_PIECES: Final = 5_000
 """Pieces of one step: more would be replayed for minutes."""
@@ -27,9 +27,11 @@ class Asked:
     zero_stages: tuple[int, ...] = ()
     partitions_mb: tuple[float, ...] = ()
     priority: bool = False
+    channels: tuple[int, ...] = ()
+    """Of those that the workload has a table for."""
 
     def __bool__(self) -> bool:
-        return bool(self.zero_stages or self.partitions_mb or self.priority)
+        return self != NOTHING
 
 
 NOTHING: Final = Asked()
@@ -53,6 +55,11 @@ def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None 
         ordered = scenarios(case, settings)[1:]
         rows += ordered
         notes += _of_order(ordered)
+    if asked.channels:
+        if not curve_of(workload, "all_reduce", workload.world_size).measured.all():
+            raise UsageError("--channels: the present all-reduces are a formula's; give their table: collectives.file")
+        rows += scenarios(case, [replace(case.baseline, channels=each) for each in asked.channels])[1:]
+        notes.append("channels: transfers as the tables measured them; how much they slow compute is taken to stay")
     return msgspec.structs.replace(told, scenarios=[*told.scenarios, *rows], reasons=[*told.reasons, *notes])
 
 

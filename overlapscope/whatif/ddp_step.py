@@ -39,6 +39,8 @@ class Settings:
     """MiB of the pieces in which a bucket is sent; None sends it whole."""
     priority: bool = False
     """What the next forward needs first is sent first, and is all that it waits for, see `priority_step`."""
+    channels: int | None = None
+    """Channels of NCCL, of those for which the workload has a curve; None for the present ones."""
     link_speed: float = 1.0
     """No setting, but what would be with links so many times as fast."""
     late_ranks: bool = True
@@ -68,6 +70,8 @@ class Settings:
             found["partition_mb"] = self.partition_mb
         if self.priority:
             found["priority"] = True
+        if self.channels is not None:
+            found["channels"] = self.channels
         if self.link_speed != 1:
             found["link_speed"] = self.link_speed
         if not self.late_ranks:
@@ -149,7 +153,8 @@ def reductions_of(workload: Workload, settings: Settings) -> list[Reduction]:
     """
     gradients = workload.gradients
     members = [list(each.parameters) for each in buckets_of(workload, settings)]
-    curve = curve_of(workload, "all_reduce", workload.world_size)
+    curve = dict(workload.by_channels).get(settings.channels or 0)
+    curve = curve or curve_of(workload, "all_reduce", workload.world_size)
     sizes = np.array([gradients.sizes_bytes[each].sum() for each in members], np.float64)
     ready = np.maximum.accumulate([gradients.ready_ns[each].max() for each in members])
     # Every gradient is divided by the world size: into its bucket, or in place where it is a view of it. Copies that
