@@ -35,11 +35,12 @@ def times_of_link(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints, alone_ns
     """
     own = own_times(begun_ns.astype(np.float64), done_ns.astype(np.float64))
     period = _periods(begun_ns, done_ns)
-    for number in range(int(period.max(initial=-1)) + 1):
-        mine = np.flatnonzero(period == number)
-        usual = np.array([alone_ns.get(kinds[at], 0.0) for at in mine.tolist()])
-        if mine.size > 1 and usual.all():
-            own[mine] = own[mine].sum() * usual / usual.sum()
+    order = np.argsort(period, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(period[order])) + 1):
+        if mine.size > 1:
+            usual = np.array([alone_ns.get(kinds[at], 0.0) for at in mine.tolist()])
+            if usual.all():
+                own[mine] = own[mine].sum() * usual / usual.sum()
     return own
 
 
