@@ -240,6 +240,17 @@ def test_a_recorded_step_that_cannot_end_is_left_out_and_all_of_them_are_refused
         answer_graphs(replace(plain, graphs=(bad,)), recorded(made))
 
 
+def test_a_step_of_another_run_may_differ_as_much_as_recorded_steps_do_and_a_gain_may_not() -> None:
+    case = replace(case_of(fsdp()), noise=0.01, drift=0.01)
+    scattered = replace(case, drift=0.08)
+    calm, wild = (scenario(answer_graphs(each, recorded(fsdp())), forward_prefetch=1) for each in (case, scattered))
+    assert (wild.gain_low, wild.gain_high) == (calm.gain_low, calm.gain_high)
+    base = case.measured_ns
+    narrow, wide = ((each.high_ns - each.low_ns) / 2 / base for each in (calm, wild))
+    assert wide**2 - narrow**2 == pytest.approx(0.08**2 - 0.01**2, rel=1e-3)
+    assert graph_case(recorded(fsdp()), across(recorded(fsdp()))).drift == 0.01  # steps that are all alike
+
+
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------
 
 

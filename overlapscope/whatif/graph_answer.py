@@ -209,16 +209,18 @@ def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
 def _rows(case: GraphCase, trials: Sequence[Trial], seen: _Replayed) -> list[Scenario]:
     base = case.measured_ns
     half = np.sqrt(_varied(seen) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
-    half[0] = case.noise
+    # A gain is of one run; a step is held against another one, which drifts.
+    apart = np.sqrt(half**2 + case.drift**2)
+    half[0] = apart[0] = case.noise
     rows = []
     for place, trial in enumerate((None, *trials)):
-        share, width = float(seen.shares[0, place]), float(half[place])
+        share, width, wider = float(seen.shares[0, place]), float(half[place]), float(apart[place])
         rows.append(
             Scenario(
                 knobs={} if trial is None else dict(trial.knobs),
                 predicted_step_ns=round(base * share),
-                low_ns=round(base * (share - width)),
-                high_ns=round(base * (share + width)),
+                low_ns=round(base * (share - wider)),
+                high_ns=round(base * (share + wider)),
                 gain=1 - share,
                 gain_low=0.0 if trial is None else 1 - share - width,
                 gain_high=0.0 if trial is None else 1 - share + width,

@@ -37,6 +37,10 @@ class GraphCase:
     told: Fit
     assumptions: tuple[Assumption, ...]
     noise: float
+    """By what share the median step may be off, as far as its steps tell."""
+    drift: float
+    """By what share the step of another run of these settings may differ: as much as one recorded step does. What moves
+    a step for minutes moves all that a short recording has, so that more of them do not make it surer."""
     straggler: int | None
     """The rank that the others waited for most, where its work can be compared with theirs."""
     waited: float
@@ -80,6 +84,7 @@ def graph_case(run: Run, together: Across) -> GraphCase:
         told=_told(run, found.moving, device=device),
         assumptions=tuple(_assumptions(found.graphs, device=device, partly=missing > 0 or len(run.ranks) < 2)),
         noise=noise,
+        drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
         straggler=most if most is not None and alike(found.graphs[0]) else None,
         waited=sum(each.wait_ns for each in together.waits.values()) / total if total else 0.0,
         waited_for=most,
