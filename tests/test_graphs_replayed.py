@@ -38,7 +38,7 @@ QUIET = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
 def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
     run = recorded(made, on_host=on_host)
     known = tuple(
-        replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us") else each
+        replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us", "host_share") else each
         for each in graph_case(run, across(run)).assumptions
     )
     return replace(graph_case(run, across(run)), told=QUIET, assumptions=known)
@@ -249,6 +249,24 @@ def test_a_step_of_another_run_may_differ_as_much_as_recorded_steps_do_and_a_gai
     narrow, wide = ((each.high_ns - each.low_ns) / 2 / base for each in (calm, wild))
     assert wide**2 - narrow**2 == pytest.approx(0.08**2 - 0.01**2, rel=1e-3)
     assert graph_case(recorded(fsdp()), across(recorded(fsdp()))).drift == 0.01  # steps that are all alike
+
+
+def test_what_is_the_hosts_of_a_transfer_over_sockets_does_not_go_with_its_link() -> None:
+    """All is waited for at once: twelve gathers of 15 units and six scatters of 15 are 270 units of link."""
+    case = case_of(fsdp(at_once=True), on_host=True)
+    asked = Wanted(link_speeds=(0.5, 2.0))
+    shared = tuple(
+        replace(each, value=0.2, low=0.0, high=0.3) if each.name == "host_share" else each for each in case.assumptions
+    )
+    run = recorded(fsdp(at_once=True), on_host=True)
+    plain, told = (answer_graphs(each, run, asked) for each in (case, replace(case, assumptions=shared)))
+    for speed, less in ((0.5, 0.2 * 270), (2.0, -0.2 * 270 / 2)):
+        moved = scenario(plain, link_speed=speed).predicted_step_ns - scenario(told, link_speed=speed).predicted_step_ns
+        assert moved == pytest.approx(less * UNIT_NS, rel=0.02)
+    names = {each.name for each in graph_case(run, across(run)).assumptions}
+    on_device = recorded(fsdp())
+    assert "host_share" in names
+    assert "host_share" not in {each.name for each in graph_case(on_device, across(on_device)).assumptions}
 
 
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
 from overlapscope.whatif.graph import Graph, Item, Slowed, graph_job
-from overlapscope.whatif.graph_case import GraphCase, graph_case
-from overlapscope.whatif.graph_changes import Trial, faster_link, in_16_bits, other_algorithm, straggler_removed
+from overlapscope.whatif.graph_case import HOST_SHARE, GraphCase, graph_case
+from overlapscope.whatif.graph_changes import Parts, Trial, faster_link, in_16_bits, other_algorithm, straggler_removed
 from overlapscope.whatif.interference import SPREAD
 from overlapscope.whatif.pipeline_bubble import bubble_notes
 from overlapscope.whatif.replay import Launch, Replay, StuckError, Wait, replay
@@ -127,7 +127,7 @@ def _possible(case: GraphCase, trials: Sequence[Trial]) -> tuple[list[Trial], li
     found: list[Trial] = []
     why = []
     for each in trials:
-        stuck = sum(_sticks(each.change(graph, 0.0)) for graph in case.graphs)
+        stuck = sum(_sticks(each.change(graph, Parts())) for graph in case.graphs)
         if stuck:
             of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
             name = ", ".join(f"{knob}={value}" for knob, value in each.knobs.items())
@@ -164,7 +164,7 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
                 rows.append(rows[0])
                 names.append(name)
                 continue
-            again = name == "latency_us"
+            again = name in ("latency_us", HOST_SHARE)
             changed = [_all(one, trials, values) if again else as_taken[case.graphs.index(one)] for one in few]
             varied = np.array([[_step(each, values) for each in graphs] for graphs in changed])
             as_assumed = of_steps[[case.graphs.index(one) for one in few]]
@@ -193,7 +193,8 @@ def _few(case: GraphCase) -> list[Graph]:
 
 def _all(graph: Graph, trials: Sequence[Trial], values: Mapping[str, float]) -> list[Graph]:
     """Give a step as it is, and under each trial."""
-    return [graph, *(each.change(graph, values["latency_us"] * US) for each in trials)]
+    parts = Parts(latency_ns=values["latency_us"] * US, host_share=values.get(HOST_SHARE, 0.0))
+    return [graph, *(each.change(graph, parts) for each in trials)]
 
 
 def _step(graph: Graph, values: Mapping[str, float]) -> float:

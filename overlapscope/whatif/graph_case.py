@@ -23,6 +23,11 @@ LATE_SHARE: Final = (0.5, 1.0, 1.0)
 """Share of what ranks see collectives end late that is their link's, and goes with what they take: the link's is what
 one rate of a link tells of another (gloo's last member to call a gather has it half as long again after the first, at
 300 as at 600 Mbit/s); what is left is want of a core."""
+HOST_SHARE: Final = "host_share"
+"""Name of the share of a transfer over sockets that is its host's and does not go with its link ..."""
+OF_HOST: Final = (0.0, 0.06, 0.22)
+"""... and what it is taken to be: what links half and twice as fast told of it in eleven jobs at 300 to 1200 Mbit/s,
+the median and the range of nine in ten; more at higher rates (see benchmarks/WHATIF_FSDP.md)."""
 FEW_STEPS: Final = 3
 FEW_NOISE: Final = 0.03
 """What noise is taken to be where fewer steps were recorded: they do not tell it."""
@@ -114,6 +119,9 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
         low, value, high = LATE_SHARE
         how = "taken to be all; what is not is want of a core"
         found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
+        low, value, high = OF_HOST
+        how = "of transfers, whatever the link: measured elsewhere"
+        found.append(Assumption(name=HOST_SHARE, value=value, low=low, high=high, known_from=how))
     low, value, high = LATENCY_US[device]
     how = "a prior: calls of about one size do not tell it"
     sizes, times = _transfers(graphs)
