@@ -24,10 +24,11 @@ from typing import Any
 
 from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read import read_inputs
-from overlapscope.whatif.answer import Scenario, answer, scenarios
+from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.calibrate import Fit
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.from_run import RecordedCase, from_run
+from overlapscope.whatif.scenario import Scenario
 from overlapscope.whatif.search import with_cap
 from tests.disturbed.network import Network, network
 

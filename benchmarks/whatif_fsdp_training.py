@@ -19,20 +19,21 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 import overlapscope
 from benchmarks.whatif_training import CORES, WARMUP, busy_s, limit
 
-WIDTH, BLOCKS, BATCH = 512, 6, 512
+SHAPES = {"even": (512, 6, 512), "deep": (384, 8, 512), "wide": (640, 4, 384)}
+"""Width, blocks, batch."""
 
 
-def model_of(settings: dict[str, Any]) -> nn.Module:
+def model_of(settings: dict[str, Any], width: int, count: int) -> nn.Module:
     """Give the model, sharded as an entry says."""
     torch.manual_seed(7)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(BLOCKS)]
+    blocks = [nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)) for _ in range(count)]
     model = nn.Sequential(*blocks)
     options = {
         "mesh": init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("dp_shard",)),
         "reshard_after_forward": settings.get("reshard_after_forward", True),
     }
     many = settings.get("modules_per_group", 1)
-    for at in range(0, BLOCKS, many):
+    for at in range(0, count, many):
         fully_shard(blocks[at : at + many] if many > 1 else blocks[at], **options)
     fully_shard(model, mesh=options["mesh"], reshard_after_forward=False)
     model.train()
@@ -49,9 +50,10 @@ def model_of(settings: dict[str, Any]) -> nn.Module:
 def carry_out(entry: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     """Do one entry; give the seconds of its counted steps."""
     limit(entry["rate_mbit"], rank)
-    model = model_of(entry["settings"])
+    width, blocks, rows = SHAPES[entry["shape"]]
+    model = model_of(entry["settings"], width, blocks)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = torch.randn(BATCH, WIDTH)
+    batch = torch.randn(rows, width)
 
     def step() -> None:
         model(batch).square().mean().backward()

@@ -19,8 +19,9 @@ from overlapscope.cli.main import main
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report.advice_text import PAGES
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import Best, WhatIf, answer
+from overlapscope.whatif.answer import answer
 from overlapscope.whatif.from_run import from_run
+from overlapscope.whatif.scenario import Best, WhatIf
 from tests.conftest import ROOT, shared_file
 from tests.made_ddp import Made, recorded
 

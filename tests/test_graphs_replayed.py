@@ -19,7 +19,6 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import Scenario, WhatIf
 from overlapscope.whatif.calibrate import Fit
 from overlapscope.whatif.graph import Graph, Slowed, graph_job
 from overlapscope.whatif.graph_answer import Wanted, answer_graphs, answer_run, bounds_of
@@ -28,6 +27,7 @@ from overlapscope.whatif.kinds import kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.recording import answer_recording
 from overlapscope.whatif.replay import Instruction, Launch, Wait, Work, replay
+from overlapscope.whatif.scenario import Scenario, WhatIf
 from tests.conftest import shared_file
 from tests.made_graph import UNIT_NS, Made, MadeCall, faster, fsdp, recorded, step_ns
 
@@ -38,7 +38,7 @@ QUIET = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
 def case_of(made: Made, *, on_host: bool = False) -> GraphCase:
     run = recorded(made, on_host=on_host)
     known = tuple(
-        replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us") else each
+        replace(each, value=0.0, low=0.0, high=0.0) if each.name in ("comm_share", "latency_us", "host_share") else each
         for each in graph_case(run, across(run)).assumptions
     )
     return replace(graph_case(run, across(run)), told=QUIET, assumptions=known)
@@ -199,6 +199,74 @@ def test_ends_that_one_rank_sees_late_go_with_the_link_by_the_share_assumed() ->
     )
     assert moving > fixed
     assert replayed_ns(graph) == pytest.approx(step_ns(made), rel=0.01)
+
+
+def with_waits_swapped(graph: Graph, first: int, second: int) -> Graph:
+    """Rank 1 waits for two gathers in the other order: it runs so as recorded, and no longer where waits decide."""
+    swapped = {first: second, second: first}
+    items = tuple(
+        Wait(swapped.get(each.collective, each.collective)) if isinstance(each, Wait) else each
+        for each in graph.programmes[1]
+    )
+    return replace(graph, programmes={**graph.programmes, 1: items})
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_trial_that_cannot_end_in_one_recorded_step_costs_itself_alone(at: int) -> None:
+    made = fsdp(ahead=2)
+    plain = case_of(made)
+    graphs = list(plain.graphs)
+    graphs[at] = with_waits_swapped(graphs[at], 1, 2)
+    odd = replace(plain, graphs=tuple(graphs))
+    whole, without = (answer_graphs(each, recorded(made), Wanted(link_speeds=(2.0,))) for each in (plain, odd))
+    gone = [each.knobs for each in whole.scenarios if each.knobs not in [one.knobs for one in without.scenarios]]
+    assert {"forward_prefetch": 1} in gone
+    assert all("forward_prefetch" in each for each in gone)
+    assert "forward_prefetch=1 is not replayed: ranks launch in orders that cannot be changed so in 1 of 4 recorded "\
+        "steps" in without.reasons  # fmt: skip
+    assert scenario(without, reshard_after_forward=False).gain == pytest.approx(
+        scenario(whole, reshard_after_forward=False).gain, abs=0.01
+    )
+
+
+def test_a_recorded_step_that_cannot_end_is_left_out_and_all_of_them_are_refused() -> None:
+    made = fsdp()
+    plain = case_of(made)
+    bad = with_waits_swapped(plain.graphs[0], 1, 2)
+    answer = answer_graphs(replace(plain, graphs=(bad, *plain.graphs[1:])), recorded(made))
+    assert "1 recorded steps have launches that cannot end so, and are left out" in answer.reasons
+    assert answer.verdict == "change"
+    with pytest.raises(InputError, match="orders that cannot end"):
+        answer_graphs(replace(plain, graphs=(bad,)), recorded(made))
+
+
+def test_a_step_of_another_run_may_differ_as_much_as_recorded_steps_do_and_a_gain_may_not() -> None:
+    case = replace(case_of(fsdp()), noise=0.01, drift=0.01)
+    scattered = replace(case, drift=0.08)
+    calm, wild = (scenario(answer_graphs(each, recorded(fsdp())), forward_prefetch=1) for each in (case, scattered))
+    assert (wild.gain_low, wild.gain_high) == (calm.gain_low, calm.gain_high)
+    base = case.measured_ns
+    narrow, wide = ((each.high_ns - each.low_ns) / 2 / base for each in (calm, wild))
+    assert wide**2 - narrow**2 == pytest.approx(0.08**2 - 0.01**2, rel=1e-3)
+    assert graph_case(recorded(fsdp()), across(recorded(fsdp()))).drift == 0.01  # steps that are all alike
+
+
+def test_what_is_the_hosts_of_a_transfer_over_sockets_does_not_go_with_its_link() -> None:
+    """All is waited for at once: twelve gathers of 15 units and six scatters of 15 are 270 units of link."""
+    case = case_of(fsdp(at_once=True), on_host=True)
+    asked = Wanted(link_speeds=(0.5, 2.0))
+    shared = tuple(
+        replace(each, value=0.2, low=0.0, high=0.3) if each.name == "host_share" else each for each in case.assumptions
+    )
+    run = recorded(fsdp(at_once=True), on_host=True)
+    plain, told = (answer_graphs(each, run, asked) for each in (case, replace(case, assumptions=shared)))
+    for speed, less in ((0.5, 0.2 * 270), (2.0, -0.2 * 270 / 2)):
+        moved = scenario(plain, link_speed=speed).predicted_step_ns - scenario(told, link_speed=speed).predicted_step_ns
+        assert moved == pytest.approx(less * UNIT_NS, rel=0.02)
+    names = {each.name for each in graph_case(run, across(run)).assumptions}
+    on_device = recorded(fsdp())
+    assert "host_share" in names
+    assert "host_share" not in {each.name for each in graph_case(on_device, across(on_device)).assumptions}
 
 
 # --- tensor and pipeline parallelism --------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.facts import Facts
-from overlapscope.whatif.answer import Scenario, answer
+from overlapscope.whatif.answer import answer
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Predictions, fit, model_error, predict, step_ns
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.document import Document, understand
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, transformer
 from overlapscope.whatif.plan import plan
+from overlapscope.whatif.scenario import Scenario
 from tests.conftest import shared_file
 
 MS = 1e6

@@ -116,6 +116,44 @@ def test_a_recording_tells_the_settings_and_the_step_it_was_made_with() -> None:
         observed(Run(world_size=2, ranks={}), "empty")
 
 
+def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() -> None:
+    """torch's default is 25 MiB after a first bucket of 1: of gradients of 1 MiB it makes (1, 7), a cap of 25 (8);
+    where the first gradient alone is of 30 MiB both make the same.
+    """
+    eighths = replace(MADE, buckets=((0,), (1, 2, 3, 4, 5, 6, 7)))
+    told = observed(under_torchs_default(eighths), "new")
+    assert told.knobs["bucket_cap_mb"] is None
+    views = {"gradient_as_bucket_view": True}
+    noted = [of_buckets(told, {"bucket_cap_mb": 25.0, **views})]
+    found, (why,) = outcomes(noted, [told])
+    assert not found
+    assert "bucket_cap_mb=None, gradient_as_bucket_view=True (torch's default is 25 after a first bucket of 1)" in why
+    for knobs in ({"bucket_cap_mb_list": [1.0, 25.0]}, {"bucket_cap_mb_list": [1.0, 1000.0]}, {"bucket_cap_mb": None}):
+        assert len(outcomes([of_buckets(told, {**knobs, **views})], [told])[0]) == 1, knobs
+        assert not outcomes([of_buckets(told, knobs)], [told])[0]  # no views
+    large = Made(ready=(600, 1200), elements=(30 * MB, MB), buckets=((0,), (1,)), ticks_per_mb=20)
+    told = observed(under_torchs_default(large), "new")
+    for cap in (25.0, 29.0, None):
+        assert len(outcomes([of_buckets(told, {"bucket_cap_mb": cap, **views})], [told])[0]) == 1
+    here = msgspec.structs.replace(of_buckets(told, {"bucket_cap_mb": 29.0, **views}), present={**told.knobs, **views})
+    assert outcomes([here], [told]) == ([], [])  # the recording itself tests no prediction made from it
+    for nothing in (31.0, 0.0, -1.0, float("nan"), float("inf"), "25", True, 10**18):
+        assert not outcomes([of_buckets(told, {"bucket_cap_mb": nothing, **views})], [told])[0], nothing
+
+
+def under_torchs_default(made: Made) -> Run:
+    """Give a recording whose DDP said that its cap is 25 MiB, as it does for its default."""
+    run = recorded(made)
+    said = {"ddp": {"bucket_cap_bytes": 25 << 20, "gradient_as_bucket_view": True}}
+    ranks = {rank: replace(each, recorded={**each.recorded, **said}) for rank, each in run.ranks.items()}
+    return replace(run, ranks=ranks)
+
+
+def of_buckets(run: Observed, knobs: dict[str, object]) -> Prediction:
+    one = prediction(1.0, 90, 110)
+    return msgspec.structs.replace(one, knobs=knobs, ranks=run.ranks, gradient_bytes=run.gradient_bytes)
+
+
 def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_against_it(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

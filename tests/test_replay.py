@@ -86,6 +86,21 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
         replay(Job(programmes=crossed, transfers=transfers))
 
 
+def test_a_rank_that_has_a_collective_early_goes_on_while_its_link_is_still_busy() -> None:
+    """Rank 1 has the first after 0.6 of its 10; its next collective on the link shares what is left of it."""
+    first = Transfer(ranks=(0, 1), alone_ns=10.0, early={1: 0.6})
+    second = Transfer(ranks=(1,), alone_ns=3.0, stream="other")
+    programmes: dict[int, list[Instruction]] = {
+        0: [Launch(0), Wait(0), Work(1.0)],
+        1: [Launch(0), Wait(0), Launch(1), Wait(1), Work(1.0)],
+    }
+    done = replay(Job(programmes=programmes, transfers=[first, second]))
+    # From 6 on both share: the second ends after 6 more, the first has 1 left then.
+    assert done.transferring_ns == [(0.0, 13.0), (6.0, 12.0)]
+    assert done.ended_ns == {0: 14.0, 1: 13.0}
+    assert done.exposed_comm_ns == {0: 13.0, 1: 12.0}
+
+
 # --- against a simulator without events -----------------------------------------------------------------------------
 
 
@@ -99,6 +114,15 @@ def slowly(job: Job) -> tuple[dict[int, float], list[tuple[float, float]], dict[
     begun: dict[int, set[int]] = {number: set() for number in range(len(job.transfers))}
     rest = [each.alone_ns for each in job.transfers]
     times: list[list[float]] = [[-1.0, -1.0] for _ in job.transfers]
+
+    def until(number: int, rank: int) -> float:
+        """What is left of a transfer when a rank has it."""
+        transfer = job.transfers[number]
+        return transfer.alone_ns * (1 - transfer.early.get(rank, 1.0))
+
+    def has(number: int, rank: int) -> bool:
+        return times[number][1] >= 0 or (times[number][0] >= 0 and rest[number] <= until(number, rank) + 1e-9)
+
     exposed = dict.fromkeys(job.programmes, 0.0)
     while True:
         moved = True
@@ -111,7 +135,7 @@ def slowly(job: Job) -> tuple[dict[int, float], list[tuple[float, float]], dict[
                         stream = job.transfers[step.collective].stream
                         queues.setdefault((rank, stream), []).append(step.collective)
                     elif isinstance(step, Wait):
-                        if times[step.collective][1] < 0:
+                        if not has(step.collective, rank):
                             break
                     else:
                         left[rank] = step.ns
@@ -121,7 +145,7 @@ def slowly(job: Job) -> tuple[dict[int, float], list[tuple[float, float]], dict[
                 if at[rank] == len(programme) and rank not in ended:
                     ended[rank] = now
             for (rank, _), queue in queues.items():
-                open_ones = [each for each in queue if times[each][1] < 0]
+                open_ones = [each for each in queue if not has(each, rank)]
                 for each in open_ones[: job.width]:
                     begun[each].add(rank)
             for number, transfer in enumerate(job.transfers):
@@ -131,17 +155,25 @@ def slowly(job: Job) -> tuple[dict[int, float], list[tuple[float, float]], dict[
         rates: dict[tuple[str, int], float] = {}
         computing = {rank for rank in left if isinstance(job.programmes[rank][at[rank]], Work)}
         for rank in left:
-            beside = any(rank in job.transfers[each].ranks for each in going)
+            beside = any(rank in job.transfers[each].ranks and not has(each, rank) for each in going)
             rates["rank", rank] = 1 / job.interference.compute if beside and rank in computing else 1
         for each in going:
             sharing = sum(job.transfers[other].link == job.transfers[each].link for other in going)
-            slow = job.interference.comm if computing & set(job.transfers[each].ranks) else 1
+            inside = {rank for rank in job.transfers[each].ranks if not has(each, rank)}
+            slow = job.interference.comm if computing & inside else 1
             rates["comm", each] = 1 / sharing / slow
         if not rates:
             return ended, [(start, end) for start, end in times], exposed
-        ahead = min((left[who] if kind == "rank" else rest[who]) / rate for (kind, who), rate in rates.items())
+        spans = [(left[who] if kind == "rank" else rest[who]) / rate for (kind, who), rate in rates.items()]
+        spans += [
+            (rest[each] - until(each, rank)) / rates["comm", each]
+            for each in going
+            for rank in job.transfers[each].ranks
+            if not has(each, rank)
+        ]
+        ahead = min(spans)
         for rank in job.programmes:
-            in_comm = any(rank in begun[n] and times[n][1] < 0 for n in begun)
+            in_comm = any(rank in begun[n] and not has(n, rank) for n in begun)
             exposed[rank] += ahead if in_comm and rank not in computing else 0
         now += ahead
         for (kind, who), rate in rates.items():
@@ -162,13 +194,19 @@ def jobs(draw: st.DrawFn) -> Job:
     transfers = draw(
         st.lists(
             st.builds(
-                lambda members, alone, stream, link: Transfer(
-                    ranks=tuple(sorted(members)), alone_ns=alone, stream=stream, link=link
+                lambda members, alone, stream, link, early: Transfer(
+                    ranks=tuple(sorted(members)),
+                    alone_ns=alone,
+                    stream=stream,
+                    link=link,
+                    # All but one may have it early: whoever has it last has it at its end.
+                    early={rank: share for rank, share in early.items() if rank in sorted(members)[1:]},
                 ),
                 st.sets(st.integers(0, ranks - 1), min_size=1),
                 st.integers(1, 50).map(float),
                 st.sampled_from("ab"),
                 st.sampled_from("xy"),
+                st.dictionaries(st.integers(0, ranks - 1), st.sampled_from((0.25, 0.5, 0.8)), max_size=2),
             ),
             max_size=6,
         )

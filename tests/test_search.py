@@ -85,6 +85,7 @@ def test_gradients_that_cost_only_latency_are_merged_and_large_ones_far_apart_ar
 def test_the_present_cap_is_always_tried_and_lists_only_where_torch_would_obey_them() -> None:
     assert caps_to_try(DdpSettings(bucket_cap_mb=7), [1.0, 25.0]) == [1.0, 25.0, 7]
     assert caps_to_try(DdpSettings(), [1.0]) == [1.0, None]
+    assert {25.0, None} < set(caps_to_try(DdpSettings(bucket_cap_mb=7), []))  # torch's default is not 25
     assert with_cap(Settings(ddp=DdpSettings(bucket_cap_mb_list=(1.0,))), 5).ddp == DdpSettings(bucket_cap_mb=5)
     work = workload([1, 1], [1, 2], 0.1, 10)
     assert can_list(Settings(), work)

@@ -72,6 +72,12 @@ def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[st
     assert printed.startswith(shown)
     assert max(map(len, printed.splitlines())) <= 120
     assert printed.splitlines()[-1] == "next: measure a step with bucket_cap_mb=10 and add it as [[measured]]"
+    assert main(["plan", str(EXAMPLE), "--no-search", "--zero-stage", "1,2,3"]) == 0
+    printed = capsys.readouterr().out
+    rows = [each.split() for each in page.split("```text\n")[3].split("```")[0].splitlines() if "zero_stage" in each]
+    assert len(rows) == 3
+    assert [each.split() for each in printed.splitlines() if "_stage=" in each] == rows
+    assert max(map(len, printed.splitlines())) <= 120
 
 
 def test_a_table_beside_the_description_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from overlapscope.report.amounts import ms, percent, signed_ms, size
-from overlapscope.whatif.answer import Scenario, scenarios
+from overlapscope.whatif.answer import scenarios
 from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.from_run import RecordedCase
 from overlapscope.whatif.lanes import Lanes, lanes
+from overlapscope.whatif.scenario import Scenario
 from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.parts.bars import Segment
 

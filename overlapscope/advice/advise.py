@@ -25,10 +25,11 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.answer import answer
 from overlapscope.whatif.from_run import RecordedCase, from_run
 from overlapscope.whatif.graph_answer import answer_run
 from overlapscope.whatif.kinds import kind_of
+from overlapscope.whatif.scenario import WhatIf
 
 RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     late_launches,

@@ -8,7 +8,7 @@ from overlapscope.advice.of_scenario import of_scenario
 from overlapscope.advice.setting_code import HOOK, setting_code
 from overlapscope.advice.units import spelled
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.whatif.answer import Scenario, WhatIf
+from overlapscope.whatif.scenario import Scenario, WhatIf
 
 VIEW: Final = "gradient_as_bucket_view"
 MOST_SHOWN: Final = 3

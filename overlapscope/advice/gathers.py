@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from overlapscope.advice.of_scenario import of_scenario
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.whatif.answer import WhatIf
+from overlapscope.whatif.scenario import WhatIf
 
 APPLY: Final = {
     "reshard_after_forward": "fully_shard(module, reshard_after_forward=False)",

@@ -62,21 +62,30 @@ def channels_of(run: Run) -> int | None:
 
 def fewer_channels(library: Library, channels: int) -> dict[str, str]:
     """Give how to let collectives have at most so many channels (blocks, hence multiprocessors, of the device)."""
+    return _channels(library, channels, "max", f"{{min_ctas: 1, max_ctas: {channels}, cga_cluster_size: 2}}")
+
+
+def more_channels(library: Library, channels: int) -> dict[str, str]:
+    """Give how to let collectives have at least so many channels."""
+    return _channels(library, channels, "min", f"{{min_ctas: {channels}, max_ctas: {channels}, cga_cluster_size: 2}}")
+
+
+def _channels(library: Library, channels: int, bound: str, megatron: str) -> dict[str, str]:
     found = {}
     ctas = not library.is_rccl and (not library.version or library.version >= CTAS_SINCE)
     if ctas and (not library.torch or library.torch >= TORCH_CONFIG_SINCE):
         found["nccl_communicator"] = (
             "options = torch.distributed.ProcessGroupNCCL.Options()\n"
-            f"options.config.max_ctas = {channels}\n"
+            f"options.config.{bound}_ctas = {channels}\n"
             "group = torch.distributed.new_group(ranks, pg_options=options)  # of this group alone"
         )
     if ctas:
         found["megatron"] = (
-            "--nccl-communicator-config-path nccl.yaml  # of each group its own; in nccl.yaml:\n"
-            f"dp: {{min_ctas: 1, max_ctas: {channels}, cga_cluster_size: 2}}"
+            f"--nccl-communicator-config-path nccl.yaml  # of each group its own; in nccl.yaml:\ndp: {megatron}"
         )
-    name = "NCCL_MAX_CTAS" if ctas else "NCCL_MAX_NCHANNELS"
-    older = "; before NCCL 2.17: NCCL_MAX_NCHANNELS" if ctas and not library.version else ""
+    older_name = f"NCCL_{bound.upper()}_NCHANNELS"
+    name = f"NCCL_{bound.upper()}_CTAS" if ctas else older_name
+    older = f"; before NCCL 2.17: {older_name}" if ctas and not library.version else ""
     found["nccl_variables"] = f"{name}={channels}  # of all communicators of the process{older}"
     return found
 

@@ -1,8 +1,8 @@
 """An answer of the replay as predictions that a later run can be held against."""
 
 from overlapscope.analysis.predictions import Prediction
-from overlapscope.whatif.answer import WhatIf
 from overlapscope.whatif.recorded_steps import Recorded
+from overlapscope.whatif.scenario import WhatIf
 
 
 def noted(told: WhatIf, seen: Recorded, *, made_at: str, version: str) -> list[Prediction]:

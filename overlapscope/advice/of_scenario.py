@@ -4,7 +4,7 @@ from typing import Literal
 
 from overlapscope.advice.given import VERIFY
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.whatif.answer import Scenario, WhatIf
+from overlapscope.whatif.scenario import Scenario, WhatIf
 
 
 def of_scenario(

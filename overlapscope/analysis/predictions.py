@@ -1,6 +1,6 @@
 """What was predicted of a run's other settings, and what later runs measured: how far predictions can be believed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Annotated, Any, Final, Literal
@@ -11,6 +11,8 @@ SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
 SAME: Final = 1e-3
 """Share by which a setting may differ and be the same: torch keeps a cap in whole bytes."""
 MAX_LIST: Final = 3
+CAPS: Final = ("bucket_cap_mb", "bucket_cap_mb_list")
+"""Knobs that do nothing but decide buckets: two of their values are one setting where the buckets are the same."""
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What a file holds is taken from anybody: a larger number could not be reckoned with as a float."""
 Positive = Annotated[int, msgspec.Meta(gt=0, le=2**63 - 1)]
@@ -70,6 +72,8 @@ class Observed:
     step_ns: int
     ranks: int
     gradient_bytes: int
+    has_buckets: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    """Whether other knobs make the very buckets that this run has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,9 @@ def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tup
     found, without = [], []
     for each in seen:
         of_it = [one for one in predictions if _is_workload(one, each)]
-        same = [one for one in of_it if same_setting(one.knobs, each.knobs)]
+        # What is as it was when recorded tests no prediction made from that.
+        changed = [one for one in of_it if not _is_of(one.present, each)]
+        same = [one for one in changed if _is_of(one.knobs, each)]
         if same:
             last = same[-1]
             found.append(
@@ -101,14 +107,28 @@ def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tup
             )
         elif not of_it:
             without.append(f"{each.run}: the predictions are of another model or number of ranks")
-        elif not any(same_setting(one.present, each.knobs) for one in of_it):
-            without.append(f"{each.run}: no prediction is of its settings, {words(each.knobs)}")
+        elif len(changed) == len(of_it):
+            of_torch = each.knobs.get("bucket_cap_mb", 0) is None
+            default = " (torch's default is 25 after a first bucket of 1)" if of_torch else ""
+            without.append(f"{each.run}: no prediction is of its settings, {words(each.knobs)}{default}")
     return found, without
 
 
 def same_setting(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two sets of knobs are one setting."""
     return a.keys() == b.keys() and all(_same(value, b[name]) for name, value in a.items())
+
+
+def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
+    """Whether a run's settings are these: knob by knob, or all but the caps and the same buckets.
+
+    torch's default (`bucket_cap_mb=None`: 25 MiB after a first bucket of 1) is another setting than 25, and makes the
+    same buckets of some models.
+    """
+    if same_setting(knobs, seen.knobs):
+        return True
+    others, own = ({name: value for name, value in each.items() if name not in CAPS} for each in (knobs, seen.knobs))
+    return same_setting(others, own) and seen.has_buckets(knobs)
 
 
 def joined(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Noted:

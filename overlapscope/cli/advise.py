@@ -18,8 +18,8 @@ from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
     from overlapscope.analysis.predictions import Prediction
-    from overlapscope.whatif.answer import WhatIf
     from overlapscope.whatif.from_run import RecordedCase
+    from overlapscope.whatif.scenario import WhatIf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

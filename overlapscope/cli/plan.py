@@ -4,13 +4,16 @@ examples:
   overlapscope plan WORKLOAD.toml
   overlapscope plan WORKLOAD.toml --bucket-cap-mb 1,5,10,25,100 --json
   overlapscope plan WORKLOAD.toml --compress powersgd:2,topk:0.01
+  overlapscope plan WORKLOAD.toml --zero-stage 1,2,3 --partition-mb 4 --priority
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, emit
+from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channel_tables
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compress", metavar="METHOD:N,...", help="gradients sent compressed: powersgd:RANK, topk:SHARE"
     )
+    add_scenario_options(parser)
+    parser.add_argument(
+        "--channels", metavar="N=TABLE,...", help="all-reduces as tables of nccl-tests measured them with so many"
+    )
     parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
     add_output(parser)
 
@@ -36,14 +43,18 @@ def run(args: argparse.Namespace) -> int:
     """Read the description and its table, print the answer."""
     from overlapscope.report import json, whatif_text  # noqa: PLC0415 - keeps --help light
     from overlapscope.whatif.answer import answer  # noqa: PLC0415
+    from overlapscope.whatif.asked import with_asked  # noqa: PLC0415
     from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
 
-    caps = caps_of(args.bucket_cap_mb)
+    caps, by_channels = caps_of(args.bucket_cap_mb), channel_tables(args.channels)
+    asked = replace(asked_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
     compressions = compressions_of(args.compress) if args.compress else []
     document = _document(args.workload)
-    made = plan(document, _tables(document, args.workload.parent))
+    tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
+    made = plan(document, _tables(document, args.workload.parent), tables)
     found = answer(made, caps, search=not args.no_search, compressions=compressions)
+    found = with_asked(found, made, asked, optimizer=document.optimizer.name)
     emit(json.render(found) if args.json else whatif_text.render(found), args)
     return 0
 
@@ -83,8 +94,10 @@ def _document(path: Path) -> "Document":
 
 
 def _tables(document: "Document", folder: Path) -> "Facts | None":
+    return None if document.collectives.file is None else _table(folder / document.collectives.file)
+
+
+def _table(path: Path) -> "Facts":
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
 
-    if document.collectives.file is None:
-        return None
-    return read_inputs([folder / document.collectives.file]).facts
+    return read_inputs([path]).facts

@@ -3,6 +3,7 @@
 examples:
   overlapscope whatif runs/baseline
   overlapscope whatif runs/baseline --bucket-cap-mb 1,5,10,25,100 --json
+  overlapscope whatif runs/baseline --zero-stage 1,2,3 --no-search
   overlapscope whatif runs/fsdp --link-speed 0.5,2 --list
 """
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
 from overlapscope.cli.plan import caps_of
+from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channels_asked
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
@@ -25,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
     parser.add_argument("--link-speed", metavar="N,N,...", help="links so many times as fast (no DDP)")
     parser.add_argument("--algorithm", metavar="NAME,...", help="collectives by these formulas (no DDP)")
+    add_scenario_options(parser)
+    parser.add_argument(
+        "--channels", metavar="N,N,...", help="so many of NCCL's channels: how to try them, no gain told"
+    )
     parser.add_argument("--list", action="store_true", help="say which settings are replayed of this recording")
     parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
     add_output(parser)
@@ -32,13 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the recording, print the answer."""
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.advice.channel_trial import channel_trials  # noqa: PLC0415
+    from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, whatif_text  # noqa: PLC0415
     from overlapscope.whatif.recording import answer_recording  # noqa: PLC0415
 
-    caps, wanted = caps_of(args.bucket_cap_mb), _wanted(args)
+    caps, wanted, asked = caps_of(args.bucket_cap_mb), _wanted(args), asked_of(args)
+    channels = channels_asked(args.channels)
     with Progress("reading") as progress:
         loaded = read_inputs(args.inputs, read_options(args), progress=progress)
     warn("whatif", loaded.sources)
@@ -47,9 +57,11 @@ def run(args: argparse.Namespace) -> int:
             emit(_listed(loaded, as_json=args.json), args)
             return 0
         _fitting(loaded, args)
-        found = answer_recording(loaded, caps, wanted, search=not args.no_search)
+        trials = channel_trials(loaded, channels)
+        found = answer_recording(loaded, caps, wanted, asked, search=not args.no_search)
     except InputError as error:
         raise InputError(f"{args.inputs[0]}: {error}") from error
+    found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
     emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
     return 0
 
@@ -62,7 +74,8 @@ def _fitting(run: "Run", args: argparse.Namespace) -> None:
     kind = kind_of(run)
     given = {"--link-speed": args.link_speed, "--algorithm": args.algorithm}
     if kind != "ddp":
-        given = {"--bucket-cap-mb": args.bucket_cap_mb, "--no-search": args.no_search}
+        given = {"--bucket-cap-mb": args.bucket_cap_mb, "--no-search": args.no_search, "--zero-stage": args.zero_stage}
+        given |= {"--partition-mb": args.partition_mb, "--priority": args.priority}
     for option, value in given.items():
         if value:
             raise UsageError(f"{option} does not go with a recording of kind {kind}: --list says what does")

@@ -10,7 +10,7 @@ from overlapscope.analysis.history import History
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.verdict import Gate
-from overlapscope.whatif.answer import WhatIf
+from overlapscope.whatif.scenario import WhatIf
 
 DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "analysis": Analysis,

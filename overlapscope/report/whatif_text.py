@@ -5,7 +5,7 @@ from typing import Any
 
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import ms, percent
-from overlapscope.whatif.answer import Assumed, Scenario, WhatIf
+from overlapscope.whatif.scenario import Assumed, Scenario, WhatIf
 
 VERDICTS = {
     "change": "Worth changing",
@@ -14,6 +14,8 @@ VERDICTS = {
 }
 MAX_LIST = 3
 MIB = 1 << 20
+NOT_ADVISED = frozenset({"zero_stage", "channels"})
+"""Knobs that are shown where somebody asks for them."""
 
 
 def render(answer: WhatIf, *, recorded: bool = False) -> str:
@@ -25,6 +27,7 @@ def render(answer: WhatIf, *, recorded: bool = False) -> str:
         _bounds(answer),
         told,
         _reasons(answer),
+        _trials(answer),
         _next(answer, recorded=recorded),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -67,6 +70,9 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
     remarks = ["measured"] if scenario.known_from == "measured" else []
     remarks += ["changes numerics"] if scenario.changes_numerics else []
     remarks += ["no setting"] if scenario.hypothetical else []
+    if "zero_stage" in scenario.knobs:
+        more = (scenario.memory_bytes - answer.scenarios[0].memory_bytes) / MIB
+        remarks.append(f"assumed, {more:+,.1f} MiB a rank")
     near = answer.flat_region.get("bucket_cap_mb", [])
     if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not remarks:
         remarks.append("near the best")
@@ -110,13 +116,25 @@ def _reasons(answer: WhatIf) -> str:
     return "\n".join(f"- {each}" for each in answer.reasons)
 
 
+def _trials(answer: WhatIf) -> str:
+    """Give what may be tried without a gain that is known."""
+    lines = ["To try, without a gain that is known:"] if answer.trials else []
+    for each in answer.trials:
+        lines.append(f"  {_knobs(each.knobs, {})}: {each.why}")
+        lines += [f"    {line}" for text in each.apply.values() for line in text.splitlines()]
+    return "\n".join(lines)
+
+
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
         return "next: overlapscope analyze RUN, which says what held the late rank"
     plain = [
         each
         for each in answer.scenarios
-        if each.known_from != "measured" and not each.changes_numerics and not each.hypothetical
+        if each.known_from != "measured"
+        and not each.changes_numerics
+        and not each.hypothetical
+        and not NOT_ADVISED & each.knobs.keys()
     ]
     told = [each for each in plain if each.knobs == answer.best.knobs]
     told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]

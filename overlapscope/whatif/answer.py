@@ -22,10 +22,10 @@ from overlapscope.whatif.calibrate import (
 )
 from overlapscope.whatif.compression import Compression
 from overlapscope.whatif.ddp_step import HALF, Settings, bucket_memory_bytes, buckets_of, ddp_job
-from overlapscope.whatif.kinds import Kind
 from overlapscope.whatif.paired import gains
 from overlapscope.whatif.plan import MS
 from overlapscope.whatif.replay import Gap, Work
+from overlapscope.whatif.scenario import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 from overlapscope.whatif.search import can_list, caps_to_try, improved, merged, with_cap, with_groups
 from overlapscope.whatif.workload import Workload
 
@@ -36,95 +36,6 @@ COMPRESSED: Final = (
 )
 ONE_MEASURED: Final = 2**0.5
 """By how much one measured step is surer than the difference of two: a replayed gain stands beside one only."""
-SCHEMA: Literal["overlapscope.whatif/1"] = "overlapscope.whatif/1"
-
-
-class Baseline(msgspec.Struct, kw_only=True, frozen=True):
-    """The present settings, measured and replayed."""
-
-    knobs: dict[str, Any]
-    measured_step_ns: int | None
-    replayed_step_ns: int
-    replay_error: float | None
-    """The worst miss of a measured step, as a share of it; null where none was measured."""
-
-
-class Scenario(msgspec.Struct, kw_only=True, frozen=True):
-    """A step under other settings. Intervals are 90 %."""
-
-    knobs: dict[str, Any]
-    predicted_step_ns: int
-    low_ns: int
-    high_ns: int
-    gain: float
-    """1 - replayed / replayed with the present settings, or 1 - measured / measured where both were measured."""
-    gain_low: float
-    gain_high: float
-    exposed_comm_ns: int
-    memory_bytes: int
-    """Of buckets beside the gradients themselves; of parameters that are gathered for longer than as recorded."""
-    buckets: int
-    """0 where nothing is reduced in buckets."""
-    changes_numerics: bool
-    hypothetical: bool
-    """What no setting brings about: a faster link, no late ranks."""
-    known_from: Literal["measured", "replay"]
-
-
-class Bounds(msgspec.Struct, kw_only=True, frozen=True):
-    """What no setting can beat, and the worst."""
-
-    no_comm_ns: int
-    perfect_overlap_ns: int
-    no_overlap_ns: int
-
-
-class Interval(msgspec.Struct, kw_only=True, frozen=True):
-    """How much compute and communication slow each other."""
-
-    slowdown: float
-    low: float
-    high: float
-    identified: bool
-    reason: str
-
-
-class Assumed(msgspec.Struct, kw_only=True, frozen=True):
-    """What nobody measured, and the step of the best scenario as it varies."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    known_from: str
-    step_low_ns: int
-    step_high_ns: int
-
-
-class Best(msgspec.Struct, kw_only=True, frozen=True):
-    """The settings with the shortest predicted step."""
-
-    knobs: dict[str, Any]
-
-
-class WhatIf(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schema"}):
-    """The content of `overlapscope.whatif/1`. Times are integer nanoseconds, missing is null."""
-
-    schema_: Literal["overlapscope.whatif/1"] = SCHEMA
-    kind: Kind = "ddp"
-    """How the job splits its model over ranks: what can be replayed depends on it."""
-    baseline: Baseline
-    scenarios: list[Scenario]
-    bounds: Bounds
-    verdict: Literal["change", "no_change", "insufficient_data"]
-    waiting: bool = False
-    """Whether waiting for a late rank dominates: no setting is advised before what holds it is found."""
-    best: Best
-    flat_region: dict[str, list[Any]]
-    """Values of a knob whose steps the noise does not tell from the best one's."""
-    reasons: list[str]
-    interference: Interval
-    assumptions: list[Assumed]
 
 
 class Case(Protocol):

@@ -12,8 +12,9 @@ from typing import Final, Self
 import numpy as np
 
 from overlapscope.timeline.columns import Floats
-from overlapscope.whatif.ddp_step import Settings, ddp_job
+from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.replay import Job, Replay, replay
+from overlapscope.whatif.step_job import step_job
 from overlapscope.whatif.workload import Interference, Workload
 
 PRIOR: Final = (1.2, 1.3, 1.4)
@@ -114,7 +115,7 @@ class Predictions:
 
 def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
     """Give the replayed step with compute and collectives slowing each other so much."""
-    return _replayed(workload, ddp_job(workload, settings), slowdown).step_ns
+    return _replayed(workload, step_job(workload, settings), slowdown).step_ns
 
 
 def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
@@ -157,7 +158,7 @@ def predict(
     nominal = {each.name: each.value for each in assumptions}
     base = build(nominal)
     found = fit(base, measured, noise)
-    jobs = [ddp_job(base, each) for each in settings]
+    jobs = [step_job(base, each) for each in settings]
     results = [_replayed(base, job, found.slowdown) for job in jobs]
     rows, names = [[each.step_ns for each in results]], [""]
     for each in assumptions:
@@ -192,15 +193,15 @@ def _predict_told(
 ) -> Predictions:
     nominal = {**{each.name: each.value for each in assumptions}, SLOWDOWN: told.slowdown}
     base = build(nominal)
-    results = [replay(ddp_job(base, each)) for each in settings]
+    results = [replay(step_job(base, each)) for each in settings]
     rows, names = [[each.step_ns for each in results]], [""]
     ranges = [*((each.name, each.low, each.high) for each in assumptions), (SLOWDOWN, told.low, told.high)]
     for name, *ends in ranges:
         for value in ends:
             workload = build({**nominal, name: value})
-            rows.append([replay(ddp_job(workload, one)).step_ns for one in settings])
+            rows.append([replay(step_job(workload, one)).step_ns for one in settings])
             names.append(name)
-    misses = [replay(ddp_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
+    misses = [replay(step_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
     return Predictions(
         settings=tuple(settings),
         steps_ns=np.array(rows),
@@ -231,7 +232,7 @@ def _replayed(workload: Workload, job: Job, slowdown: float) -> Replay:
 
 def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float], float]:
     """Give the function that tells by what share, on the mean, a slowdown's replays exceed the measured steps."""
-    jobs = [ddp_job(workload, each.settings) for each in measured]
+    jobs = [step_job(workload, each.settings) for each in measured]
 
     def missed(slowdown: float) -> float:
         steps = [_replayed(workload, job, slowdown).step_ns for job in jobs]

@@ -4,9 +4,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from overlapscope.whatif.answer import Case, Scenario, scenarios
+from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings, buckets_of
+from overlapscope.whatif.scenario import Scenario
 from overlapscope.whatif.search import with_cap
 from overlapscope.whatif.workload import Workload
 

@@ -6,10 +6,11 @@ from math import prod
 
 import numpy as np
 
-from overlapscope.whatif.buckets import Bucket, DdpSettings, ddp_buckets
+from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, ddp_buckets
 from overlapscope.whatif.compression import Compression, sent, sent_ns
 from overlapscope.whatif.curves import Curve
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
+from overlapscope.whatif.sharding import Sharding, saved_bytes
 from overlapscope.whatif.workload import Workload, curve_of
 
 HALF = 0.5
@@ -32,6 +33,14 @@ class Settings:
     """Share of each gradient's bytes that is sent: 0.5 where float32 is cast to 16 bits by a hook."""
     compression: Compression | None = None
     """A hook that sends something else for gradients."""
+    sharding: Sharding | None = None
+    """A stage of ZeRO: another step than DistributedDataParallel's, see `sharded_step`."""
+    partition_mb: float | None = None
+    """MiB of the pieces in which a bucket is sent; None sends it whole."""
+    priority: bool = False
+    """What the next forward needs first is sent first, and is all that it waits for, see `priority_step`."""
+    channels: int | None = None
+    """Channels of NCCL, of those for which the workload has a curve; None for the present ones."""
     link_speed: float = 1.0
     """No setting, but what would be with links so many times as fast."""
     late_ranks: bool = True
@@ -40,7 +49,7 @@ class Settings:
     @property
     def hypothetical(self) -> bool:
         """Whether no setting alone would bring it about."""
-        return self.link_speed != 1 or not self.late_ranks
+        return self.link_speed != 1 or not self.late_ranks or self.priority or self.partition_mb is not None
 
     def knobs(self) -> dict[str, object]:
         """Give what differs from torch's defaults, in torch's words."""
@@ -55,6 +64,14 @@ class Settings:
             found["hook"] = "16-bit" if self.communicated == HALF else self.communicated
         if self.compression is not None:
             found["hook"] = self.compression.words
+        if self.sharding is not None:
+            found["zero_stage"] = self.sharding.stage
+        if self.partition_mb is not None:
+            found["partition_mb"] = self.partition_mb
+        if self.priority:
+            found["priority"] = True
+        if self.channels is not None:
+            found["channels"] = self.channels
         if self.link_speed != 1:
             found["link_speed"] = self.link_speed
         if not self.late_ranks:
@@ -80,10 +97,15 @@ def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
 def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
     """Give the memory that buckets take beside gradients: none where gradients are views of them.
 
-    Compression keeps the error of all gradients for the next step.
+    Compression keeps the error of all gradients for the next step. What a stage of ZeRO shards is taken off.
     """
+    sizes = workload.gradients.sizes_bytes
     copies = (not settings.gradient_as_bucket_view) + (settings.compression is not None)
-    return copies * int(workload.gradients.sizes_bytes.sum())
+    taken = copies * int(sizes.sum())
+    if settings.sharding is not None:
+        largest = max(int(sizes[list(each.parameters)].sum()) for each in buckets_of(workload, settings))
+        taken -= saved_bytes(workload, settings.sharding, largest)
+    return taken
 
 
 def ddp_job(workload: Workload, settings: Settings) -> Job:
@@ -91,60 +113,77 @@ def ddp_job(workload: Workload, settings: Settings) -> Job:
 
     Raises KeyError where the workload has no curve for a collective that is needed.
     """
-    lateness = (settings.late_ranks and workload.lateness_ns) or (0.0,)
-    ranks = tuple(sorted({late: rank for rank, late in reversed(list(enumerate(lateness)))}.values()))
-    reductions = _reductions(workload, settings)
+    reductions = reductions_of(workload, settings)
     transfers: list[Transfer] = []
     body: list[Instruction] = [Gap(workload.host_gap_ns)] if workload.host_gap_ns else []
     for turn in range(settings.accumulation):
         synced = turn == settings.accumulation - 1 or not settings.no_sync
-        body += _passes(workload, reductions if synced else [], ranks, transfers)
+        body += _passes(workload, reductions if synced else [], transfers)
     if workload.optimizer_ns:
         body.append(Work(workload.optimizer_ns))
+    return of_ranks(workload, settings, body, transfers)
+
+
+def of_ranks(workload: Workload, settings: Settings, body: Sequence[Instruction], transfers: Sequence[Transfer]) -> Job:
+    """Give the job in which all ranks do the same, each as late as it is; all take part in every transfer."""
+    lateness = (settings.late_ranks and workload.lateness_ns) or (0.0,)
+    ranks = tuple(sorted({late: rank for rank, late in reversed(list(enumerate(lateness)))}.values()))
     return Job(
         programmes={rank: [Gap(lateness[rank]), *body] if lateness[rank] else body for rank in ranks},
-        transfers=[replace(each, alone_ns=each.alone_ns / settings.link_speed) for each in transfers],
+        transfers=[replace(each, ranks=ranks, alone_ns=each.alone_ns / settings.link_speed) for each in transfers],
         interference=workload.interference,
         width=workload.comm_width,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduction:
-    """An all-reduce of a bucket: when its gradients are ready, what it takes, and the work around it."""
+class Reduction:
+    """An all-reduce of a bucket: when its gradients are ready, what its pieces take, and the work around it."""
 
     launch_ns: float
-    alone_ns: float
+    pieces_ns: tuple[float, ...]
     before_ns: float
     after_ns: float
 
 
-def _reductions(workload: Workload, settings: Settings) -> list[_Reduction]:
-    """Give the reductions of a backward pass in the order of launch: a bucket also waits for those before it."""
+def reductions_of(workload: Workload, settings: Settings) -> list[Reduction]:
+    """Give the reductions of a backward pass in the order of launch: a bucket also waits for those before it.
+
+    They are the buckets' in order; behind them, where unused parameters are looked for, that of the used ones.
+    """
     gradients = workload.gradients
     members = [list(each.parameters) for each in buckets_of(workload, settings)]
-    curve = curve_of(workload, "all_reduce", workload.world_size)
+    curve = dict(workload.by_channels).get(settings.channels or 0)
+    curve = curve or curve_of(workload, "all_reduce", workload.world_size)
     sizes = np.array([gradients.sizes_bytes[each].sum() for each in members], np.float64)
     ready = np.maximum.accumulate([gradients.ready_ns[each].max() for each in members])
     # Every gradient is divided by the world size: into its bucket, or in place where it is a view of it. Copies that
     # are no views are also copied back (`Reducer::mark_variable_ready_dense` and `finalize_bucket_dense`).
     once = workload.pass_ns_per_byte * sizes
     back = once * (not settings.gradient_as_bucket_view)
-    alone = curve.at(sizes * settings.communicated)
+    alone = [tuple(curve.at(_pieces(size, settings.partition_mb)).tolist()) for size in sizes * settings.communicated]
     cost = once
     if settings.compression is not None:
-        alone = np.array([_compressed_ns(workload, settings.compression, each, curve) for each in members])
+        alone = [(_compressed_ns(workload, settings.compression, each, curve),) for each in members]
         cost = once * (1 + settings.compression.passes)
     found = [
-        _Reduction(*each)
-        for each in zip(
-            ready.tolist(), alone.tolist(), (workload.per_bucket_ns + cost).tolist(), back.tolist(), strict=True
-        )
+        Reduction(*each)
+        for each in zip(ready.tolist(), alone, (workload.per_bucket_ns + cost).tolist(), back.tolist(), strict=True)
     ]
     if not settings.ddp.rebuilds:
         used = float(curve.at(_USED_MAP_BYTES * len(gradients.names)))
-        found.append(_Reduction(workload.forward_ns + workload.backward_ns, used, 0.0, 0.0))
+        found.append(Reduction(workload.forward_ns + workload.backward_ns, (used,), 0.0, 0.0))
     return found
+
+
+def _pieces(size_bytes: float, partition_mb: float | None) -> list[float]:
+    """Give the sizes of the pieces in which a bucket is sent."""
+    if partition_mb is None:
+        return [size_bytes]
+    limit = partition_mb * MIB
+    whole = int(size_bytes // limit)
+    rest = size_bytes - whole * limit
+    return [limit] * whole + ([rest] if rest or not whole else [])
 
 
 def _compressed_ns(workload: Workload, compression: Compression, members: Sequence[int], curve: Curve) -> float:
@@ -154,17 +193,16 @@ def _compressed_ns(workload: Workload, compression: Compression, members: Sequen
     return sent_ns(sent(compression, shapes, item_bytes, workload.world_size), curve)
 
 
-def _passes(
-    workload: Workload, reductions: Sequence[_Reduction], ranks: tuple[int, ...], transfers: list[Transfer]
-) -> list[Instruction]:
+def _passes(workload: Workload, reductions: Sequence[Reduction], transfers: list[Transfer]) -> list[Instruction]:
     """Give a forward and a backward pass with its launches, and the waits that end it; adds to `transfers`."""
-    marks = _placed_marks(workload, ranks, transfers)
+    marks = _placed_marks(workload, transfers)
     waits: list[Instruction] = []
     for each in reductions:
         work: list[Instruction] = [Work(each.before_ns)] if each.before_ns else []
-        marks.append((each.launch_ns, [*work, Launch(len(transfers))]))
-        waits += [Wait(len(transfers)), *([Work(each.after_ns)] if each.after_ns else [])]
-        transfers.append(Transfer(ranks=ranks, alone_ns=each.alone_ns))
+        pieces = range(len(transfers), len(transfers) + len(each.pieces_ns))
+        marks.append((each.launch_ns, [*work, *map(Launch, pieces)]))
+        waits += [*map(Wait, pieces), *([Work(each.after_ns)] if each.after_ns else [])]
+        transfers += [Transfer(ranks=(), alone_ns=ns) for ns in each.pieces_ns]
     end = workload.forward_ns + workload.backward_ns
     body: list[Instruction] = []
     at = 0.0
@@ -176,15 +214,13 @@ def _passes(
     return body + waits
 
 
-def _placed_marks(
-    workload: Workload, ranks: tuple[int, ...], transfers: list[Transfer]
-) -> list[tuple[float, list[Instruction]]]:
+def _placed_marks(workload: Workload, transfers: list[Transfer]) -> list[tuple[float, list[Instruction]]]:
     """Add the collectives that stand where they stand, and give where they are launched and waited for."""
     marks: list[tuple[float, list[Instruction]]] = []
     for each in workload.placed:
         number = len(transfers)
         alone = float(curve_of(workload, each.op, len(each.ranks)).at(each.bytes))
-        transfers.append(Transfer(ranks=ranks, alone_ns=alone, stream=each.stream, link=each.link))
+        transfers.append(Transfer(ranks=(), alone_ns=alone, stream=each.stream, link=each.link))
         needed = workload.forward_ns + workload.backward_ns if each.needed_ns is None else each.needed_ns
         marks.append((each.launch_ns, [Launch(number)]))
         marks.append((needed, [Wait(number)]))

@@ -81,7 +81,7 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
         found += [
             Trial(
                 knobs={"modules_per_group": many},
-                change=lambda one, latency, many=many: grouped(one, many, latency),  # type: ignore[misc]
+                change=lambda one, parts, many=many: grouped(one, many, parts.latency_ns),  # type: ignore[misc]
                 memory_bytes=(many - 1) * largest,
             )
             for many in GROUPS

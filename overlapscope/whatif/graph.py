@@ -5,7 +5,7 @@ launched one, and where it could not go on without one. `graph_job` frees it of 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
@@ -27,7 +27,7 @@ class Call:
     """Those that were recorded."""
     group_size: int
     own_ns: float
-    """Time of its link that it took for itself."""
+    """Time of its link that it took for itself, until the first member had it."""
     recorded_ns: float
     """The same as recorded, whatever was changed since."""
     beside: float
@@ -37,6 +37,8 @@ class Call:
     dimension: str | None = None
     phase: str | None = None
     module: str | None = None
+    late_ns: Mapping[int, float] = field(default_factory=dict)
+    """How much more time of the link went by until other members had it, as recorded; those that had it last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,36 +83,38 @@ class Slowed:
 def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
     """Give the job to replay, where collectives take `transfer_time` times as long.
 
-    Of what a rank saw them end late, `late_share` goes with the time that they take.
+    Of what a rank saw them end late, `late_share` is time of the link, the rest its own.
     """
-    late = [
-        1 + late_share * (transfer_time * each.own_ns / each.recorded_ns - 1) if each.recorded_ns else 1.0
-        for each in graph.calls
-    ]
     return Job(
-        programmes={rank: _free(items, slowed.compute, late) for rank, items in graph.programmes.items()},
-        transfers=[
-            Transfer(
-                ranks=each.ranks,
-                alone_ns=transfer_time * each.own_ns / (1 + (slowed.comm - 1) * each.beside),
-                stream=each.stream,
-                link=each.link,
-            )
-            for each in graph.calls
-        ],
+        programmes={rank: _free(items, slowed.compute, late_share) for rank, items in graph.programmes.items()},
+        transfers=[_transfer(each, slowed.comm, transfer_time, late_share) for each in graph.calls],
         interference=Interference(compute=slowed.compute, comm=slowed.comm),
         width=graph.width,
     )
 
 
-def _free(items: Sequence[Item], slowdown: float, late: Sequence[float]) -> list[Instruction]:
+def _transfer(call: Call, slowed: float, transfer_time: float, late_share: float) -> Transfer:
+    pace = transfer_time / (1 + (slowed - 1) * call.beside)
+    later = late_share * (call.own_ns / call.recorded_ns if call.recorded_ns else 1.0)
+    total = call.own_ns + later * max(call.late_ns.values(), default=0.0)
+    had = {rank: call.own_ns + later * call.late_ns.get(rank, 0.0) for rank in call.ranks}
+    return Transfer(
+        ranks=call.ranks,
+        alone_ns=total * pace,
+        stream=call.stream,
+        link=call.link,
+        early={rank: ns / total for rank, ns in had.items() if 0 < ns < total},
+    )
+
+
+def _free(items: Sequence[Item], slowdown: float, late_share: float) -> list[Instruction]:
     lost = 1 - 1 / slowdown
     found: list[Instruction] = []
     for each in items:
         if isinstance(each, Busy):
             found.append(Work(each.ns - each.beside_ns * lost))
         elif isinstance(each, Late):
-            found.append(Gap(each.ns * late[each.collective]))
+            found.append(Gap(each.ns * (1 - late_share)))
         else:
             found.append(each)
     return found

@@ -14,16 +14,16 @@ from overlapscope.analysis.across import Across
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
 from overlapscope.whatif.graph import Graph, Item, Slowed, graph_job
-from overlapscope.whatif.graph_case import GraphCase, graph_case
-from overlapscope.whatif.graph_changes import Trial, faster_link, in_16_bits, other_algorithm, straggler_removed
+from overlapscope.whatif.graph_case import HOST_SHARE, GraphCase, graph_case
+from overlapscope.whatif.graph_changes import Parts, Trial, faster_link, in_16_bits, other_algorithm, straggler_removed
 from overlapscope.whatif.interference import SPREAD
 from overlapscope.whatif.pipeline_bubble import bubble_notes
 from overlapscope.whatif.replay import Launch, Replay, StuckError, Wait, replay
+from overlapscope.whatif.scenario import Assumed, Baseline, Best, Bounds, Interval, Scenario, WhatIf
 
 MOST_VARIED: Final = 4_000
 """Calls of all ranks and steps that are replayed under every variation of what is assumed."""
@@ -59,9 +59,10 @@ def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str =
 
 def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
     """Predict what a case tells."""
+    case = _that_end(case)
     trials, left = trials_of(case, wanted)
     trials, stuck = _possible(case, trials)
-    seen = _tried(case, trials)
+    seen = _replayed(case, trials)
     rows = _rows(case, trials, seen)
     notes = [*left, *stuck, *case.notes]
     if case.kind == "pipeline":
@@ -107,27 +108,41 @@ def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
     return found, why
 
 
+def _that_end(case: GraphCase) -> GraphCase:
+    """Give the case without the steps whose own replay cannot end; raises InputError where none does."""
+    ending = tuple(each for each in case.graphs if not _sticks(each))
+    if not ending:
+        raise InputError("its ranks launched collectives in orders that cannot end: times or pairing are wrong")
+    if len(ending) == len(case.graphs):
+        return case
+    note = f"{len(case.graphs) - len(ending)} recorded steps have launches that cannot end so, and are left out"
+    return replace(case, graphs=ending, notes=(*case.notes, note))
+
+
 def _possible(case: GraphCase, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """Give the trials whose steps can end: a change may order launches differently on ranks that were recorded so."""
+    """Give the trials whose steps can all end: a change may order launches differently on ranks that were recorded so.
+
+    One that cannot costs itself: which steps end must not decide what a median is taken of.
+    """
     found: list[Trial] = []
     why = []
     for each in trials:
-        try:
-            replay(graph_job(each.change(case.middle, 0.0), Slowed()))
-        except StuckError:
-            why.append(f"{' '.join(each.knobs)} is not replayed: its ranks launch in orders that cannot be changed so")
+        stuck = sum(_sticks(each.change(graph, Parts())) for graph in case.graphs)
+        if stuck:
+            of = f"{stuck} of {len(case.graphs)} recorded steps" if stuck < len(case.graphs) else "its steps"
+            name = ", ".join(f"{knob}={value}" for knob, value in each.knobs.items())
+            why.append(f"{name} is not replayed: ranks launch in orders that cannot be changed so in {of}")
         else:
             found.append(each)
     return found, why
 
 
-def _tried(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
+def _sticks(graph: Graph) -> bool:
     try:
-        return _replayed(case, trials)
-    except StuckError as error:
-        raise InputError(
-            f"its ranks launched collectives in orders that cannot end ({error}): times or pairing are wrong"
-        ) from error
+        replay(graph_job(graph, Slowed()))
+    except StuckError:
+        return True
+    return False
 
 
 def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
@@ -149,7 +164,7 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
                 rows.append(rows[0])
                 names.append(name)
                 continue
-            again = name == "latency_us"
+            again = name in ("latency_us", HOST_SHARE)
             changed = [_all(one, trials, values) if again else as_taken[case.graphs.index(one)] for one in few]
             varied = np.array([[_step(each, values) for each in graphs] for graphs in changed])
             as_assumed = of_steps[[case.graphs.index(one) for one in few]]
@@ -178,7 +193,8 @@ def _few(case: GraphCase) -> list[Graph]:
 
 def _all(graph: Graph, trials: Sequence[Trial], values: Mapping[str, float]) -> list[Graph]:
     """Give a step as it is, and under each trial."""
-    return [graph, *(each.change(graph, values["latency_us"] * US) for each in trials)]
+    parts = Parts(latency_ns=values["latency_us"] * US, host_share=values.get(HOST_SHARE, 0.0))
+    return [graph, *(each.change(graph, parts) for each in trials)]
 
 
 def _step(graph: Graph, values: Mapping[str, float]) -> float:
@@ -194,16 +210,18 @@ def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
 def _rows(case: GraphCase, trials: Sequence[Trial], seen: _Replayed) -> list[Scenario]:
     base = case.measured_ns
     half = np.sqrt(_varied(seen) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
-    half[0] = case.noise
+    # A gain is of one run; a step is held against another one, which drifts.
+    apart = np.sqrt(half**2 + case.drift**2)
+    half[0] = apart[0] = case.noise
     rows = []
     for place, trial in enumerate((None, *trials)):
-        share, width = float(seen.shares[0, place]), float(half[place])
+        share, width, wider = float(seen.shares[0, place]), float(half[place]), float(apart[place])
         rows.append(
             Scenario(
                 knobs={} if trial is None else dict(trial.knobs),
                 predicted_step_ns=round(base * share),
-                low_ns=round(base * (share - width)),
-                high_ns=round(base * (share + width)),
+                low_ns=round(base * (share - wider)),
+                high_ns=round(base * (share + wider)),
                 gain=1 - share,
                 gain_low=0.0 if trial is None else 1 - share - width,
                 gain_high=0.0 if trial is None else 1 - share + width,

@@ -9,7 +9,10 @@ from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, clip, length, union
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.graph import P2P, Call
-from overlapscope.whatif.recorded_link import own_times
+from overlapscope.whatif.link_shares import alone_times, times_of_link
+
+Kind = tuple[str, str, int]
+"""Link, operation and bytes of a call: calls of one kind take about as long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +40,11 @@ class StepCalls:
     begun_ns: Ints
     """When the last member began."""
     done_ns: Ints
-    """When the transfer had ended; a member may see that later."""
+    """When the transfer had ended for the first; a member may see that later."""
+    last_ns: Ints
+    """When the last member saw it end, where threads run it; else as for the first."""
+    late_ns: Sequence[Mapping[int, float]]
+    """By how much later than the first each of the others saw it end, where threads run it."""
     members: Sequence[tuple[int, ...]]
     first: Sequence[tuple[int, int]]
     """A member, and its row."""
@@ -61,16 +68,23 @@ def step_calls(seen: Mapping[int, Seen], *, on_host: bool) -> StepCalls:
     least = np.where(seen_early & (apart > 0), np.minimum(apart, least), least)
     done = np.minimum(latest + least, ended)
     ranks, rows = of_rank[order], row[order]
+    later = np.where(on_host, np.maximum(end[order] - np.repeat(done, counts), 0), 0)
     return StepCalls(
         number=unique,
         begun_ns=done - least,
         done_ns=done,
-        members=[
-            tuple(sorted(ranks[at : at + many].tolist()))
-            for at, many in zip(starts.tolist(), counts.tolist(), strict=True)
+        last_ns=done + (np.maximum.reduceat(later, starts) if unique.size else number),
+        late_ns=[
+            {rank: float(ns) for rank, ns in zip(*pair, strict=True) if ns}
+            for pair in zip(_parted(ranks, starts, counts), _parted(later, starts, counts), strict=True)
         ],
+        members=[tuple(sorted(each)) for each in _parted(ranks, starts, counts)],
         first=[(int(ranks[at]), int(rows[at])) for at in starts.tolist()],
     )
+
+
+def _parted(values: Ints, starts: Ints, counts: Ints) -> list[list[int]]:
+    return [values[at : at + many].tolist() for at, many in zip(starts.tolist(), counts.tolist(), strict=True)]
 
 
 def described(run: Run, calls: StepCalls) -> list[Call]:
@@ -112,18 +126,44 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
     return found
 
 
-def sharing(found: list[Call], computing: Mapping[int, Intervals], calls: StepCalls) -> list[Call]:
+def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[Kind, float]:
+    """Give what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
+    found: dict[Kind, list[float]] = {}
+    for told, calls in steps:
+        for places in _by_link(told).values():
+            kinds = [_kind(told[at]) for at in places]
+            for kind, times in alone_times(kinds, calls.begun_ns[places], calls.last_ns[places]).items():
+                found.setdefault(kind, []).extend(times)
+    return {kind: float(np.median(times)) for kind, times in found.items()}
+
+
+def sharing(
+    told: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[Kind, float]
+) -> list[Call]:
     """Give the calls with the time of their link that each took, and the share of it beside compute."""
-    busy: dict[tuple[int, ...], Intervals] = {}
-    links: dict[str, list[int]] = {}
-    for at, each in enumerate(found):
-        links.setdefault(each.link, []).append(at)
-        if each.ranks not in busy:
-            busy[each.ranks] = union(*((computing[rank].starts, computing[rank].ends) for rank in each.ranks))
-    for places in links.values():
-        begun, done = calls.begun_ns[places], calls.done_ns[places]
-        took = own_times(begun.astype(np.float64), done.astype(np.float64))
-        for at, ns, start, end in zip(places, took.tolist(), begun.tolist(), done.tolist(), strict=True):
-            beside = length(clip(busy[found[at].ranks], start, end)) / max(end - start, 1)
-            found[at] = replace(found[at], own_ns=ns, recorded_ns=ns, beside=beside)
+    found = list(told)
+    busy = {
+        ranks: union(*((computing[rank].starts, computing[rank].ends) for rank in ranks))
+        for ranks in {each.ranks for each in told}
+    }
+    for places in _by_link(told).values():
+        begun, last = calls.begun_ns[places], calls.last_ns[places]
+        took = times_of_link([_kind(told[at]) for at in places], begun, last, usual)
+        for at, ns, start, end in zip(places, took.tolist(), begun.tolist(), last.tolist(), strict=True):
+            beside = length(clip(busy[told[at].ranks], start, end)) / max(end - start, 1)
+            pace = ns / max(end - start, 1)
+            own = pace * (calls.done_ns[at] - start)
+            late = {rank: pace * each for rank, each in calls.late_ns[at].items()}
+            found[at] = replace(told[at], own_ns=own, recorded_ns=own, beside=beside, late_ns=late)
     return found
+
+
+def _by_link(told: Sequence[Call]) -> dict[str, list[int]]:
+    links: dict[str, list[int]] = {}
+    for at, each in enumerate(told):
+        links.setdefault(each.link, []).append(at)
+    return links
+
+
+def _kind(call: Call) -> Kind:
+    return call.link, call.op, call.bytes

@@ -19,8 +19,15 @@ from overlapscope.whatif.kinds import Kind, kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
 from overlapscope.whatif.recorded_link import line, told_latency
 
-LATE_SHARE: Final = (0.0, 0.5, 1.0)
-"""Share of what ranks see collectives end late that is their link's, and goes with what they take."""
+LATE_SHARE: Final = (0.5, 1.0, 1.0)
+"""Share of what ranks see collectives end late that is their link's, and goes with what they take: the link's is what
+one rate of a link tells of another (gloo's last member to call a gather has it half as long again after the first, at
+300 as at 600 Mbit/s); what is left is want of a core."""
+HOST_SHARE: Final = "host_share"
+"""Name of the share of a transfer over sockets that is its host's and does not go with its link ..."""
+OF_HOST: Final = (0.0, 0.06, 0.22)
+"""... and what it is taken to be: what links half and twice as fast told of it in eleven jobs at 300 to 1200 Mbit/s,
+the median and the range of nine in ten; more at higher rates (see benchmarks/WHATIF_FSDP.md)."""
 FEW_STEPS: Final = 3
 FEW_NOISE: Final = 0.03
 """What noise is taken to be where fewer steps were recorded: they do not tell it."""
@@ -35,6 +42,10 @@ class GraphCase:
     told: Fit
     assumptions: tuple[Assumption, ...]
     noise: float
+    """By what share the median step may be off, as far as its steps tell."""
+    drift: float
+    """By what share the step of another run of these settings may differ: as much as one recorded step does. What moves
+    a step for minutes moves all that a short recording has, so that more of them do not make it surer."""
     straggler: int | None
     """The rank that the others waited for most, where its work can be compared with theirs."""
     waited: float
@@ -78,6 +89,7 @@ def graph_case(run: Run, together: Across) -> GraphCase:
         told=_told(run, found.moving, device=device),
         assumptions=tuple(_assumptions(found.graphs, device=device, partly=missing > 0 or len(run.ranks) < 2)),
         noise=noise,
+        drift=FEW_NOISE if few else max(SPREAD * spread, LEAST_NOISE),
         straggler=most if most is not None and alike(found.graphs[0]) else None,
         waited=sum(each.wait_ns for each in together.waits.values()) / total if total else 0.0,
         waited_for=most,
@@ -105,8 +117,11 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
     found = [Assumption(name="comm_share", value=value, low=low, high=high, known_from=how)]
     if not device:
         low, value, high = LATE_SHARE
-        how = "taken to be half: the rest is want of a core"
+        how = "taken to be all; what is not is want of a core"
         found.append(Assumption(name="late_ends_of_links", value=value, low=low, high=high, known_from=how))
+        low, value, high = OF_HOST
+        how = "of transfers, whatever the link: measured elsewhere"
+        found.append(Assumption(name=HOST_SHARE, value=value, low=low, high=high, known_from=how))
     low, value, high = LATENCY_US[device]
     how = "a prior: calls of about one size do not tell it"
     sizes, times = _transfers(graphs)

@@ -15,22 +15,33 @@ HALVED: Final = frozenset({"float32"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What of a call's time does not go with its bytes, or not with its link: nobody measured either."""
+
+    latency_ns: float = 0.0
+    host_share: float = 0.0
+    """Share that is its host's, which copies to and from sockets, whatever the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """A change to try on every recorded step."""
 
     knobs: Mapping[str, Any]
-    change: Callable[[Graph, float], Graph]
-    """Of a step, given the latency of a call in ns."""
+    change: Callable[[Graph, Parts], Graph]
+    """Of a step, given what its calls' times are made of."""
     memory_bytes: int = 0
     changes_numerics: bool = False
     hypothetical: bool = False
 
 
 def faster_link(speed: float) -> Trial:
-    """Links so many times as fast, latency and all."""
+    """Links so many times as fast, latency and all, but for what is the host's."""
     return Trial(
         knobs={"link_speed": speed},
-        change=lambda graph, _: retimed(graph, lambda call: call.own_ns / speed),
+        change=lambda graph, parts: retimed(
+            graph, lambda call: call.own_ns * (parts.host_share + (1 - parts.host_share) / speed)
+        ),
         hypothetical=True,
     )
 
@@ -43,7 +54,7 @@ def in_16_bits(name: str, which: Callable[[Call], bool]) -> Trial:
 
     return Trial(
         knobs={name: "16-bit"},
-        change=lambda graph, latency: retimed(graph, lambda call: took(call, latency)),
+        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
         changes_numerics=True,
     )
 
@@ -66,7 +77,7 @@ def more_ranks(factor: int) -> Trial:
 
     return Trial(
         knobs={"ranks": factor},
-        change=lambda graph, latency: retimed(graph, lambda call: took(call, latency)),
+        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
         hypothetical=True,
     )
 
@@ -89,7 +100,7 @@ def other_algorithm(name: str) -> Trial:
 
     return Trial(
         knobs={"algorithm": name},
-        change=lambda graph, latency: retimed(graph, lambda call: took(call, latency)),
+        change=lambda graph, parts: retimed(graph, lambda call: took(call, parts.latency_ns)),
         hypothetical=True,
     )
 

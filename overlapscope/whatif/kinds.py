@@ -20,6 +20,8 @@ KNOBS: Final[dict[Kind, dict[str, str]]] = {
         "gradient_as_bucket_view": "gradients stay in their buckets",
         "accumulation, no_sync": "passes of a step that leave gradients unreduced",
         "hook": "gradients sent in 16 bits",
+        "zero_stage": "optimizer, gradients, parameters sharded (--zero-stage 1,2,3)",
+        "partition_mb, priority": "buckets in pieces, and sent as the next forward needs them (--priority)",
         "link_speed": EVERY["link_speed"],
         "late_ranks": "all ranks begin their step at once",
     },
@@ -39,8 +41,8 @@ KNOBS: Final[dict[Kind, dict[str, str]]] = {
 """What can be replayed of a recording of each kind."""
 
 NOT_REPLAYED: Final = (
-    "averaging parameters every k steps (local SGD), ZeRO stages, priority or partitioning of transfers, channels and "
-    "protocols, and of gradients that are compressed only what `overlapscope plan --compress` describes"
+    "averaging parameters every k steps (local SGD), channels (--channels says how to try them) and protocols, and of "
+    "gradients that are compressed only what `overlapscope plan --compress` describes"
 )
 
 

@@ -1,13 +1,22 @@
 """What a recording tells that a prediction of its settings is held against."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
 import numpy as np
 
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.predictions import Observed
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.recorded_settings import recorded_settings
-from overlapscope.whatif.recorded_steps import recorded_steps
+from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.recorded_settings import has_buckets, recorded_settings
+from overlapscope.whatif.recorded_steps import Recorded, recorded_steps
+
+MOST_MB: Final = 1e9
+"""More is no cap of any model's buckets."""
 
 
 def observed(run: Run, name: str, together: Across | None = None) -> Observed:
@@ -25,4 +34,18 @@ def observed(run: Run, name: str, together: Across | None = None) -> Observed:
         step_ns=round(float(np.median(seen.steps_ns))),
         ranks=len(seen.ranks),
         gradient_bytes=int(seen.grad_bytes.sum()),
+        has_buckets=partial(_has_buckets, seen, settings),
     )
+
+
+def _has_buckets(seen: Recorded, settings: Settings, knobs: Mapping[str, Any]) -> bool:
+    """Whether caps as a prediction noted them make the buckets that were seen; what a file holds may be no cap."""
+    cap, caps = knobs.get("bucket_cap_mb"), knobs.get("bucket_cap_mb_list") or ()
+    if not isinstance(caps, list | tuple) or not all(map(_is_cap, caps)) or not (cap is None or _is_cap(cap)):
+        return False
+    ddp = replace(settings.ddp, bucket_cap_mb=cap, bucket_cap_mb_list=tuple(caps), small_first_bucket=None)
+    return has_buckets(seen, replace(settings, ddp=ddp))
+
+
+def _is_cap(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST_MB

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.errors import InputError, UsageError
-from overlapscope.timeline.columns import NONE
+from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
@@ -16,6 +15,7 @@ from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
 from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
+from overlapscope.whatif.table_curves import other_curves, table_curve
 from overlapscope.whatif.workload import Workload
 
 MS: Final = 1e6
@@ -43,6 +43,10 @@ class Plan:
     document: Document
     pieces: tuple[Piece, ...]
     curve: Curve
+    others: tuple[Curve, ...] = ()
+    """Of other operations that the same table holds."""
+    by_channels: tuple[tuple[int, Curve], ...] = ()
+    """All-reduces with other numbers of channels, from tables of their own."""
     baseline: Settings
     measured: tuple[Measured, ...]
     assumptions: tuple[Assumption, ...]
@@ -92,7 +96,8 @@ class Plan:
             backward_ns=backward_ns,
             optimizer_ns=optimizer_ns,
             gradients=gradients,
-            curves=(_slower(self.curve, scale),),
+            curves=tuple(_slower(each, scale) for each in (self.curve, *self.others)),
+            by_channels=tuple((channels, _slower(each, scale)) for channels, each in self.by_channels),
             host_gap_ns=given.host_gap_ms * MS,
             per_bucket_ns=values["per_bucket_us"] * 1e3,
             pass_ns_per_byte=2 / (memory * ACHIEVED[1]) if memory else 0.0,
@@ -102,8 +107,10 @@ class Plan:
         )
 
 
-def plan(document: Document, tables: Facts | None = None) -> Plan:
+def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[tuple[int, str, Facts]] = ()) -> Plan:
     """Give the plan of a document; `tables` holds what its collective file told.
+
+    `by_channels` has numbers of channels, with the name and the content of the table measured with each.
 
     Raises InputError where that holds no all-reduce of the plan's world size, UsageError for an impossible model.
     """
@@ -117,6 +124,10 @@ def plan(document: Document, tables: Facts | None = None) -> Plan:
         document=document,
         pieces=pieces,
         curve=found,
+        others=other_curves(tables or Facts(), document.world_size),
+        by_channels=tuple(
+            (channels, table_curve(told, name, document.world_size)[0]) for channels, name, told in by_channels
+        ),
         baseline=baseline,
         measured=measured,
         assumptions=tuple(_assumptions(document, pieces, found)),
@@ -207,30 +218,7 @@ def _curve(document: Document, tables: Facts | None) -> tuple[Curve, list[str]]:
     if given.points is not None:
         sizes, milliseconds = zip(*given.points, strict=True)
         return curve("all_reduce", sizes, np.array(milliseconds) * MS, ranks=ranks, source="points"), []
-    return _from_tables(tables or Facts(), given.file or "", ranks)
-
-
-def _from_tables(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]:
-    rows = tables.measurements
-    wanted = np.array([tables.name(code) == "all_reduce" for code in rows.op.tolist()], np.bool_)
-    wanted = wanted & (rows.bytes > 0) & (rows.time_ns > 0)
-    exact = wanted & (rows.ranks == ranks)
-    untold = wanted & (rows.ranks == NONE)
-    if not exact.any() and not untold.any():
-        others = sorted({int(each) for each in rows.ranks[wanted]})
-        held = f"its all-reduces are over {', '.join(map(str, others))} ranks" if others else "it holds no all-reduce"
-        raise InputError(f"{file}: {held}, and the plan is for {ranks}; measure one over {ranks}, or give a formula")
-    chosen = exact if exact.any() else untold
-    notes = [] if exact.any() else [f"{file} does not say over how many ranks it was measured; taken to be {ranks}"]
-    names = [
-        "/".join(filter(None, (tables.name(a), tables.name(p))))
-        for a, p in zip(rows.algorithm[chosen].tolist(), rows.protocol[chosen].tolist(), strict=True)
-    ]
-    made = curve(
-        "all_reduce", rows.bytes[chosen], rows.time_ns[chosen], ranks=ranks,
-        choice=names if all(names) else (), source=file,
-    )  # fmt: skip
-    return made, notes
+    return table_curve(tables or Facts(), given.file or "", ranks)
 
 
 def _formula_ns(given: Collectives, ranks: int, size_bytes: float) -> float:

@@ -19,7 +19,7 @@ from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P, Call, Graph
-from overlapscope.whatif.graph_calls import Seen, described, sharing, step_calls
+from overlapscope.whatif.graph_calls import Kind, Seen, StepCalls, described, sharing, step_calls, usual_alone
 from overlapscope.whatif.graph_lane import Lane, programme
 from overlapscope.whatif.needed import needed
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, taken_up
@@ -83,20 +83,22 @@ def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
     calls = sum(len(each) for each in usual)
     chosen = alike[-max(min(MOST_STEPS, MOST_CALLS // max(calls, 1)), 1) :]
     ranks = {rank: _rank(each, numbers[rank]) for rank, each in run.ranks.items()}
-    graphs, moving = [], []
+    device = any(each.has_device for each in run.ranks.values())
+    taken = []
     for step in chosen:
         base = min(windows[rank][step][0] for rank in ranks)
         seen = {
             rank: _seen(each, step, windows[rank][step], _zero(together, rank, base)) for rank, each in ranks.items()
         }
-        graph, moved = _step(run, ranks, seen)
-        graphs.append(graph)
-        moving.append(moved)
+        made = step_calls(seen, on_host=not device)
+        taken.append((seen, made, described(run, made)))
+    usually = usual_alone([(told, made) for _, made, told in taken])
+    steps = [_step(ranks, seen, made, told, usually) for seen, made, told in taken]
     return RecordedGraphs(
         ranks=tuple(run.ranks),
         steps=tuple(chosen),
-        graphs=tuple(graphs),
-        moving={rank: union(*((each[rank].starts, each[rank].ends) for each in moving)) for rank in ranks},
+        graphs=tuple(graph for graph, _ in steps),
+        moving={rank: union(*((each[rank].starts, each[rank].ends) for _, each in steps)) for rank in ranks},
         left_out=len(common) - len(alike),
     )
 
@@ -223,13 +225,18 @@ def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
     return union((calls.launch_ns[made[inside]], calls.end_ns[made[inside]]))
 
 
-def _step(run: Run, ranks: Mapping[int, _Rank], seen: Mapping[int, Seen]) -> tuple[Graph, dict[int, Intervals]]:
+def _step(
+    ranks: Mapping[int, _Rank],
+    seen: Mapping[int, Seen],
+    calls: StepCalls,
+    described_calls: Sequence[Call],
+    usual_ns: Mapping[Kind, float],
+) -> tuple[Graph, dict[int, Intervals]]:
     origin = min(min(each.window[0], int(each.begin_ns.min(initial=each.window[0]))) for each in seen.values())
     end = max(each.window[1] for each in seen.values())
     busy = {rank: _moved_by(clip(ranks[rank].busy, *_own(each)), -each.zero_ns) for rank, each in seen.items()}
     device = any(each.timeline.has_device for each in ranks.values())
-    calls = step_calls(seen, on_host=not device)
-    told = sharing(described(run, calls), busy, calls)
+    told = sharing(described_calls, busy, calls, usual_ns)
     place = {number: at for at, number in enumerate(calls.number.tolist())}
     programmes, moving = {}, {}
     for rank, each in seen.items():

@@ -35,23 +35,27 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
     rules = [replace(flags, bucket_cap_mb=each, small_first_bucket=small) for each in caps for small in (False, True)]
     if DEFAULT_CAP_MB in caps:
         rules.insert(0, flags)
-    seen_elements = sent_elements(seen).tolist()
     for rule in rules:
         made = replace(base, ddp=rule)
-        if _bucket_elements(seen, made) == seen_elements:
+        if has_buckets(seen, made):
             plain = replace(made, ddp=replace(rule, small_first_bucket=None))
-            same = _bucket_elements(seen, plain) == seen_elements
+            same = has_buckets(seen, plain)
             used = rule.bucket_cap_mb or DEFAULT_CAP_MB
             note = f"no cap is recorded; bucket_cap_mb={used:g} makes the buckets that were seen"
             return (plain if same else made), [] if told else [note]
     limits = tuple(float(each) / MIB for each in _gradient_bytes_of_buckets(seen))
     listed = replace(base, ddp=replace(flags, bucket_cap_mb_list=limits))
-    if _bucket_elements(seen, listed) != seen_elements:
+    if not has_buckets(seen, listed):
         raise InputError(
             "its all-reduces are not the buckets that torch's rule makes of its gradients in the order recorded, so "
             f"that no other cap can be replayed; {HOW}"
         )
     return listed, ["no cap makes the buckets that were seen; they stand as a list of caps, one for each"]
+
+
+def has_buckets(seen: Recorded, settings: Settings) -> bool:
+    """Whether torch makes the recorded buckets of the recorded gradients under these settings."""
+    return bool(_bucket_elements(seen, settings) == sent_elements(seen).tolist())
 
 
 def sent_elements(seen: Recorded) -> Ints:

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from overlapscope.analysis.across import Across, across
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.answer import WhatIf, answer
+from overlapscope.whatif.answer import answer
+from overlapscope.whatif.asked import NOTHING, Asked, with_asked
 from overlapscope.whatif.from_run import from_run
 from overlapscope.whatif.graph_answer import Wanted, answer_run
 from overlapscope.whatif.kinds import kind_of
+from overlapscope.whatif.scenario import WhatIf
 
 
-def answer_recording(run: Run, caps_mb: Sequence[float], wanted: Wanted, *, search: bool) -> WhatIf:
-    """Predict a recording. Raises InputError, saying what is missing and what to do."""
+def answer_recording(
+    run: Run, caps_mb: Sequence[float], wanted: Wanted, asked: Asked = NOTHING, *, search: bool
+) -> WhatIf:
+    """Predict a recording; `asked` only where it is DDP's. Raises InputError, saying what is missing and what to do."""
     together = across(run)
     try:
         case = from_run(run, together)
@@ -20,7 +24,7 @@ def answer_recording(run: Run, caps_mb: Sequence[float], wanted: Wanted, *, sear
         if kind_of(run) == "ddp":
             raise
         return _of_another_kind(run, together, wanted, error)
-    return answer(case, caps_mb, search=search)
+    return with_asked(answer(case, caps_mb, search=search), case, asked)
 
 
 def _of_another_kind(run: Run, together: Across, wanted: Wanted, why: InputError) -> WhatIf:

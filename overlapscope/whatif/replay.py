@@ -57,6 +57,8 @@ class Transfer:
     """What it takes with its link for itself and no compute beside it."""
     stream: str = "comm"
     link: str = "link"
+    early: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that have it before its link is free: after these shares of what it takes, above 0 and below 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +134,12 @@ class _Stream:
 
 
 class _Moving:
-    __slots__ = ("begun", "computing", "ended", "left", "rate", "since", "started", "version")
+    __slots__ = ("begun", "computing", "early", "ended", "has", "left", "rate", "since", "started", "version")
 
     def __init__(self) -> None:
+        self.has: set[int] = set()
+        self.early: list[tuple[float, int]] = []
+        """What is left when ranks have it that need not wait for its end, the next one last."""
         self.begun: dict[int, float] = {}
         self.started = self.ended = -1.0
         self.left = self.since = 0.0
@@ -167,7 +172,7 @@ class _Machine:
                     self._stop_computing(who, state, now)
                     self._advance(who, now)
             elif self.moving[-1 - who].version == version:
-                self._end(-1 - who, now)
+                self._reached(-1 - who, now)
         for rank, state in self.ranks.items():
             if state.at < len(state.programme):
                 raise StuckError(f"rank {rank} waits for collective {state.waits_for}, which not all its ranks reach")
@@ -195,7 +200,7 @@ class _Machine:
                 state.at += 1
                 self._feed(rank, stream, now)
             elif isinstance(step, Wait):
-                if self.moving[step.collective].ended < 0:
+                if rank not in self.moving[step.collective].has:
                     state.waits_for = step.collective
                     return
                 state.waits_for = -1
@@ -258,6 +263,7 @@ class _Machine:
         transfer, moving = self.job.transfers[collective], self.moving[collective]
         moving.started = moving.since = now
         moving.left = transfer.alone_ns
+        moving.early = sorted((transfer.alone_ns * (1 - share), rank) for rank, share in transfer.early.items())
         moving.computing = sum(self.ranks[rank].computing for rank in transfer.ranks)
         sharing = self.on_link.setdefault(transfer.link, [])
         sharing.append(collective)
@@ -276,7 +282,20 @@ class _Machine:
         slowed = self.job.interference.comm if moving.computing else 1.0
         moving.rate = 1.0 / (len(self.on_link[self.job.transfers[collective].link]) * slowed)
         moving.version += 1
-        heappush(self.events, (now + moving.left / moving.rate, -1 - collective, moving.version, 0))
+        until = moving.early[-1][0] if moving.early else 0.0
+        after = max(moving.left - until, 0.0) / moving.rate
+        heappush(self.events, (now + after, -1 - collective, moving.version, 0))
+
+    def _reached(self, collective: int, now: float) -> None:
+        """Go on where a transfer has come to what its next event is: a rank has it early, or it ends."""
+        moving = self.moving[collective]
+        if not moving.early:
+            self._end(collective, now)
+            return
+        left, rank = moving.early.pop()
+        moving.left, moving.since = left, now
+        self._leave(collective, (rank,), now)
+        self._repace_transfer(collective, now)
 
     def _end(self, collective: int, now: float) -> None:
         transfer, moving = self.job.transfers[collective], self.moving[collective]
@@ -286,18 +305,24 @@ class _Machine:
         sharing.remove(collective)
         for each in sharing:
             self._repace_transfer(each, now)
-        for rank in transfer.ranks:
+        self._leave(collective, tuple(rank for rank in transfer.ranks if rank not in moving.has), now)
+
+    def _leave(self, collective: int, ranks: Sequence[int], now: float) -> None:
+        """Let ranks go on that have a collective."""
+        self.moving[collective].has.update(ranks)
+        for rank in ranks:
             state = self.ranks[rank]
             state.count(now)
             state.in_comm -= 1
             self.on_rank[rank].remove(collective)
+            self.moving[collective].computing -= state.computing
             state.transferring -= 1
             if not state.transferring:
                 self._repace_compute(rank, now)
-        for rank in transfer.ranks:
-            stream = self.ranks[rank].streams[transfer.stream]
+        for rank in ranks:
+            stream = self.ranks[rank].streams[self.job.transfers[collective].stream]
             stream.running -= 1
             self._feed(rank, stream, now)
-        for rank in transfer.ranks:
+        for rank in ranks:
             if self.ranks[rank].waits_for == collective:
                 self._advance(rank, now)

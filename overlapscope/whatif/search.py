@@ -100,8 +100,8 @@ def can_list(settings: Settings, workload: Workload) -> bool:
 
 
 def caps_to_try(base: DdpSettings, asked: Sequence[float]) -> list[float | None]:
-    """Give the caps to replay: those asked for, else the usual ones; always the present one."""
-    caps: list[float | None] = list(asked or CAPS_MB)
+    """Give the caps to replay: those asked for, else the usual ones and torch's own, None; always the present one."""
+    caps: list[float | None] = list(asked) or [*CAPS_MB, None]
     if not base.bucket_cap_mb_list and base.bucket_cap_mb not in caps:
         caps.append(base.bucket_cap_mb)
     return list(dict.fromkeys(caps))

@@ -69,6 +69,8 @@ class Workload:
     gradients: Gradients
     curves: tuple[Curve, ...] = ()
     """How long collectives take: by operation and number of ranks."""
+    by_channels: tuple[tuple[int, Curve], ...] = ()
+    """How long all-reduces take with other numbers of channels."""
     placed: tuple[Placed, ...] = ()
     host_gap_ns: float = 0.0
     """Time of a step in which the device waits for its host: no setting here changes it."""

@@ -1,0 +1,105 @@
+"""A step of DistributedDataParallel as it would be with its optimizer, gradients or parameters sharded (ZeRO).
+
+Buckets stay as they are. Stages 1 and 2 scatter each bucket's sum in backward; the optimizer works on a rank's share,
+then parameters are gathered, which nothing hides. Stage 3 gathers a bucket's parameters before its forward and again
+before its backward, the next one's while it computes, as FSDP does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.timeline.columns import Floats
+from overlapscope.whatif.ddp_step import Settings, buckets_of, of_ranks
+from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
+from overlapscope.whatif.sharding import Sharding, time_ns
+from overlapscope.whatif.workload import Workload
+
+
+def sharded_job(workload: Workload, settings: Settings) -> Job:
+    """Give the job of one optimizer step; `settings.sharding` must be there.
+
+    Gradients of every pass are scattered from stage 2 on: a rank has no room for what is not its own.
+    """
+    sharding = settings.sharding
+    assert sharding is not None
+    build = _Step(workload, settings, sharding)
+    for turn in range(settings.accumulation):
+        last = turn == settings.accumulation - 1
+        build.one_pass(scatters=last or not settings.no_sync or sharding.stage > 1)
+    if workload.optimizer_ns:
+        build.body.append(Work(workload.optimizer_ns / workload.world_size))
+    if sharding.stage < 3:
+        gathers = [build.call("all_gather", each) for each in build.parameter_bytes]
+        build.body += [*map(Launch, gathers), *map(Wait, gathers)]
+    return of_ranks(workload, settings, build.body, build.transfers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of each bucket in the order of launch: what it computes in forward and backward, ns."""
+
+    forward_ns: Floats
+    backward_ns: Floats
+
+
+class _Step:
+    """A programme that grows; all ranks follow it."""
+
+    def __init__(self, workload: Workload, settings: Settings, sharding: Sharding) -> None:
+        self.workload, self.settings, self.sharding = workload, settings, sharding
+        sizes = workload.gradients.sizes_bytes
+        members = [list(each.parameters) for each in buckets_of(workload, settings)]
+        self.parameter_bytes = [int(sizes[each].sum()) for each in members]
+        self.parts = _parts(workload, members)
+        self.body: list[Instruction] = [Gap(workload.host_gap_ns)] if workload.host_gap_ns else []
+        self.transfers: list[Transfer] = []
+
+    def call(self, op: str, size_bytes: float) -> int:
+        """Give the number of a collective of the whole group."""
+        self.transfers.append(Transfer(ranks=(), alone_ns=time_ns(self.workload, self.sharding, op, size_bytes)))
+        return len(self.transfers) - 1
+
+    def one_pass(self, *, scatters: bool) -> None:
+        """Add a forward and a backward pass, and the waits for what it scatters."""
+        count = len(self.parameter_bytes)
+        gathers = self.sharding.stage == 3
+        self._computed(range(count)[::-1], self.parts.forward_ns, gathers=gathers, scatters=False)
+        waits = self._computed(range(count), self.parts.backward_ns, gathers=gathers, scatters=scatters)
+        self.body += [Wait(each) for each in waits]
+
+    def _computed(self, order: Sequence[int], times_ns: Floats, *, gathers: bool, scatters: bool) -> list[int]:
+        """Compute bucket by bucket, parameters gathered while the one before computes; give what is scattered."""
+        gathered = [self.call("all_gather", self.parameter_bytes[each]) for each in order] if gathers else []
+        self.body += [Launch(each) for each in gathered[:1]]
+        scattered = []
+        for place, bucket in enumerate(order):
+            if gathers:
+                self.body.append(Wait(gathered[place]))
+                self.body += [Launch(each) for each in gathered[place + 1 : place + 2]]
+            if times_ns[bucket]:
+                self.body.append(Work(float(times_ns[bucket])))
+            if scatters:
+                scattered.append(self._scattered(bucket))
+        return scattered
+
+    def _scattered(self, bucket: int) -> int:
+        size = self.parameter_bytes[bucket]
+        copied = self.workload.per_bucket_ns + self.workload.pass_ns_per_byte * size
+        if copied:
+            self.body.append(Work(copied))
+        number = self.call("reduce_scatter", size * self.settings.communicated)
+        self.body.append(Launch(number))
+        return number
+
+
+def _parts(workload: Workload, members: Sequence[Sequence[int]]) -> _Parts:
+    """Share out the passes: a bucket's backward ends where its last gradient is ready, forward has the same shares."""
+    ready = np.maximum.accumulate([workload.gradients.ready_ns[list(each)].max() for each in members])
+    end = workload.forward_ns + workload.backward_ns
+    edges = np.clip(np.concatenate(([workload.forward_ns], ready)), workload.forward_ns, end)
+    edges[-1] = end
+    backward = np.diff(edges)
+    share = backward / backward.sum() if backward.sum() else np.full(backward.size, 1 / max(backward.size, 1))
+    return _Parts(forward_ns=workload.forward_ns * share, backward_ns=backward)
