@@ -37,7 +37,7 @@ def create_app(
         "overlapscope_dashboards",
         assets_folder=str(shell.ASSETS),
         use_pages=False,
-        index_string=shell.DOCUMENT,
+        index_string=shell.document(),
         title="OverlapScope",
         update_title="",
         suppress_callback_exceptions=True,
@@ -70,7 +70,7 @@ def _register(app: Dash, site: Site) -> None:
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
         here, polled = path or "/", ctx.triggered_id == "poll"
         patience = POLL_PATIENCE_S if polled else PATIENCE_S
-        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience)
+        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience, of=here)
         shown = made or router.busy(site, here)
         stands = not (revision or "").startswith(router.BUSY)
         if polled and (shown.revision == revision or (shown.busy and stands)):

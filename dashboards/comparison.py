@@ -15,17 +15,19 @@ from overlapscope.report.gate_sheet import headline
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, notes, stacked_bar, table, waterfall
 from overlapscope_dashboards.parts.charts import lines, twin
+from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.site import run_address
 from overlapscope_dashboards.views import comparison as view
 
 MAX_NOTES = 8
+MAX_COMPARED = 8
+"""Comparisons kept of a run."""
 
 
 def layout(base: Opened, candidate: Opened) -> list[Component]:
     """Give the page."""
-    gate = candidate.once(
-        f"compare.{base.id}.{base.revision}", lambda: judge([base.replicate], [candidate.replicate], Policy())
-    )
+    compared = candidate.once("compare", lambda: Recent[Gate](MAX_COMPARED))
+    gate = compared.get((base.id, base.revision), lambda: judge([base.replicate], [candidate.replicate], Policy()))
     said = [line for line in sentence(gate.comparison).splitlines() if line]
     urgent = [each.title for each in gate.comparison.findings if each.severity == "warning"]
     others = [each.title for each in gate.comparison.findings if each.severity != "warning"]

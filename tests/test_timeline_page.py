@@ -30,13 +30,14 @@ from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.asked import Asked, asked
-from overlapscope_dashboards.timeline.drawing import Drawn, draw, map_rows
+from overlapscope_dashboards.timeline.drawing import Drawn, draw
+from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.said import in_view
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.source import Source, source_of
 from overlapscope_dashboards.timeline.stored import FOLDER, occupancy_of_folder
 from overlapscope_dashboards.timeline.window import Window
 from tests.builders import full_timeline
-from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
+from tests.dashboard_runs import copy_run, folder_of_runs, ids
 
 EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
 
@@ -70,7 +71,7 @@ def numbers(told: dict[str, str]) -> Any:
 
 def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, opened: Opened) -> None:
     window = Window(start_ns=100_000_001, end_ns=250_000_003)
-    spent = in_view(source, window)
+    spent = in_view(source, window, source.ranks)
     clocks = opened.together.clocks
     for rank, timeline in opened.run.ranks.items():
         cover = Coverage.of(timeline.spans)
@@ -95,7 +96,7 @@ def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Sour
     rows = dict(
         zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True)
     )
-    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole).values())
+    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole, source.ranks).values())
     why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
     assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
     assert sum(numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
@@ -132,7 +133,9 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monke
     assert many.spans == few.spans
     assert not many.detailed
     assert not figures(many, "bar")
-    assert len(figures(many, "heatmap")) == 2
+    assert [each.part for each in many.rasters] == ["map", "lanes"]
+    assert [each.part for each in few.rasters] == ["map"]
+    assert few.rasters[0].cells == many.rasters[0].cells
     assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
 
 
@@ -199,8 +202,10 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     )
     site = Site([tmp_path])
     shown = router.show(site, run_address(ids(site)["evil"], "timeline"), {"q": EVIL})
-    assert EVIL[:20] in words(shown.content)
+    assert any(getattr(each, "id", "") == "timeline-laid" for each in shown.content)
     opened = site.run(ids(site)["evil"])
+    own = source_of(opened)
+    assert any(EVIL[:20] in name for name, *_ in view.show(own, whole(own, q=EVIL), 1_000).listed)
     drawn = draw(Source(opened), asked({}, Source(opened).whole, [0, 1]), 1_000)
     text = to_json(drawn.figure)
     assert "onerror" in text
@@ -209,6 +214,31 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         assert sign not in json.dumps(drawn.figure, default=str)
     for trace in drawn.figure["data"]:
         assert "onerror" not in str(trace.get("hovertemplate", ""))
+
+
+def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapscope_dashboards.site.PATIENCE_S", 60)
+    client = create_app([folder_of_runs(tmp_path)]).server.test_client()
+    address = run_address(ids(Site([tmp_path]))["baseline"], "timeline")
+    asked_for = {"t0": 100_000_000, "t1": 250_000_000, "ranks": "1", "mode": "exposed"}
+    answer = client.get(f"{address}/view", query_string={**asked_for, "width": 800}).data
+    length = int.from_bytes(answer[:4], "little")
+    told = json.loads(answer[4 : 4 + length])
+    shown = view.show(source, whole(source, **asked_for), 800)
+    assert answer[4 + length :] == b"".join(each.cells for each in shown.rasters)
+    assert [each["rows"] * each["bins"] for each in told["rasters"]] == [len(each.cells) for each in shown.rasters]
+    assert told["state"] == {**asked_for, "q": ""}
+    assert told["note"] == shown.note
+    assert told["twin"] == shown.twin
+    assert [each["state"] for each in told["amounts"]] == [each.state for each in shown.amounts]
+    for wrong, words in (("ranks=77", "No rank"), ("mode=x", "no mode")):
+        refused = client.get(f"{address}/view?{wrong}")
+        assert refused.status_code == 200
+        assert words in refused.json["problem"]
+    assert "no such run" in client.get("/runs/none/timeline/view").json["problem"]
+    assert client.get(f"{address}/view?width=-1&at=x&t0=z").status_code == 200
 
 
 # --- a large run ------------------------------------------------------------------------------------------------------
@@ -302,12 +332,17 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
     run = copy_run(tmp_path / "run")
     opened = Site([run]).run(Site([run]).places().places[0].id)
     entries = opened.entries
-    good, _ = occupancy_of_folder(run, entries, "one")
+    good = occupancy_of_folder(run, entries, "one")
     kept = run / FOLDER
 
     def same() -> None:
-        told, _ = occupancy_of_folder(run, entries, "one")
-        assert {rank: at.tolist() for rank, (at, _) in told.items()} == {r: at.tolist() for r, (at, _) in good.items()}
+        told = occupancy_of_folder(run, entries, "one")
+        assert told.coarse is not None
+        assert good.coarse is not None
+        assert told.coarse.spent.tolist() == good.coarse.spent.tolist()
+        assert [(rank, at.tolist()) for rank, (at, _) in told.states.items()] == [
+            (rank, at.tolist()) for rank, (at, _) in good.states.items()
+        ]
 
     for damage in (
         lambda: (kept / "told.json").write_text("{"),
@@ -316,7 +351,9 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
         lambda: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
         lambda: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
         lambda: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
+        lambda: np.save(kept / "cells.npy", np.load(kept / "cells.npy")[1:]),
         (kept / "state.npy").unlink,
+        (kept / "cells.npy").unlink,
     ):
         damage()
         same()
@@ -402,7 +439,7 @@ def query(page: Any) -> dict[str, list[str]]:
 
 
 def drawn(page: Any) -> None:
-    page.wait_for_selector("#timeline-figure .hm image", state="attached")
+    page.wait_for_selector("#timeline-figure[data-drawn]", state="attached")
     page.wait_for_function("() => !document.querySelector('[data-dash-is-loading=true]')")
 
 

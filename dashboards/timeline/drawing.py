@@ -12,19 +12,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, heat, rows_of
+from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MAP_PIXELS, Cells, heat, map_rows
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS, Lane, RankLanes, pieces, state_cells
 from overlapscope_dashboards.timeline.said import length
-from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.window import edges
+from overlapscope_dashboards.timeline.source import Aligned, Source
 
-MAP_PIXELS: Final = 384
-"""Height of the heat map of many ranks; more ranks than pixels share rows."""
 ROW_PIXELS: Final = 28
 """Height of a row of the heat map of few ranks."""
 LANE_PIXELS: Final = 24
@@ -46,10 +43,16 @@ CAUSE_LOOKS: Final = {
     "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
 }  # fmt: skip
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
-_IDLE: Final = "rgba(134,142,150,0.16)"
-_STATE_COLOURS: Final = (
-    "rgba(0,0,0,0)", _IDLE, COLOURS["compute"], COLOURS["hidden"], COLOURS["exposed"], COLOURS["copy"]
-)  # fmt: skip
+_NOTHING: Final = (0, 0, 0, 0)
+_IDLE_SEEN: Final = 0.16
+"""How much of its colour is seen where a rank is idle."""
+
+
+_AXES: Final = tuple(
+    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False}
+    for axis in ("y", "y2")
+)
+"""Nothing, on both axes: plotly draws no axis that has no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,34 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Raster:
+    """Cells that the page draws under the figure by itself: plotly would take longer than for all the rest."""
+
+    part: str
+    """What it shows: "map" or "lanes"."""
+    axis: str
+    """The axis whose rows they are; the first is on top."""
+    first_ms: float
+    width_ms: float
+    """Where the first bin begins, and how long each is."""
+    rows: int
+    bins: int
+    gap: int
+    """Pixels between rows."""
+    colours: list[tuple[int, int, int, int]]
+    """Red, green, blue and how much of it is seen, 0 to 255, by the value of a cell."""
+    cells: bytes
+    """A byte each, row after row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A figure and what belongs to it."""
 
     figure: dict[str, Any]
+    rasters: list[Raster]
+    spent_ns: list[int]
+    """By state, all ranks together, in the window."""
     height: int
     spans: int
     """Spans in view on the chosen ranks."""
@@ -77,7 +104,9 @@ class Drawn:
 
 def draw(source: Source, asked: Asked, width: int) -> Drawn:
     """Draw a view for a time axis of so many pixels."""
-    bins = edges(asked.window, width)
+    now = source.now
+    bins = now.bins(asked.window, width)
+    spent = now.spent(bins)
     rows = map_rows(len(source.ranks))
     ranks = [source.lanes(rank) for rank in asked.ranks]
     lower = lower_rows(source, ranks)
@@ -87,26 +116,24 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
     ]
     spans = sum(each.size for each in found)
     detailed = spans <= MAX_SPANS
-    traces = [_map(source, asked, rows, bins)]
+    traces = list(_AXES)
+    rasters = [_map(heat(spent, asked.mode), asked.mode, bins)]
     if detailed:
         traces += _spans(source, asked, ranks, lower, found, width)
         traces += _causes(source, asked, lower)
     else:
-        traces.append(_lane_map(lower, bins))
+        rasters.append(_lane_map(lower, bins))
     upper = max(len(rows), 1) * map_row_pixels(len(rows))
     below = len(lower) * LANE_PIXELS
     return Drawn(
         figure=figure(traces, layout=_layout(source, asked, rows, lower, upper, below)),
+        rasters=rasters,
+        spent_ns=_in_view(now, asked, bins, spent),
         height=upper + below + GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
         spans=spans,
         detailed=detailed,
         left_out=sum(each.left_out for each in ranks),
     )
-
-
-def map_rows(ranks: int) -> list[range]:
-    """Give the rows of the heat map."""
-    return rows_of(ranks, MAP_PIXELS)
 
 
 def map_row_pixels(rows: int) -> int:
@@ -124,37 +151,34 @@ def lower_rows(source: Source, ranks: Sequence[RankLanes]) -> list[Row]:
     return rows
 
 
-def _map(source: Source, asked: Asked, rows: Sequence[range], bins: Ints) -> dict[str, Any]:
-    now = source.now
-    cells = heat(now.occupancy, rows, bins + now.origin_ns, asked.mode)
-    if asked.mode == DOMINATING:
-        colours = _steps(_STATE_COLOURS)
-        top = len(STATES) - 1
-    else:
-        colours, top = _fading(asked.mode), FULL
-    return {
-        "type": "heatmap", "z": typed(cells), "y0": 0, "dy": 1,
-        "xtype": "scaled", "ytype": "scaled", "zmin": 0, "zmax": top, "colorscale": colours, "showscale": False,
-        "hoverinfo": "none", "xaxis": "x", "yaxis": "y", "zsmooth": False, "name": "map",
-        "ygap": 1 if map_row_pixels(len(rows)) > 6 else 0,
-    } | _corner(bins)  # fmt: skip
+def _in_view(now: Aligned, asked: Asked, bins: Ints, spent: Ints) -> list[int]:
+    """Give the times in the window itself: those of the bins, without what sticks out at both ends."""
+    begin, end = (each + now.origin_ns for each in (asked.window.start_ns, asked.window.end_ns))
+    before = spent_together(now.occupancy, int(bins[0]) + now.origin_ns, begin)
+    after = spent_together(now.occupancy, end, int(bins[-1]) + now.origin_ns)
+    told: list[int] = (spent.sum(axis=(0, 2)) - before - after).tolist()
+    return told
 
 
-def _lane_map(lower: Sequence[Row], bins: Ints) -> dict[str, Any]:
+def _map(cells: Cells, mode: str, bins: Ints) -> Raster:
+    gap = 1 if map_row_pixels(len(cells)) > 6 else 0
+    return _raster("map", "yaxis", cells, bins, gap, _state_colours() if mode == DOMINATING else _fading(mode))
+
+
+def _lane_map(lower: Sequence[Row], bins: Ints) -> Raster:
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
-    return {
-        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) - 1, "colorscale": _steps(_STATE_COLOURS),
-        "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
-        "name": "lanes", "y0": 0, "dy": 1,
-    } | _corner(bins)  # fmt: skip
+    return _raster("lanes", "yaxis2", cells, bins, 3, _state_colours())
 
 
-def _corner(bins: Ints) -> dict[str, Any]:
-    """Give where the cells lie: plotly counts from the middle of the first."""
-    width = int(bins[1] - bins[0])
-    return {"x0": _ms(int(bins[0]) + width / 2), "dx": _ms(width)}
+def _raster(
+    part: str, axis: str, cells: Cells, bins: Ints, gap: int, colours: list[tuple[int, int, int, int]]
+) -> Raster:
+    return Raster(
+        part=part, axis=axis, first_ms=_ms(int(bins[0])), width_ms=_ms(int(bins[1] - bins[0])), rows=len(cells),
+        bins=bins.size - 1, gap=gap, colours=colours, cells=cells.tobytes(),
+    )  # fmt: skip
 
 
 def _spans(
@@ -326,21 +350,21 @@ def _step_marks(source: Source, asked: Asked) -> tuple[list[dict[str, Any]], lis
     return lines, notes
 
 
-def _steps(colours: Sequence[str]) -> list[list[Any]]:
-    """Give a scale on which value i is colour i, without anything between."""
-    edges = np.linspace(0, 1, len(colours) * 2 - 1)
-    bounds = [0.0, *edges[1::2].tolist(), 1.0]
-    return [[float(place), colour] for at, colour in enumerate(colours) for place in (bounds[at], bounds[at + 1])]
+def _state_colours() -> list[tuple[int, int, int, int]]:
+    """Give the colours of `STATES`."""
+    seen = {"idle": _IDLE_SEEN}
+    return [_NOTHING if each == "unrecorded" else _seen(each, seen.get(each, 1.0)) for each in STATES]
 
 
-def _fading(state: str) -> list[list[Any]]:
-    """Give a scale from the paper to the state's colour; 0, not recorded, has none."""
+def _fading(state: str) -> list[tuple[int, int, int, int]]:
+    """Give colours from the paper to the state's; 0, not recorded, has none."""
+    shares = np.linspace(0.2, 1.0, FULL - 1).tolist()
+    return [_NOTHING, _seen(state, 0.07), *(_seen(state, share) for share in shares)]
+
+
+def _seen(state: str, share: float) -> tuple[int, int, int, int]:
     red, green, blue = (int(COLOURS[state][at : at + 2], 16) for at in (1, 3, 5))
-    return [
-        [0, "rgba(0,0,0,0)"], [0.5 / FULL, "rgba(0,0,0,0)"], [0.5 / FULL, f"rgba({red},{green},{blue},0.07)"],
-        [1.5 / FULL, f"rgba({red},{green},{blue},0.07)"], [1.5 / FULL, f"rgba({red},{green},{blue},0.2)"],
-        [1, f"rgba({red},{green},{blue},1)"],
-    ]  # fmt: skip
+    return red, green, blue, round(255 * share)
 
 
 def _cut(name: str, room: int) -> str:
