@@ -9,6 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,22 +30,21 @@ WARM = 5
 WAIT_MS = 180_000
 PAINTED = """() => new Promise(done => {
   const look = () => {
-    const plot = document.querySelector('#timeline-figure.js-plotly-plot');
-    if (plot && plot.querySelector('.heatmaplayer image, .hm image')) requestAnimationFrame(() => done(true));
-    else setTimeout(look, 10);
+    const plot = document.querySelector('#timeline-figure');
+    if (plot && plot.dataset.drawn) requestAnimationFrame(() => done(performance.now()));
+    else setTimeout(look, 5);
   };
   look();
 })"""
 ZOOM = """does => new Promise(done => {
-  const plot = document.querySelector('#timeline-figure.js-plotly-plot');
-  const begin = performance.now();
-  const old = plot.data[0].z.bdata || plot.data[0].z;
-  const look = () => {
-    if ((plot.data[0].z.bdata || plot.data[0].z) === old) return;
-    plot.removeListener('plotly_afterplot', look);
+  const plot = document.querySelector('#timeline-figure');
+  const begin = performance.now(), old = plot.dataset.drawn;
+  const look = new MutationObserver(() => {
+    if (plot.dataset.drawn === old) return;
+    look.disconnect();
     requestAnimationFrame(() => done(performance.now() - begin));
-  };
-  plot.on('plotly_afterplot', look);
+  });
+  look.observe(plot, { attributes: true, attributeFilter: ['data-drawn'] });
   document.querySelector(`[data-timeline=${does}]`).click();
 })"""
 MOVES = ("in", "in", "in", "right", "in", "left", "out", "in", "in", "right", "out", "out", "in", "in", "out")
@@ -71,6 +71,19 @@ def served(folder: Path) -> Iterator[str]:
             server.terminate()
 
 
+@contextmanager
+def browsing(playwright: Any) -> Iterator[Any]:
+    """Open a browser as somebody does who has never been here: with a profile of its own that keeps what it is sent."""
+    with tempfile.TemporaryDirectory() as profile:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=str(CHROMIUM), args=["--no-sandbox"], viewport={"width": 1280, "height": 900}
+        )
+        try:
+            yield context
+        finally:
+            context.close()
+
+
 def first_paint(context: Any, address: str) -> tuple[Any, float]:
     """Open the page in a new tab; gives it, and the seconds until the heat map is painted."""
     page = context.new_page()
@@ -92,21 +105,18 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
     folder = run_folder(ranks, intervals)
     run = Site([folder]).places().places[0].id
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
         shutil.rmtree(folder / "run" / FOLDER, ignore_errors=True)
-        with served(folder) as address:
+        with served(folder) as address, browsing(playwright) as context:
             page, never = first_paint(context, f"{address}/runs/{run}/timeline")
             page.wait_for_function(KNOWN, timeout=ALIGN_MS)
-        context = browser.new_context(viewport={"width": 1280, "height": 900})  # without what the first has kept
         begin = time.perf_counter()
         with served(folder) as address:
             started = time.perf_counter() - begin
-            page, cold = first_paint(context, f"{address}/runs/{run}/timeline")
-            warm = [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
-            page.bring_to_front()  # a tab behind others is drawn once a second
-            zooms = sorted(page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS))
-        browser.close()
+            with browsing(playwright) as context:
+                page, cold = first_paint(context, f"{address}/runs/{run}/timeline")
+                warm = [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
+                page.bring_to_front()  # a tab behind others is drawn once a second
+                zooms = sorted(page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS))
     ninth = statistics.quantiles(zooms, n=10)[-1]
     return "\n".join(
         [

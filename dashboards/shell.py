@@ -31,7 +31,7 @@ _DOCUMENT: Final = f"""<!DOCTYPE html>
 <link rel="icon" href="data:,">
 <script>{THEME_SCRIPT}</script>
 {{%css%}}
-<script defer src="PLOTLY"></script>
+<link rel="preload" as="script" href="PLOTLY" id="plotly">
 </head>
 <body>
 {{%app_entry%}}
@@ -46,7 +46,7 @@ def document() -> str:
     """Give the document around every page.
 
     It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made of
-    it, and runs it while the server makes the page. Dash would fetch it anew for each page, and only then.
+    it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page, and only then.
     """
     package, path = PLOTLY
     address = f"/_dash-component-suites/{package}/{build_fingerprint(path, version(package), 0)}"
