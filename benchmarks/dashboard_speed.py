@@ -1,9 +1,11 @@
 """How long the timeline of 1,024 ranks takes, in a real browser: until its first paint, and until a zoom's.
 
-A painted heat map is one that plotly has drawn from the server's answer; a zoom counts from the click to that. The run
-is made once and kept in benchmarks/.cache. `python -m benchmarks.dashboard_speed [RANKS [INTERVALS]]` prints the table.
+A painted view is one of which map, lanes and axes are drawn from the server's answer; a zoom counts from the click to
+that. The run is made once and kept in benchmarks/.cache. `python -m benchmarks.dashboard_speed [RANKS [INTERVALS]]`
+prints the table and puts it, dated, into RESULTS.md in the place of the one before.
 """
 
+import datetime
 import os
 import shutil
 import statistics
@@ -25,8 +27,10 @@ RANKS, INTERVALS = 1_024, 10_000
 CHROMIUM = Path("/usr/bin/chromium")
 ALIGN_MS = 900_000
 KNOWN = "() => !document.getElementById('timeline-note').textContent.includes('clocks are being')"
-ZOOMS = 30
+TITLE = "## Dashboard"
+TURNS = 3
 WARM = 5
+ZOOMS = 30
 WAIT_MS = 180_000
 PAINTED = """() => new Promise(done => {
   const look = () => {
@@ -104,32 +108,65 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
         return f"not measured: there is no {CHROMIUM}"
     folder = run_folder(ranks, intervals)
     run = Site([folder]).places().places[0].id
+    started: list[float] = []
+    cold: list[float] = []
+    warm: list[float] = []
+    zooms: list[float] = []
     with sync_playwright() as playwright:
         shutil.rmtree(folder / "run" / FOLDER, ignore_errors=True)
         with served(folder) as address, browsing(playwright) as context:
             page, never = first_paint(context, f"{address}/runs/{run}/timeline")
             page.wait_for_function(KNOWN, timeout=ALIGN_MS)
-        begin = time.perf_counter()
-        with served(folder) as address:
-            started = time.perf_counter() - begin
-            with browsing(playwright) as context:
-                page, cold = first_paint(context, f"{address}/runs/{run}/timeline")
-                warm = [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
-                page.bring_to_front()  # a tab behind others is drawn once a second
-                zooms = sorted(page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS))
+        for _ in range(TURNS):
+            begin = time.perf_counter()
+            with served(folder) as address:
+                started.append(time.perf_counter() - begin)
+                with browsing(playwright) as context:
+                    page, seconds = first_paint(context, f"{address}/runs/{run}/timeline")
+                    cold.append(seconds)
+                    warm += [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
+                    page.bring_to_front()  # a tab behind others is drawn once a second
+                    zooms += [page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS)]
     ninth = statistics.quantiles(zooms, n=10)[-1]
     return "\n".join(
         [
-            f"| timeline of {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds |",
-            "|---|---|",
-            f"| first paint, the first time the run is ever opened | {never:.2f} |",
-            f"| first paint after a cold start (besides {started:.2f} until the server answers) | {cold:.2f} |",
-            f"| first paint warm, median of {WARM} | {statistics.median(warm):.2f} |",
-            f"| zoom until painted, median of {ZOOMS} | {statistics.median(zooms):.2f} |",
-            f"| zoom until painted, 90th percentile | {ninth:.2f} |",
+            f"| {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds | least to most |",
+            "|---|---|---|",
+            f"| first paint, the first time the run is ever opened | {never:.2f} | |",
+            f"| `overlapscope serve` until it answers | {_middle(started)} |",
+            f"| first paint after a cold start of server and browser | {_middle(cold)} |",
+            f"| first paint warm, {len(warm)} new tabs | {_middle(warm)} |",
+            f"| zoom until painted, {len(zooms)} zooms | {_middle(zooms)} |",
+            f"| zoom until painted, 90th percentile | {ninth:.2f} | |",
         ]
     )
 
 
+def _middle(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f}"
+
+
+def section(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
+    """Measure, and give the section of RESULTS.md."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return f"""{TITLE}
+
+{today}. The timeline of a run directory in Chromium without a screen, with a new profile each turn: {TURNS} turns of a
+cold start, {WARM} first paints and {ZOOMS} zooms, each until all is drawn; medians. Browser and server share the cores.
+
+{table(ranks, intervals)}
+"""
+
+
+def main() -> None:
+    """Measure, print, and put the section into RESULTS.md in the place of the one before, or at its end."""
+    told = section(*map(int, sys.argv[1:3]))
+    print(told)
+    place = HERE / "RESULTS.md"
+    before, _, rest = place.read_text(encoding="utf-8").partition(TITLE)
+    after = rest[rest.index("\n## ") + 1 :] if "\n## " in rest else ""
+    place.write_text(f"{before.rstrip()}\n\n{told}" + (f"\n{after}" if after else ""), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(table(*map(int, sys.argv[1:3])))
+    main()

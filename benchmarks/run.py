@@ -108,17 +108,9 @@ operating system's peak of the process; it grows with the number of calls.
     print(log_words, flush=True)
     log = nccl_log.table()
     print(log)
-    page_words = f"""
-## Dashboard
-
-The timeline of a run directory in Chromium without a screen, {dashboard_speed.WARM} first paints and
-{dashboard_speed.ZOOMS} zooms, each until the heat map is painted; browser and server share the cores.
-
-"""
-    print(page_words, flush=True)
-    page = dashboard_speed.table()
+    page = "\n" + dashboard_speed.section()
     print(page)
-    content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n" + page_words + page + "\n"
+    content = text + "\n".join(lines) + "\n" + words + costs + "\n" + log_words + log + "\n" + page
     (HERE / "RESULTS.md").write_text(content, encoding="utf-8")
 
 

@@ -98,10 +98,10 @@ def changed(place: Place) -> tuple[str, int]:
             beyond = not _within(each, place.root)
             for file, state in _files(each):
                 # Folders that are links are not followed: only links can lead out.
-                if stat.S_ISLNK(state.st_mode) or beyond:
-                    state = _beyond(Path(file), place)
-                told.update(b"%b\0%d\0%d\0" % (os.fsencode(file), state.st_mtime_ns, state.st_size))
-                newest = max(newest, state.st_mtime_ns)
+                leads_on = stat.S_ISLNK(state.st_mode) or beyond
+                there = _beyond(Path(file), place) if leads_on else state
+                told.update(b"%b\0%d\0%d\0" % (os.fsencode(file), there.st_mtime_ns, there.st_size))
+                newest = max(newest, there.st_mtime_ns)
     except OSError as error:
         named = _named(Path(os.fsdecode(error.filename or place.inputs[0])), place)
         raise InputError(f"{named}: cannot be read: {error.strerror}") from error
@@ -213,7 +213,7 @@ def _folders(folder: Path) -> list[Path]:
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Give the files of a run, at most MAX_FILES, as they are; links are given themselves, and not followed.
 
-    Of many ranks they are ten thousand, and they are looked at whenever a page is: so this goes without paths as values.
+    Of many ranks they are ten thousand, and they are looked at whenever a page is: this goes without a `Path` for each.
     """
     if path.is_file():
         yield str(path), path.lstat()

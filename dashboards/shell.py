@@ -45,12 +45,12 @@ _DOCUMENT: Final = f"""<!DOCTYPE html>
 def document() -> str:
     """Give the document around every page.
 
-    It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made of
-    it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page, and only then.
+    It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made
+    of it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page and only then.
     """
     package, path = PLOTLY
-    address = f"/_dash-component-suites/{package}/{build_fingerprint(path, version(package), 0)}"
-    return _DOCUMENT.replace("PLOTLY", address)
+    named = build_fingerprint(path, version(package), 0)  # type: ignore[no-untyped-call]
+    return _DOCUMENT.replace("PLOTLY", f"/_dash-component-suites/{package}/{named}")
 
 
 def theme_script_hash() -> str:

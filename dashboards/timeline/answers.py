@@ -5,9 +5,9 @@ It goes past Dash, which lays out each answer as if it were a page, and takes lo
     GET /runs/<run>/timeline/view    four bytes with a length, so much JSON, then the cells of its rasters, a byte each
     GET /runs/<run>/timeline/point   JSON
 
-Both take what the page's address has (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the axis. What is not
-ready yet is answered with 202: ask again. Where there is nothing to show, both are JSON with `problem`, in words; a browser
-would note any other status as a fault of the page.
+Both take what the page's address has (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the axis. What is
+not ready yet is answered with 202: ask again. Where there is nothing to show, both are JSON with `problem`, in words; a
+browser would note any other status as a fault of the page.
 """
 
 from collections.abc import Callable, Mapping

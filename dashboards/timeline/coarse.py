@@ -1,7 +1,7 @@
 """Times in each state over cells of one width, added up once: what a view of much of a large run is drawn from.
 
-Cells lie on multiples of a power of two from the run's begin. A view whose bins are whole cells is exactly their sums; one
-that looks closer adds up the states themselves, of which then few are in view.
+Cells lie on multiples of a power of two from the run's begin. A view whose bins are whole cells is exactly their sums;
+one that looks closer adds up the states themselves, of which then few are in view.
 """
 
 from collections.abc import Sequence

@@ -164,10 +164,13 @@ def _kept(place: Path, made_of: str, recorded: Set[int]) -> Kept | None:
     if not all(own.size and (own[1:] >= own[:-1]).all() for own, _ in parts):
         return None
     kept = Kept(states=dict(zip(told.ranks, parts, strict=True)), clocks=told.clocks, coarse=None)
-    if added is None:
-        return kept
+    return kept if added is None else _with_cells(kept, added)
+
+
+def _with_cells(kept: Kept, added: "np.ndarray[Any, np.dtype[np.uint32]]") -> Kept | None:
+    """Add the cells; None where they are not as many as these states have."""
     length = kept.reach_ns[1]
-    shape = (len(map_rows(len(parts))), len(STATES), cells(length))
+    shape = (len(map_rows(len(kept.states))), len(STATES), cells(length))
     if added.size != np.prod(shape):
         return None
     return replace(kept, coarse=Coarse(cell_ns=cell_width(length), spent=added.reshape(shape)))
