@@ -13,6 +13,7 @@ from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.timeline import answers, perfetto
 from overlapscope_dashboards.timeline.answers import state_of
 from overlapscope_dashboards.timeline.asked import asked
+from overlapscope_dashboards.timeline.drawing import height_before
 from overlapscope_dashboards.timeline.heat import DOMINATING, MODES
 from overlapscope_dashboards.timeline.said import NAMES
 from overlapscope_dashboards.timeline.source import source_of
@@ -31,6 +32,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     source = source_of(opened)
     first = asked(query, source.whole, source.ranks)
     state = state_of(first)
+    place = html.Div(id="timeline-figure", style={"height": f"{height_before(source, first.ranks)}px"})
     return [
         html.Section(
             [
@@ -38,7 +40,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
                 html.Div(id="timeline-legend", className="tl-legend"),
                 html.Div(id="timeline-pointed", className="tl-pointed", role="status", **aria(live="polite")),
                 html.Div(
-                    [html.Canvas(id="timeline-map", **aria(hidden="true")), html.Div(id="timeline-figure")],
+                    [html.Canvas(id="timeline-map", **aria(hidden="true")), place],
                     className="chart tl-chart", role="img", id="timeline-chart",
                     **aria(label="Timeline of ranks. The table below holds the same figures; " + KEYS),
                 ),

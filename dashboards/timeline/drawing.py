@@ -28,6 +28,9 @@ LANE_PIXELS: Final = 24
 GAP_PIXELS: Final = 28
 TOP_PIXELS: Final = 24
 BOTTOM_PIXELS: Final = 32
+AROUND_PIXELS: Final = GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS
+LANES: Final = 2
+"""Lanes of a rank for which a page leaves room before it knows them: one that computes, one that communicates."""
 WIDTH: Final = 1_100
 """Pixels of the time axis before the browser has told."""
 NAMED: Final = 400
@@ -129,11 +132,18 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
         figure=figure(traces, layout=_layout(source, asked, rows, lower, upper, below)),
         rasters=rasters,
         spent_ns=_in_view(now, asked, bins, spent),
-        height=upper + below + GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
+        height=upper + below + AROUND_PIXELS,
         spans=spans,
         detailed=detailed,
         left_out=sum(each.left_out for each in ranks),
     )
+
+
+def height_before(source: Source, ranks: Sequence[int]) -> int:
+    """Give the height of a figure before it is drawn: of a large run, whose lanes are not read yet, a guess."""
+    rows = len(map_rows(len(source.ranks)))
+    lower = len(ranks) * LANES if source.large else len(lower_rows(source, [source.lanes(rank) for rank in ranks]))
+    return rows * map_row_pixels(rows) + lower * LANE_PIXELS + AROUND_PIXELS
 
 
 def map_row_pixels(rows: int) -> int:
