@@ -7,6 +7,7 @@ prints the table and puts it, dated, into RESULTS.md in the place of the one bef
 
 import datetime
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -64,13 +65,13 @@ def run_folder(ranks: int, intervals: int) -> Path:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder in a process of its own; gives the address once it answers."""
+def served(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve a folder in a process of its own; gives the address once it answers, and the process."""
     command = [sys.executable, "-m", "overlapscope", "serve", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            yield server.stdout.readline().split()[-1].rstrip("/")
+            yield server.stdout.readline().split()[-1].rstrip("/"), server.pid
         finally:
             server.terminate()
 
@@ -86,6 +87,12 @@ def browsing(playwright: Any) -> Iterator[Any]:
             yield context
         finally:
             context.close()
+
+
+def memory_mib(process: int) -> float:
+    """Give the memory that a process has for itself alone."""
+    told = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(re.search(r"RssAnon:\s+(\d+) kB", told)[1]) / 1024  # type: ignore[index]
 
 
 def first_paint(context: Any, address: str) -> tuple[Any, float]:
@@ -112,14 +119,15 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
     cold: list[float] = []
     warm: list[float] = []
     zooms: list[float] = []
+    memory: list[float] = []
     with sync_playwright() as playwright:
         shutil.rmtree(folder / "run" / FOLDER, ignore_errors=True)
-        with served(folder) as address, browsing(playwright) as context:
+        with served(folder) as (address, _), browsing(playwright) as context:
             page, never = first_paint(context, f"{address}/runs/{run}/timeline")
             page.wait_for_function(KNOWN, timeout=ALIGN_MS)
         for _ in range(TURNS):
             begin = time.perf_counter()
-            with served(folder) as address:
+            with served(folder) as (address, process):
                 started.append(time.perf_counter() - begin)
                 with browsing(playwright) as context:
                     page, seconds = first_paint(context, f"{address}/runs/{run}/timeline")
@@ -127,18 +135,22 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
                     warm += [first_paint(context, f"{address}/runs/{run}/timeline")[1] for _ in range(WARM)]
                     page.bring_to_front()  # a tab behind others is drawn once a second
                     zooms += [page.evaluate(ZOOM, MOVES[at % len(MOVES)]) / 1_000 for at in range(ZOOMS)]
+                memory.append(memory_mib(process))
     ninth = statistics.quantiles(zooms, n=10)[-1]
-    return "\n".join(
-        [
-            f"| {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds | least to most |",
-            "|---|---|---|",
-            f"| first paint, the first time the run is ever opened | {never:.2f} | |",
-            f"| `overlapscope serve` until it answers | {_middle(started)} |",
-            f"| first paint after a cold start of server and browser | {_middle(cold)} |",
-            f"| first paint warm, {len(warm)} new tabs | {_middle(warm)} |",
-            f"| zoom until painted, {len(zooms)} zooms | {_middle(zooms)} |",
-            f"| zoom until painted, 90th percentile | {ninth:.2f} | |",
-        ]
+    return (
+        "\n".join(
+            [
+                f"| {ranks:,} ranks x {intervals:,} intervals, {os.cpu_count()} cores | seconds | least to most |",
+                "|---|---|---|",
+                f"| first paint, the first time the run is ever opened | {never:.2f} | |",
+                f"| `overlapscope serve` until it answers | {_middle(started)} |",
+                f"| first paint after a cold start of server and browser | {_middle(cold)} |",
+                f"| first paint warm, {len(warm)} new tabs | {_middle(warm)} |",
+                f"| zoom until painted, {len(zooms)} zooms | {_middle(zooms)} |",
+                f"| zoom until painted, 90th percentile | {ninth:.2f} | |",
+            ]
+        )
+        + f"\n\nThe server then holds {statistics.median(memory):,.0f} MiB of its own, mapped files left out."
     )
 
 

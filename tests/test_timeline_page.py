@@ -271,6 +271,34 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
 
 
+def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([tmp_path / "run"])
+    own = Source(site.run(site.places().places[0].id))
+    length = own.whole.length_ns
+    drawn_from_cells = []
+    for first, last in (
+        (0, length),
+        (length // 3, length // 3 + length // 2),
+        (length // 5, length // 5 + length // 90),
+    ):
+        asked_for = whole(own, t0=first, t1=last)
+        bins = own.now.bins(asked_for.window, 1_000)
+        drawn_from_cells.append(own.now.coarse is not None and own.now.coarse.over(bins) is not None)
+        each_rank = [each.spent(bins + own.origin_ns) for each in own.occupancy]
+        assert own.now.spent(bins).tolist() == [spent.T.tolist() for spent in each_rank]
+        drawn = draw(own, asked_for, 1_000)
+        inside = in_view(own, asked_for.window, own.ranks)
+        assert drawn.spent_ns == np.sum(list(inside.values()), axis=0).tolist()
+        cells = np.frombuffer(drawn.rasters[0].cells, np.uint8).reshape(len(own.ranks), -1)
+        for row, spent in zip(cells, each_rank, strict=True):
+            assert (spent[np.arange(row.size), row] == spent.max(axis=1)).all()
+    assert drawn_from_cells == [True, True, False]
+
+
 def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
