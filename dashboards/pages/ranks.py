@@ -189,12 +189,12 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
     if not found:
         words = "No telemetry was recorded of these ranks: traces of other tools have none, our own capture samples it."
         return card("The machine meanwhile", [choose, empty(words, _record()), *reasons])
-    steps, origin = view.steps(opened.run, clocks, chosen)
-    shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, origin)]
-    chart = panels(shown, x="seconds from the first step", each_px=PANEL_PX, layout=_steps(steps))
+    axis = view.axis(opened.run, clocks, chosen, found)
+    shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, axis.origin_ns)]
+    chart = panels(shown, x=axis.title, each_px=PANEL_PX, layout=_shaded(axis.shaded))
     twin = table(("rank", "reading", "mean", "least", "most", "readings"), view.reading_rows(found),
                  caption="Telemetry", left=2, hide_caption=True)  # fmt: skip
-    words = "Readings of the chosen ranks on one time axis" + ("; shaded: every other step." if steps else ".")
+    words = f"Readings of the chosen ranks on one time axis; {axis.words}."
     after = [each for each in (without, *reasons) if each is not None]
     return figure_card("The machine meanwhile", chart, twin, words=words, id="ranks-telemetry",
                        height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
@@ -226,11 +226,11 @@ def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
     return traces
 
 
-def _steps(steps: Sequence[view.Step]) -> dict[str, Any]:
+def _shaded(steps: Sequence[view.Step]) -> dict[str, Any]:
     bands = [
         {"type": "rect", "xref": "x", "yref": "paper", "x0": each.begins, "x1": each.ends, "y0": 0, "y1": 1,
          "layer": "below", "line": {"width": 0}, "fillcolor": "rgba(134,142,150,0.12)"}
-        for each in steps[::2]
+        for each in steps
     ]  # fmt: skip
     return {"shapes": bands}
 
