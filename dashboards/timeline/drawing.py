@@ -62,6 +62,31 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
+
+    origin_ns: int = 0
+    row: int = 0
+
+
+OWN: Final = Corner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """The chosen ranks' lanes, drawn."""
+
+    traces: list[dict[str, Any]]
+    rows: list[Row]
+    spans: int
+    """Spans in view."""
+    detailed: bool
+    """Whether they are drawn one by one."""
+    left_out: int
+    """Lanes that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A figure and what belongs to it."""
 
@@ -79,6 +104,21 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
     """Draw a view for a time axis of so many pixels."""
     bins = edges(asked.window, width)
     rows = map_rows(len(source.ranks))
+    lanes = strip(source, asked, width)
+    upper = max(len(rows), 1) * map_row_pixels(len(rows))
+    below = len(lanes.rows) * LANE_PIXELS
+    traces = [_map(source, asked, rows, bins), *lanes.traces]
+    return Drawn(
+        figure=figure(traces, layout=_layout(source, asked, rows, lanes.rows, upper, below)),
+        height=upper + below + GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
+        spans=lanes.spans,
+        detailed=lanes.detailed,
+        left_out=lanes.left_out,
+    )
+
+
+def strip(source: Source, asked: Asked, width: int, corner: Corner = OWN, most: int | None = None) -> Strip:
+    """Draw the chosen ranks' lanes: span by span where no more than `most` are in view, else the time they cover."""
     ranks = [source.lanes(rank) for rank in asked.ranks]
     lower = lower_rows(source, ranks)
     found = [
@@ -86,22 +126,14 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
         for each in lower
     ]
     spans = sum(each.size for each in found)
-    detailed = spans <= MAX_SPANS
-    traces = [_map(source, asked, rows, bins)]
+    detailed = spans <= (MAX_SPANS if most is None else most)
     if detailed:
-        traces += _spans(source, asked, ranks, lower, found, width)
-        traces += _causes(source, asked, lower)
+        traces = _spans(source, asked, ranks, lower, found, width, corner)
+        traces += _causes(source, asked, lower, corner)
     else:
-        traces.append(_lane_map(lower, bins))
-    upper = max(len(rows), 1) * map_row_pixels(len(rows))
-    below = len(lower) * LANE_PIXELS
-    return Drawn(
-        figure=figure(traces, layout=_layout(source, asked, rows, lower, upper, below)),
-        height=upper + below + GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
-        spans=spans,
-        detailed=detailed,
-        left_out=sum(each.left_out for each in ranks),
-    )
+        traces = [_lane_map(lower, edges(asked.window, width), corner)]
+    left_out = sum(each.left_out for each in ranks)
+    return Strip(traces=traces, rows=lower, spans=spans, detailed=detailed, left_out=left_out)
 
 
 def map_rows(ranks: int) -> list[range]:
@@ -137,21 +169,21 @@ def _map(source: Source, asked: Asked, rows: Sequence[range], bins: Ints) -> dic
         "xtype": "scaled", "ytype": "scaled", "zmin": 0, "zmax": top, "colorscale": colours, "showscale": False,
         "hoverinfo": "none", "xaxis": "x", "yaxis": "y", "zsmooth": False, "name": "map",
         "ygap": 1 if map_row_pixels(len(rows)) > 6 else 0,
-    } | _corner(bins)  # fmt: skip
+    } | _cells(bins)  # fmt: skip
 
 
-def _lane_map(lower: Sequence[Row], bins: Ints) -> dict[str, Any]:
+def _lane_map(lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
     return {
         "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) - 1, "colorscale": _steps(_STATE_COLOURS),
         "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
-        "name": "lanes", "y0": 0, "dy": 1,
-    } | _corner(bins)  # fmt: skip
+        "name": "lanes", "y0": corner.row, "dy": 1,
+    } | _cells(bins - corner.origin_ns)  # fmt: skip
 
 
-def _corner(bins: Ints) -> dict[str, Any]:
+def _cells(bins: Ints) -> dict[str, Any]:
     """Give where the cells lie: plotly counts from the middle of the first."""
     width = int(bins[1] - bins[0])
     return {"x0": _ms(int(bins[0]) + width / 2), "dx": _ms(width)}
@@ -159,12 +191,12 @@ def _corner(bins: Ints) -> dict[str, Any]:
 
 def _spans(
     source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
-    width: int,
+    width: int, corner: Corner,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
     exposed = {each.rank: each.exposed for each in ranks}
     bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
-    over: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int]] = []
+    over: list[tuple[Ints, Ints, int]] = []
     for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
         if row.lane is None:
             continue
@@ -174,11 +206,11 @@ def _spans(
                 bars[name].append((at, row.lane, rows[kinds == kind]))
         comm = rows[kinds == COMM]
         _, start, end = pieces(row.lane, comm, exposed[row.rank])
-        over.append((start / 1e6, end / 1e6, at))
+        over.append((start, end, at))
     room = width if sum(each.size for each in found) <= NAMED else 0
-    drawn = [_kind_trace(source, asked, lower, name, bars[name], room) for _, name in _KINDS if bars[name]]
-    starts = np.concatenate([each[0] for each in over] or [np.empty(0)])
-    ends = np.concatenate([each[1] for each in over] or [np.empty(0)])
+    drawn = [_kind_trace(source, asked, lower, name, bars[name], room, corner) for _, name in _KINDS if bars[name]]
+    starts = np.concatenate([each[0] for each in over] or [np.empty(0, np.int64)])
+    ends = np.concatenate([each[1] for each in over] or [np.empty(0, np.int64)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
     if starts.size:
         # The bars of communication once more, on top and seen through: what is exposed would cover their names.
@@ -186,12 +218,18 @@ def _spans(
         seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
         drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
-        drawn += [_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"}, seen_through]
+        drawn += [_bars("exposed", starts, ends, places, corner) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
 
 def _kind_trace(
-    source: Source, asked: Asked, lower: Sequence[Row], kind: str, parts: Sequence[tuple[int, Lane, Ints]], width: int
+    source: Source,
+    asked: Asked,
+    lower: Sequence[Row],
+    kind: str,
+    parts: Sequence[tuple[int, Lane, Ints]],
+    width: int,
+    corner: Corner,
 ) -> dict[str, Any]:
     """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
@@ -208,7 +246,7 @@ def _kind_trace(
     shown = {name: plain(name) for name in set(plainly)}
     names = [shown[name] for name in plainly]
     told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
-    trace = _bars(kind, start / 1e6, end / 1e6, places) | {
+    trace = _bars(kind, start, end, places, corner) | {
         "customdata": told, "hovertext": names,
         "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
@@ -223,18 +261,16 @@ def _kind_trace(
     return trace
 
 
-def _bars(
-    colour: str, start_ms: npt.NDArray[np.float64], end_ms: npt.NDArray[np.float64], places: npt.NDArray[Any]
-) -> dict[str, Any]:
+def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], corner: Corner) -> dict[str, Any]:
     return {
-        "type": "bar", "orientation": "h", "base": typed(start_ms), "x": typed(end_ms - start_ms),
-        "y": typed(places.astype(np.float64)),
+        "type": "bar", "orientation": "h", "base": typed((start_ns - corner.origin_ns) / 1e6),
+        "x": typed((end_ns - start_ns) / 1e6), "y": typed((places + corner.row).astype(np.float64)),
         "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
         "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
     }  # fmt: skip
 
 
-def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str, Any]]:
+def _causes(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
     """Give why communication was exposed, one trace a cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
@@ -246,7 +282,7 @@ def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str
         colour, pattern = CAUSE_LOOKS[cause]
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
-        trace = _bars(colour, start / 1e6, end / 1e6, places)
+        trace = _bars(colour, start, end, places, corner)
         trace["marker"] = {
             **trace["marker"],
             "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
