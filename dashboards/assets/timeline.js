@@ -3,6 +3,7 @@
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
   const PATIENCE_MS = 10000;  // for an answer, before asking anew
+  const PERFETTO_MS = 30000;  // for Perfetto to load
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [], perfettoUrl = null;
   let askedAt = -1e9, again = false, latest = null;
 
@@ -97,9 +98,10 @@
   function mark(plot) {
     const shapes = plot.layout.shapes || [];
     const there = shapes.filter((each) => each.name === "link");
-    if (JSON.stringify(there.map((each) => each.path || each.x0)) === JSON.stringify(marks.map((each) => each.path || each.x0))) return;
+    const places = (all) => JSON.stringify(all.map((each) => [each.path, each.x0, each.x1, each.y0, each.y1]));
+    if (places(there) === places(marks)) return;
     const colour = getComputedStyle(document.body).color;
-    const drawn = marks.map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
+    const drawn = marks.map((each) => Object.assign({}, each, { line: Object.assign({}, each.line, { color: colour }) }));
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
@@ -133,19 +135,34 @@
   function perfetto() {
     const origin = new URL(perfettoUrl).origin;
     const opened = window.open(perfettoUrl, "_blank");
-    if (!opened) return;
+    if (!opened) return say("The browser let no window be opened for Perfetto: allow pop-ups for this page.");
+    say("Handing this window over to Perfetto …");
     const link = document.getElementById("timeline-take").href;
     let timer = null;
     const answered = (event) => {
       if (event.source !== opened || event.origin !== origin || event.data !== "PONG") return;
       clearInterval(timer);
       removeEventListener("message", answered);
-      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(answer.status))).then((buffer) => {
+      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : answer.text().then(refused))).then((buffer) => {
         opened.postMessage({ perfetto: { buffer: buffer, title: document.title, fileName: "window.json.gz" } }, origin);
-      });
+        say("");
+      }).catch((error) => say("Perfetto did not get this window: " + (error.told || "the server does not answer.")));
     };
+    const refused = (text) => Promise.reject({ told: text.trim().slice(0, 300) });
+    const since = performance.now();
     addEventListener("message", answered);
-    timer = setInterval(() => (opened.closed ? clearInterval(timer) : opened.postMessage("PING", origin)), 200);
+    timer = setInterval(() => {
+      const late = performance.now() - since > PERFETTO_MS;
+      if (!opened.closed && !late) return opened.postMessage("PING", origin);
+      clearInterval(timer);
+      removeEventListener("message", answered);
+      say(late ? "Perfetto does not answer at " + origin + "." : "");
+    }, 200);
+  }
+
+  function say(words) {
+    const place = document.getElementById("timeline-said");
+    if (place) place.textContent = words;
   }
 
   const DOES = {
