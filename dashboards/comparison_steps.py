@@ -158,7 +158,8 @@ def _changed(marked: Sequence[Link]) -> list[Component]:
             _named(each),
             _change(str(len(each.base)), str(len(each.candidate))),
             _change(ms(lasted(each.base)), ms(lasted(each.candidate))),
-            *(_change(*(ms(total(side, of)) for side in (each.base, each.candidate))) for of in (_waited, _exposed)),
+            _change(ms(total(each.base, _waited)), ms(total(each.candidate, _waited))),
+            _change(ms(total(each.base, _exposed)), ms(total(each.candidate, _exposed))),
             signed_ms(each.change_ns),
             html.Span(_change(_causes(each.base), _causes(each.candidate)), className="why"),
         )

@@ -13,6 +13,7 @@ from overlapscope.analysis.occupancy import STATES
 from overlapscope.report.amounts import ms
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.timeline.asked import Asked
+from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
 from overlapscope_dashboards.timeline.drawing import Drawn, draw, lower_rows, map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
 from overlapscope_dashboards.timeline.said import (
@@ -25,6 +26,7 @@ from overlapscope_dashboards.timeline.said import (
     of_cell,
     of_span,
 )
+from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window, around, edges
 
@@ -161,11 +163,14 @@ def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
     source.work_out()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
-        return Pointed(title=title, parts=parts)
+        said, marks = same_step(source, asked, rank, row)
+        return Pointed(title=title, parts=[*parts, *said], links=marks)
     linked = source.figures.links.of(rank, call)
+    parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
         parts.append(f"the same call on {len(linked.ranks)} ranks is outlined")
-    return Pointed(title=title, parts=parts, links=_marks(source, asked, linked.ranks, linked.rows))
+    marks = _marks(source, asked, linked.ranks, linked.rows)
+    return Pointed(title=title, parts=parts, links=[*marks, *ready_marks(source, asked, linked.ranks, linked.rows)])
 
 
 def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:
