@@ -9,7 +9,6 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.readings import readings
-from overlapscope.report.amounts import ms
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
@@ -134,7 +133,7 @@ def _clocks(analysis: Analysis) -> list[Component]:
     skew = analysis.skew
     if len(skew.clock_offset_ns) < 2:
         return []
-    within = "" if skew.residual_ns is None else f", to within {ms(skew.residual_ns)} ms"
+    within = "" if skew.residual_ns is None else f", to within {skew.residual_ns / 1e3:,.1f} µs"
     if not any(skew.clock_offset_ns.values()):
         return [card("Clocks", notes([f"The ranks' clocks agree{within}."]), wide="half")]
     offsets = sorted((int(rank), ns) for rank, ns in skew.clock_offset_ns.items())
@@ -148,7 +147,7 @@ def _clocks(analysis: Analysis) -> list[Component]:
         "hovertemplate": "rank %{x}<br><b>%{y:+,.1f} µs</b><extra></extra>",
     }
     axes = {
-        "yaxis": {"rangemode": "normal", "zeroline": True, "zerolinecolor": COLOURS["idle"]},
+        "yaxis": {"rangemode": "normal", "zeroline": True, "zerolinecolor": COLOURS["idle"], "tickformat": ",d"},
         "xaxis": {"tickmode": "linear", "dtick": 1}
         if len(offsets) <= MARKED_STEPS
         else {"nticks": 16, "tickformat": "d"},

@@ -32,7 +32,7 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> 
         for at, each in enumerate(chart.series)
     ]
     return figure(
-        traces, x=x, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 12}, "hovermode": "x unified"}
+        traces, x=x, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 8}, "hovermode": "x unified"}
     )
 
 

@@ -208,7 +208,7 @@ def _layout(
         "xaxis": {
             "range": list(span), "ticks": "outside", "ticklen": 4, "tickcolor": GRID, "nticks": 10, "showgrid": True,
             "separatethousands": True, "exponentformat": "none", "automargin": False,
-            "title": {"text": "ms since the step began", "standoff": 6},
+            "title": {"text": "ms since the step began", "standoff": 6, "font": {"size": 12}},
         },
         "yaxis": {
             "range": [last - 0.5, -0.5], "showgrid": False, "zeroline": False, "tickvals": places, "ticktext": words,

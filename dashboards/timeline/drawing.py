@@ -12,9 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, heat, rows_of
@@ -131,7 +133,7 @@ def strip(source: Source, asked: Asked, width: int, corner: Corner = OWN, most: 
         traces = _spans(source, asked, ranks, lower, found, width, corner)
         traces += _causes(source, asked, lower, corner)
     else:
-        traces = [_lane_map(lower, edges(asked.window, width), corner)]
+        traces = [_lane_map(source, asked, lower, edges(asked.window, width), corner)]
     left_out = sum(each.left_out for each in ranks)
     return Strip(traces=traces, rows=lower, spans=spans, detailed=detailed, left_out=left_out)
 
@@ -172,15 +174,29 @@ def _map(source: Source, asked: Asked, rows: Sequence[range], bins: Ints) -> dic
     } | _cells(bins)  # fmt: skip
 
 
-def _lane_map(lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
+def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
+    """Give each lane's cells, and why communication was exposed: the cause of most of that time, however short."""
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
+    for at, row in enumerate(lower):
+        if row.lane is None:
+            spent = cause_times(source, asked, row.rank, bins)
+            cells[at] = np.where(spent.any(axis=0), spent.argmax(axis=0) + len(STATES), 0)
     return {
-        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) - 1, "colorscale": _steps(_STATE_COLOURS),
+        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) + len(CAUSES) - 1,
+        "colorscale": _steps((*_STATE_COLOURS, *(COLOURS[CAUSE_LOOKS[cause][0]] for cause in CAUSES))),
         "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
         "name": "lanes", "y0": corner.row, "dy": 1,
     } | _cells(bins - corner.origin_ns)  # fmt: skip
+
+
+def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
+    """Give the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
+    spent = np.zeros((len(CAUSES), bins.size - 1), np.int64)
+    for cause, starts, ends in source.causes(rank, asked.window):
+        spent[CAUSES.index(cause)] = BusyTime(Intervals(starts, ends)).within(bins[:-1], bins[1:])
+    return spent
 
 
 def _cells(bins: Ints) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.report.amounts import ms
-from overlapscope.timeline.columns import NONE
+from overlapscope.report.text import WORDS
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
-from overlapscope_dashboards.timeline.drawing import Drawn, draw, lower_rows, map_rows
+from overlapscope_dashboards.timeline.drawing import Drawn, cause_times, draw, lower_rows, map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
 from overlapscope_dashboards.timeline.said import (
     NAMES,
@@ -143,7 +145,7 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
     if not of_map:
         shown = lower_rows(source, [source.lanes(rank) for rank in asked.ranks])[row]
         if shown.lane is None:
-            return nothing(asked)
+            return _why(source, asked, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
         spent = shown.lane.occupancy.spent(bins[bin_ : bin_ + 2])[0].tolist()
         _, parts = of_cell((shown.rank,), window, spent)
@@ -154,6 +156,13 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
     spent = np.sum([now.occupancy[place].spent(absolute)[0] for place in places], axis=0).tolist()
     title, parts = of_cell([source.ranks[place] for place in places], window, spent)
     return Pointed(title=title, parts=parts)
+
+
+def _why(source: Source, asked: Asked, rank: int, bins: Ints) -> Pointed:
+    spent = cause_times(source, asked, rank, bins)[:, 0].tolist()
+    parts = [f"{WORDS[cause]} {length(ns)}" for cause, ns in zip(CAUSES, spent, strict=True) if ns]
+    when = f"{ms(int(bins[0]))} ms, {length(int(bins[1] - bins[0]))} long"
+    return Pointed(title=f"rank {rank} at {when}: why exposed", parts=parts or ["nothing was exposed"])
 
 
 def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
