@@ -176,12 +176,11 @@ def _ranks(analysis: Analysis, found: view.Grid | None, *, height: int, alone: b
 
 def heat(found: view.HeatMap) -> dict[str, Any]:
     """Draw exposed time by rank and step."""
-    known = found.most_ns != NONE
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": list(found.columns),
         "y": list(found.rows),
-        "z": np.where(known, np.round(found.most_ns / 1e6, 3), None).tolist(),
+        "z": [[None if ns == NONE else round(ns / 1e6, 3) for ns in row] for row in found.most_ns.tolist()],
         "colorscale": [list(each) for each in FADING],
         "zmin": 0,
         "zmax": int(found.most_ns.max(initial=0)) / 1e6 or 1,
