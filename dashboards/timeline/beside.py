@@ -228,7 +228,9 @@ def _notes(sides: Sequence[Side], strips: Sequence[Strip]) -> list[str]:
             notes.append(f"{name}: {drawn.spans:,} spans, shown as the time they cover; its timeline shows each")
         if drawn.left_out:
             notes.append(f"{name}: {drawn.left_out} quieter lanes are not shown")
-        if side.source.figures is None:
+        if side.source.problem:
+            notes.append(f"{name}: why it was exposed cannot be shown: {side.source.problem}")
+        elif side.source.figures is None:
             notes.append(f"{name}: why it was exposed is still being worked out; open the page again for it")
         if side.calls is None:
             notes.append(f"{name}: more than {MAX_CALLS:,} collectives in the step, which are not linked")

@@ -53,7 +53,7 @@ def odd_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list
         order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
         told = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
         rest = [each for found in order[len(told) :] for each in found]
-        findings += [_finding(name, said, found, known_from) for found in sorted(told, key=lambda each: each[0].step)]
+        findings += [_finding(name, said, found, known_from) for found in sorted(told, key=lambda each: each[0].rank)]
         if rest:
             findings.append(_others(name, said, rest, known_from))
     return findings
