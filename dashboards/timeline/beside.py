@@ -14,7 +14,7 @@ from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import LANE_PIXELS, Corner, Row, Strip, strip
+from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS, Corner, Row, Strip, strip
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS
 from overlapscope_dashboards.timeline.said import ORDER
 from overlapscope_dashboards.timeline.source import Source
@@ -212,7 +212,7 @@ def _layout(
         },
         "yaxis": {
             "range": [last - 0.5, -0.5], "showgrid": False, "zeroline": False, "tickvals": places, "ticktext": words,
-            "automargin": False,
+            "automargin": False, **ASIDE,
         },
     }  # fmt: skip
 

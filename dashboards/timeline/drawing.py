@@ -48,6 +48,8 @@ CAUSE_LOOKS: Final = {
     "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
 }  # fmt: skip
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
+ASIDE: Final = {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}
+"""Keeps the labels of rows off what they label."""
 _IDLE: Final = "rgba(134,142,150,0.16)"
 _STATE_COLOURS: Final = (
     "rgba(0,0,0,0)", _IDLE, COLOURS["compute"], COLOURS["hidden"], COLOURS["exposed"], COLOURS["copy"]
@@ -343,7 +345,7 @@ def _layout(
         "yaxis": {
             "domain": [(below + GAP_PIXELS) / inside, 1], "range": [len(rows) - 0.5, -0.5], "fixedrange": True,
             "tickvals": list(shown), "ticktext": [f"rank {source.ranks[rows[at][0]]}" for at in shown],
-            "showgrid": False, "automargin": False,
+            "showgrid": False, "automargin": False, **ASIDE,
         },
         "yaxis2": {
             "domain": [0, below / inside], "range": [len(lower) - 0.5, -0.5], "fixedrange": True, "showgrid": False,
@@ -351,7 +353,7 @@ def _layout(
             "ticktext": [
                 (f"<b>{row.rank}</b>  " if at in first else "") + plain(row.label[:18]) for at, row in enumerate(lower)
             ],
-            "zeroline": False, "ticks": "", "linecolor": GRID, "automargin": False, "anchor": "x",
+            "zeroline": False, "linecolor": GRID, "automargin": False, "anchor": "x", **ASIDE,
         },
     }  # fmt: skip
 
