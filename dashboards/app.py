@@ -9,7 +9,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_u
 from flask import Response, request
 
 from overlapscope.ingest.read import ReadOptions
-from overlapscope_dashboards import pages, router, security, shell
+from overlapscope_dashboards import comparison_steps, pages, router, security, shell
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.site import Site, query_of
 from overlapscope_dashboards.work import Work
@@ -46,6 +46,7 @@ def create_app(
     app.layout = shell.shell()
     _register(app, site)
     pages.register(app, site)
+    comparison_steps.register(app)
     content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
     security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
     app.server.after_request(_not_found(site))

@@ -133,8 +133,8 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monke
     assert many.spans == few.spans
     assert not many.detailed
     assert not figures(many, "bar")
-    assert [each.part for each in many.rasters] == ["map", "lanes"]
-    assert [each.part for each in few.rasters] == ["map"]
+    assert [trace["name"] for trace in figures(many, "heatmap")] == ["lanes"]
+    assert not figures(few, "heatmap")
     assert few.rasters[0].cells == many.rasters[0].cells
     assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
 
@@ -591,5 +591,33 @@ def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_p
     popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
     assert int(popup.value.title().split()[1]) > 1_000
     assert seen == []
+    server.close()
+    beside.close()
+
+
+@pytest.mark.browser
+def test_a_hand_over_to_perfetto_that_fails_says_why(browser: Any, tmp_path: Path) -> None:
+    place = folder_of_runs(tmp_path / "runs")
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
+    perfetto, beside = start(perfetto_app(tmp_path / "ui"))
+    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
+    page, _ = new_page(browser, address)
+    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline"))
+    drawn(page)
+    said = "words => document.getElementById('timeline-said').textContent.includes(words)"
+    button = page.get_by_role("button", name="Open in Perfetto")
+    button.wait_for()
+    busy = {"status": 503, "body": "Other windows are being written; ask again.\n"}
+    page.route("**/window.json.gz*", lambda route: route.fulfill(**busy))
+    button.click()
+    page.wait_for_function(said, arg="did not get this window: Other windows are being written; ask again.")
+    page.unroute("**/window.json.gz*")
+    page.route("**/window.json.gz*", lambda route: route.abort())
+    button.click()
+    page.wait_for_function(said, arg="did not get this window: the server does not answer.")
+    page.evaluate("window.open = () => null")
+    button.click()
+    page.wait_for_function(said, arg="allow pop-ups for this page")
     server.close()
     beside.close()

@@ -5,6 +5,7 @@
   const QUIET_MS = 90;  // after the last of many movements
   const AGAIN_MS = 300;  // until what was not ready is asked for again
   const LOOK_MS = 1500;  // until it is looked whether what is worked out in the background is there
+  const PERFETTO_MS = 30000;  // for Perfetto to load
   const STATE = ["t0", "t1", "ranks", "mode", "q"];
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
   let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
@@ -172,7 +173,7 @@
     document.getElementById("timeline-twin").replaceChildren(...all);
   }
 
-  // Cells of the map, and of lanes with too much to draw it singly, lie on a canvas under plotly's axes.
+  // Cells of the map lie on a canvas under plotly's axes.
   function paint(place) {
     const canvas = document.getElementById("timeline-map"), layout = place._fullLayout;
     if (!canvas || !layout || !layout._size) return;
@@ -246,9 +247,10 @@
   function mark(plot) {
     const shapes = plot.layout.shapes || [];
     const there = shapes.filter((each) => each.name === "link");
-    if (JSON.stringify(there.map((each) => each.path || each.x0)) === JSON.stringify(marks.map((each) => each.path || each.x0))) return;
+    const places = (all) => JSON.stringify(all.map((each) => [each.path, each.x0, each.x1, each.y0, each.y1]));
+    if (places(there) === places(marks)) return;
     const colour = getComputedStyle(document.body).color;
-    const drawn = marks.map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
+    const drawn = marks.map((each) => Object.assign({}, each, { line: Object.assign({}, each.line, { color: colour }) }));
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
@@ -282,19 +284,34 @@
   function perfetto() {
     const origin = new URL(perfettoUrl).origin;
     const opened = window.open(perfettoUrl, "_blank");
-    if (!opened) return;
+    if (!opened) return say("The browser let no window be opened for Perfetto: allow pop-ups for this page.");
+    say("Handing this window over to Perfetto …");
     const link = document.getElementById("timeline-take").href;
     let timer = null;
     const answered = (event) => {
       if (event.source !== opened || event.origin !== origin || event.data !== "PONG") return;
       clearInterval(timer);
       removeEventListener("message", answered);
-      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(answer.status))).then((buffer) => {
+      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : answer.text().then(refused))).then((buffer) => {
         opened.postMessage({ perfetto: { buffer: buffer, title: document.title, fileName: "window.json.gz" } }, origin);
-      });
+        say("");
+      }).catch((error) => say("Perfetto did not get this window: " + (error.told || "the server does not answer.")));
     };
+    const refused = (text) => Promise.reject({ told: text.trim().slice(0, 300) });
+    const since = performance.now();
     addEventListener("message", answered);
-    timer = setInterval(() => (opened.closed ? clearInterval(timer) : opened.postMessage("PING", origin)), 200);
+    timer = setInterval(() => {
+      const late = performance.now() - since > PERFETTO_MS;
+      if (!opened.closed && !late) return opened.postMessage("PING", origin);
+      clearInterval(timer);
+      removeEventListener("message", answered);
+      say(late ? "Perfetto does not answer at " + origin + "." : "");
+    }, 200);
+  }
+
+  function say(words) {
+    const place = document.getElementById("timeline-said");
+    if (place) place.textContent = words;
   }
 
   const DOES = {
@@ -357,7 +374,7 @@
     answer.catch(() => null).then((given) => {
       const place = document.getElementById("timeline-pointed");
       if (own !== pointing || !given || !given.title || !place) return;
-      say(place, given);
+      tell(place, given);
       marks = given.links;
       if (graph()) mark(graph());
       if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
@@ -366,7 +383,7 @@
 
   const NOTHING = { title: "Point at anything", parts: ["exact times stand here; a click keeps them"], links: [] };
 
-  function say(place, given) {
+  function tell(place, given) {
     place.replaceChildren(made("strong", {}, given.title), made("span", {}, given.parts.join(" \u00b7 ")));
   }
 
@@ -412,6 +429,8 @@
 
   function spot(data) {
     const told = data && data.points && data.points[0];
+    const at = told && told.pointNumber;
+    if (Array.isArray(at)) return { row: at[0], bin: at[1], part: "lanes" };
     const key = told && told.customdata ? String(told.customdata[0]) : "";
     return /^\d+:\d+$/.test(key) ? { key: key } : null;
   }
@@ -432,7 +451,7 @@
     pinned = false;
     marks = [];
     view = null;
-    say(document.getElementById("timeline-pointed"), NOTHING);
+    tell(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;
     const ready = own || Promise.resolve({ status: 202 });

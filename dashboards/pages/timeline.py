@@ -45,6 +45,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
                     **aria(label="Timeline of ranks. The table below holds the same figures; " + KEYS),
                 ),
                 html.P(id="timeline-note", className="note"),
+                html.P("", id="timeline-said", className="note warn", role="status"),
                 html.Details([html.Summary("Show as table"), html.Div(id="timeline-twin")]),
             ],
             className="card tl",

@@ -12,9 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MAP_PIXELS, Cells, heat, map_rows
@@ -46,9 +48,15 @@ CAUSE_LOOKS: Final = {
     "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
 }  # fmt: skip
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
+ASIDE: Final = {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}
+"""Keeps the labels of rows off what they label."""
 _NOTHING: Final = (0, 0, 0, 0)
 _IDLE_SEEN: Final = 0.16
 """How much of its colour is seen where a rank is idle."""
+_IDLE: Final = f"rgba(134,142,150,{_IDLE_SEEN})"
+_STATE_COLOURS: Final = (
+    "rgba(0,0,0,0)", _IDLE, COLOURS["compute"], COLOURS["hidden"], COLOURS["exposed"], COLOURS["copy"]
+)  # fmt: skip
 
 
 _AXES: Final = tuple(
@@ -89,6 +97,31 @@ class Raster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
+
+    origin_ns: int = 0
+    row: int = 0
+
+
+OWN: Final = Corner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """The chosen ranks' lanes, drawn."""
+
+    traces: list[dict[str, Any]]
+    rows: list[Row]
+    spans: int
+    """Spans in view."""
+    detailed: bool
+    """Whether they are drawn one by one."""
+    left_out: int
+    """Lanes that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A figure and what belongs to it."""
 
@@ -111,6 +144,23 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
     bins = now.bins(asked.window, width)
     spent = now.spent(bins)
     rows = map_rows(len(source.ranks))
+    lanes = strip(source, asked, width)
+    upper = max(len(rows), 1) * map_row_pixels(len(rows))
+    below = len(lanes.rows) * LANE_PIXELS
+    layout = _layout(source, asked, rows, lanes.rows, upper, below)
+    return Drawn(
+        figure=figure([*_AXES, *lanes.traces], layout=layout),
+        rasters=[_map(heat(spent, asked.mode), asked.mode, bins)],
+        spent_ns=_in_view(now, asked, bins, spent),
+        height=upper + below + AROUND_PIXELS,
+        spans=lanes.spans,
+        detailed=lanes.detailed,
+        left_out=lanes.left_out,
+    )
+
+
+def strip(source: Source, asked: Asked, width: int, corner: Corner = OWN, most: int | None = None) -> Strip:
+    """Draw the chosen ranks' lanes: span by span where no more than `most` are in view, else the time they cover."""
     ranks = [source.lanes(rank) for rank in asked.ranks]
     lower = lower_rows(source, ranks)
     found = [
@@ -118,25 +168,14 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
         for each in lower
     ]
     spans = sum(each.size for each in found)
-    detailed = spans <= MAX_SPANS
-    traces = list(_AXES)
-    rasters = [_map(heat(spent, asked.mode), asked.mode, bins)]
+    detailed = spans <= (MAX_SPANS if most is None else most)
     if detailed:
-        traces += _spans(source, asked, ranks, lower, found, width)
-        traces += _causes(source, asked, lower)
+        traces = _spans(source, asked, ranks, lower, found, width, corner)
+        traces += _causes(source, asked, lower, corner)
     else:
-        rasters.append(_lane_map(lower, bins))
-    upper = max(len(rows), 1) * map_row_pixels(len(rows))
-    below = len(lower) * LANE_PIXELS
-    return Drawn(
-        figure=figure(traces, layout=_layout(source, asked, rows, lower, upper, below)),
-        rasters=rasters,
-        spent_ns=_in_view(now, asked, bins, spent),
-        height=upper + below + AROUND_PIXELS,
-        spans=spans,
-        detailed=detailed,
-        left_out=sum(each.left_out for each in ranks),
-    )
+        traces = [_lane_map(source, asked, lower, source.now.bins(asked.window, width), corner)]
+    left_out = sum(each.left_out for each in ranks)
+    return Strip(traces=traces, rows=lower, spans=spans, detailed=detailed, left_out=left_out)
 
 
 def height_before(source: Source, ranks: Sequence[int]) -> int:
@@ -171,34 +210,52 @@ def _in_view(now: Aligned, asked: Asked, bins: Ints, spent: Ints) -> list[int]:
 
 
 def _map(cells: Cells, mode: str, bins: Ints) -> Raster:
-    gap = 1 if map_row_pixels(len(cells)) > 6 else 0
-    return _raster("map", "yaxis", cells, bins, gap, _state_colours() if mode == DOMINATING else _fading(mode))
+    return Raster(
+        part="map", axis="yaxis", first_ms=_ms(int(bins[0])), width_ms=_ms(int(bins[1] - bins[0])), rows=len(cells),
+        bins=bins.size - 1, gap=1 if map_row_pixels(len(cells)) > 6 else 0,
+        colours=_state_colours() if mode == DOMINATING else _fading(mode), cells=cells.tobytes(),
+    )  # fmt: skip
 
 
-def _lane_map(lower: Sequence[Row], bins: Ints) -> Raster:
+def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
+    """Give each lane's cells, and why communication was exposed: the cause of most of that time, however short."""
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
-    return _raster("lanes", "yaxis2", cells, bins, 3, _state_colours())
+    for at, row in enumerate(lower):
+        if row.lane is None:
+            spent = cause_times(source, asked, row.rank, bins)
+            cells[at] = np.where(spent.any(axis=0), spent.argmax(axis=0) + len(STATES), 0)
+    return {
+        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) + len(CAUSES) - 1,
+        "colorscale": _steps((*_STATE_COLOURS, *(COLOURS[CAUSE_LOOKS[cause][0]] for cause in CAUSES))),
+        "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
+        "name": "lanes", "y0": corner.row, "dy": 1,
+    } | _cells(bins - corner.origin_ns)  # fmt: skip
 
 
-def _raster(
-    part: str, axis: str, cells: Cells, bins: Ints, gap: int, colours: list[tuple[int, int, int, int]]
-) -> Raster:
-    return Raster(
-        part=part, axis=axis, first_ms=_ms(int(bins[0])), width_ms=_ms(int(bins[1] - bins[0])), rows=len(cells),
-        bins=bins.size - 1, gap=gap, colours=colours, cells=cells.tobytes(),
-    )  # fmt: skip
+def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
+    """Give the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
+    spent = np.zeros((len(CAUSES), bins.size - 1), np.int64)
+    for cause, starts, ends in source.causes(rank, asked.window):
+        spent[CAUSES.index(cause)] = BusyTime(Intervals(starts, ends)).within(bins[:-1], bins[1:])
+    return spent
+
+
+def _cells(bins: Ints) -> dict[str, Any]:
+    """Give where the cells lie: plotly counts from the middle of the first."""
+    width = int(bins[1] - bins[0])
+    return {"x0": _ms(int(bins[0]) + width / 2), "dx": _ms(width)}
 
 
 def _spans(
     source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
-    width: int,
+    width: int, corner: Corner,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
     exposed = {each.rank: each.exposed for each in ranks}
     bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
-    over: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int]] = []
+    over: list[tuple[Ints, Ints, int]] = []
     for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
         if row.lane is None:
             continue
@@ -208,11 +265,11 @@ def _spans(
                 bars[name].append((at, row.lane, rows[kinds == kind]))
         comm = rows[kinds == COMM]
         _, start, end = pieces(row.lane, comm, exposed[row.rank])
-        over.append((start / 1e6, end / 1e6, at))
+        over.append((start, end, at))
     room = width if sum(each.size for each in found) <= NAMED else 0
-    drawn = [_kind_trace(source, asked, lower, name, bars[name], room) for _, name in _KINDS if bars[name]]
-    starts = np.concatenate([each[0] for each in over] or [np.empty(0)])
-    ends = np.concatenate([each[1] for each in over] or [np.empty(0)])
+    drawn = [_kind_trace(source, asked, lower, name, bars[name], room, corner) for _, name in _KINDS if bars[name]]
+    starts = np.concatenate([each[0] for each in over] or [np.empty(0, np.int64)])
+    ends = np.concatenate([each[1] for each in over] or [np.empty(0, np.int64)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
     if starts.size:
         # The bars of communication once more, on top and seen through: what is exposed would cover their names.
@@ -220,12 +277,18 @@ def _spans(
         seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
         drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
-        drawn += [_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"}, seen_through]
+        drawn += [_bars("exposed", starts, ends, places, corner) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
 
 def _kind_trace(
-    source: Source, asked: Asked, lower: Sequence[Row], kind: str, parts: Sequence[tuple[int, Lane, Ints]], width: int
+    source: Source,
+    asked: Asked,
+    lower: Sequence[Row],
+    kind: str,
+    parts: Sequence[tuple[int, Lane, Ints]],
+    width: int,
+    corner: Corner,
 ) -> dict[str, Any]:
     """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
@@ -242,7 +305,7 @@ def _kind_trace(
     shown = {name: plain(name) for name in set(plainly)}
     names = [shown[name] for name in plainly]
     told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
-    trace = _bars(kind, start / 1e6, end / 1e6, places) | {
+    trace = _bars(kind, start, end, places, corner) | {
         "customdata": told, "hovertext": names,
         "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
@@ -257,18 +320,16 @@ def _kind_trace(
     return trace
 
 
-def _bars(
-    colour: str, start_ms: npt.NDArray[np.float64], end_ms: npt.NDArray[np.float64], places: npt.NDArray[Any]
-) -> dict[str, Any]:
+def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], corner: Corner) -> dict[str, Any]:
     return {
-        "type": "bar", "orientation": "h", "base": typed(start_ms), "x": typed(end_ms - start_ms),
-        "y": typed(places.astype(np.float64)),
+        "type": "bar", "orientation": "h", "base": typed((start_ns - corner.origin_ns) / 1e6),
+        "x": typed((end_ns - start_ns) / 1e6), "y": typed((places + corner.row).astype(np.float64)),
         "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
         "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
     }  # fmt: skip
 
 
-def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str, Any]]:
+def _causes(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
     """Give why communication was exposed, one trace a cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
@@ -280,7 +341,7 @@ def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str
         colour, pattern = CAUSE_LOOKS[cause]
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
-        trace = _bars(colour, start / 1e6, end / 1e6, places)
+        trace = _bars(colour, start, end, places, corner)
         trace["marker"] = {
             **trace["marker"],
             "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
@@ -325,7 +386,7 @@ def _layout(
         "yaxis": {
             "domain": [(below + GAP_PIXELS) / inside, 1], "range": [len(rows) - 0.5, -0.5], "fixedrange": True,
             "tickvals": list(shown), "ticktext": [f"rank {source.ranks[rows[at][0]]}" for at in shown],
-            "showgrid": False, "automargin": False,
+            "showgrid": False, "automargin": False, **ASIDE,
         },
         "yaxis2": {
             "domain": [0, below / inside], "range": [len(lower) - 0.5, -0.5], "fixedrange": True, "showgrid": False,
@@ -333,7 +394,7 @@ def _layout(
             "ticktext": [
                 (f"<b>{row.rank}</b>  " if at in first else "") + plain(row.label[:18]) for at, row in enumerate(lower)
             ],
-            "zeroline": False, "ticks": "", "linecolor": GRID, "automargin": False, "anchor": "x",
+            "zeroline": False, "linecolor": GRID, "automargin": False, "anchor": "x", **ASIDE,
         },
     }  # fmt: skip
 
@@ -358,6 +419,13 @@ def _step_marks(source: Source, asked: Asked) -> tuple[list[dict[str, Any]], lis
         for number, start in inside
     ]  # fmt: skip
     return lines, notes
+
+
+def _steps(colours: Sequence[str]) -> list[list[Any]]:
+    """Give a scale on which value i is colour i, without anything between."""
+    edges = np.linspace(0, 1, len(colours) * 2 - 1)
+    bounds = [0.0, *edges[1::2].tolist(), 1.0]
+    return [[float(place), colour] for at, colour in enumerate(colours) for place in (bounds[at], bounds[at + 1])]
 
 
 def _state_colours() -> list[tuple[int, int, int, int]]:

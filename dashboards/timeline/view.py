@@ -7,12 +7,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from overlapscope.analysis.causes import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.amounts import ms
-from overlapscope.timeline.columns import NONE
+from overlapscope.report.text import WORDS
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import Drawn, Raster, draw, lower_rows
+from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
+from overlapscope_dashboards.timeline.drawing import Drawn, Raster, cause_times, draw, lower_rows
 from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
 from overlapscope_dashboards.timeline.said import (
@@ -25,6 +28,7 @@ from overlapscope_dashboards.timeline.said import (
     of_cell,
     of_span,
 )
+from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window, around
 
@@ -124,7 +128,7 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
     if not of_map:
         shown = lower_rows(source, [source.lanes(rank) for rank in asked.ranks])[row]
         if shown.lane is None:
-            return nothing(asked)
+            return _why(source, asked, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
         spent = shown.lane.occupancy.spent(bins[bin_ : bin_ + 2])[0].tolist()
         _, parts = of_cell((shown.rank,), window, spent)
@@ -136,6 +140,13 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
     return Pointed(title=title, parts=parts)
 
 
+def _why(source: Source, asked: Asked, rank: int, bins: Ints) -> Pointed:
+    spent = cause_times(source, asked, rank, bins)[:, 0].tolist()
+    parts = [f"{WORDS[cause]} {length(ns)}" for cause, ns in zip(CAUSES, spent, strict=True) if ns]
+    when = f"{ms(int(bins[0]))} ms, {length(int(bins[1] - bins[0]))} long"
+    return Pointed(title=f"rank {rank} at {when}: why exposed", parts=parts or ["nothing was exposed"])
+
+
 def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
     if rank not in source.ranks or row < 0:
         raise IndexError
@@ -143,11 +154,14 @@ def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
     source.work_out()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
-        return Pointed(title=title, parts=parts)
+        said, marks = same_step(source, asked, rank, row)
+        return Pointed(title=title, parts=[*parts, *said], links=marks)
     linked = source.figures.links.of(rank, call)
+    parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
         parts.append(f"the same call on {len(linked.ranks)} ranks is outlined")
-    return Pointed(title=title, parts=parts, links=_marks(source, asked, linked.ranks, linked.rows))
+    marks = _marks(source, asked, linked.ranks, linked.rows)
+    return Pointed(title=title, parts=parts, links=[*marks, *ready_marks(source, asked, linked.ranks, linked.rows)])
 
 
 def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:
