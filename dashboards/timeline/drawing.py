@@ -52,9 +52,10 @@ _IDLE_SEEN: Final = 0.16
 
 
 _AXES: Final = tuple(
-    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False}
+    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False,
+     "name": "axes"}
     for axis in ("y", "y2")
-)
+)  # fmt: skip
 """Nothing, on both axes: plotly draws no axis that has no trace."""
 
 
