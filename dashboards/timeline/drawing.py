@@ -60,9 +60,10 @@ _STATE_COLOURS: Final = (
 
 
 _AXES: Final = tuple(
-    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False}
+    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False,
+     "name": "axes"}
     for axis in ("y", "y2")
-)
+)  # fmt: skip
 """Nothing, on both axes: plotly draws no axis that has no trace."""
 
 
