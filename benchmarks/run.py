@@ -57,8 +57,9 @@ PARTS = {
     "dashboard": Part(
         "Dashboard",
         dashboard_speed,
-        f"The timeline of a run directory in Chromium without a screen, {dashboard_speed.WARM} first paints and "
-        f"{dashboard_speed.ZOOMS} zooms, each until the heat map is painted; browser and server share the cores.",
+        "The timeline of a run directory in Chromium without a screen, with a new profile each turn: "
+        f"{dashboard_speed.TURNS} turns of a cold start, {dashboard_speed.WARM} first paints and "
+        f"{dashboard_speed.ZOOMS} zooms, each until all is drawn; medians. Browser and server share the cores.",
     ),
     "scale": Part(
         "Many ranks",

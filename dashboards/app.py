@@ -9,7 +9,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_u
 from flask import Response, request
 
 from overlapscope.ingest.read import ReadOptions
-from overlapscope_dashboards import pages, router, security, shell
+from overlapscope_dashboards import comparison_steps, pages, router, security, shell
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.site import Site, query_of
 from overlapscope_dashboards.work import Work
@@ -37,7 +37,7 @@ def create_app(
         "overlapscope_dashboards",
         assets_folder=str(shell.ASSETS),
         use_pages=False,
-        index_string=shell.DOCUMENT,
+        index_string=shell.document(),
         title="OverlapScope",
         update_title="",
         suppress_callback_exceptions=True,
@@ -46,6 +46,7 @@ def create_app(
     app.layout = shell.shell()
     _register(app, site)
     pages.register(app, site)
+    comparison_steps.register(app)
     content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
     security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
     app.server.after_request(_not_found(site))
@@ -70,7 +71,7 @@ def _register(app: Dash, site: Site) -> None:
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
         here, polled = path or "/", ctx.triggered_id == "poll"
         patience = POLL_PATIENCE_S if polled else PATIENCE_S
-        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience)
+        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience, of=here)
         shown = made or router.busy(site, here)
         stands = not (revision or "").startswith(router.BUSY)
         if polled and (shown.revision == revision or (shown.busy and stands)):

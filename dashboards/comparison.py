@@ -1,6 +1,6 @@
 """The page that compares two runs: what changed, whether that is more than chance, and where it comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -12,20 +12,23 @@ from overlapscope.report.amounts import count, ms
 from overlapscope.report.chart_of import charts_of
 from overlapscope.report.compare_text import sentence
 from overlapscope.report.gate_sheet import headline
+from overlapscope_dashboards.comparison_steps import step_cards
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, notes, stacked_bar, table, waterfall
 from overlapscope_dashboards.parts.charts import lines, twin
+from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.site import run_address
 from overlapscope_dashboards.views import comparison as view
 
 MAX_NOTES = 8
+MAX_COMPARED = 8
+"""Comparisons kept of a run."""
 
 
-def layout(base: Opened, candidate: Opened) -> list[Component]:
-    """Give the page."""
-    gate = candidate.once(
-        f"compare.{base.id}.{base.revision}", lambda: judge([base.replicate], [candidate.replicate], Policy())
-    )
+def layout(base: Opened, candidate: Opened, query: Mapping[str, str]) -> list[Component]:
+    """Give the page; `query` chooses the step that is laid above the other run's."""
+    compared = candidate.once("compare", lambda: Recent[Gate](MAX_COMPARED))
+    gate = compared.get((base.id, base.revision), lambda: judge([base.replicate], [candidate.replicate], Policy()))
     said = [line for line in sentence(gate.comparison).splitlines() if line]
     urgent = [each.title for each in gate.comparison.findings if each.severity == "warning"]
     others = [each.title for each in gate.comparison.findings if each.severity != "warning"]
@@ -48,6 +51,7 @@ def layout(base: Opened, candidate: Opened) -> list[Component]:
                 *_bars(gate, base, candidate),
                 *_waterfalls(gate, card("Beside it", findings)),
                 *_metrics(gate),
+                *step_cards(base, candidate, query),
                 *_steps(base, candidate),
             ],
             className="grid",

@@ -79,7 +79,7 @@ class Opened:
     @property
     def together(self) -> Across:
         """What the ranks tell together: collectives matched, clocks, waiting."""
-        return self.once("together", lambda: across(self.run))
+        return self.once("together", self._match)
 
     @property
     def analysis(self) -> Analysis:
@@ -124,16 +124,22 @@ class Opened:
     def _read(self) -> Run:
         self.doing = "Another run is being read first."
         with self._reading:
-            self.doing = "Reading the recording."
+            self.doing = f"Reading {count(len(self.entries), 'rank') if self.entries else 'the recording'}."
             return read_inputs(list(self._place.inputs), self._options, progress=self._note)
+
+    def _match(self) -> Across:
+        run = self.run
+        self.doing = f"{count(len(run.ranks), 'rank')} read; matching collectives and aligning clocks."
+        return across(run)
 
     def _analyse(self) -> Analysis:
         together = self.together
-        self.doing = f"{count(len(self.run.ranks), 'rank')} read; matching collectives and adding up steps."
+        self.doing = f"{count(len(self.run.ranks), 'rank')} read, collectives matched; adding up steps."
         return analyze(self.run, together)
 
     def _note(self, path: Path, _: int) -> None:
-        self.doing = f"Reading {path.name}."
+        if not self.entries:
+            self.doing = f"Reading {path.name}."
 
 
 def _outcomes(folder: Path) -> list[Outcome]:

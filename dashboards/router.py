@@ -96,7 +96,7 @@ def _compare(site: Site, query: Mapping[str, str]) -> Shown:
     places = [site.place(query[side]) for side in ("base", "candidate")]
     try:
         base, candidate = (site.run(each.id) for each in places)
-        content = comparison.layout(base, candidate)
+        content = comparison.layout(base, candidate, query)
         growing = any(each.run.missing_ranks for each in (base, candidate))
     except OverlapScopeError as error:
         words = without_root(without_root(str(error), places[0]), places[1])

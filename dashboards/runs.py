@@ -93,20 +93,18 @@ def changed(place: Place) -> tuple[str, int]:
     """
     told = hashlib.blake2b(digest_size=12)
     newest = 0
-    for each in place.inputs:
-        beyond = not _within(each, place.root)
-        for file in _files(each):
-            try:
-                state = file.lstat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise InputError(f"{_named(file, place)}: cannot be read: {error.strerror}") from error
-            # Folders that are links are not followed: only links can lead out.
-            if stat.S_ISLNK(state.st_mode) or beyond:
-                state = _beyond(file, place)
-            told.update(f"{shown(file)}\0{state.st_mtime_ns}\0{state.st_size}\0".encode())
-            newest = max(newest, state.st_mtime_ns)
+    try:
+        for each in place.inputs:
+            beyond = not _within(each, place.root)
+            for file, state in _files(each):
+                # Folders that are links are not followed: only links can lead out.
+                leads_on = stat.S_ISLNK(state.st_mode) or beyond
+                there = _beyond(Path(file), place) if leads_on else state
+                told.update(b"%b\0%d\0%d\0" % (os.fsencode(file), there.st_mtime_ns, there.st_size))
+                newest = max(newest, there.st_mtime_ns)
+    except OSError as error:
+        named = _named(Path(os.fsdecode(error.filename or place.inputs[0])), place)
+        raise InputError(f"{named}: cannot be read: {error.strerror}") from error
     return told.hexdigest(), newest
 
 
@@ -212,21 +210,32 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(inside, key=Path.is_symlink)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Give the files of a run, at most MAX_FILES; links to folders are given themselves, and not followed."""
+def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Give the files of a run, at most MAX_FILES, as they are; links are given themselves, and not followed.
+
+    Of many ranks they are ten thousand, and they are looked at whenever a page is: this goes without a `Path` for each.
+    """
     if path.is_file():
-        yield path
+        yield str(path), path.lstat()
         return
     number = 0
-    for folder, folders, files in os.walk(path):
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
-        links = [each for each in folders if (Path(folder) / each).is_symlink()]
-        for name in (*sorted(files), *links):
-            if name.startswith("."):
+    waiting = [str(path)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as inside:
+                found = sorted((each for each in inside if not each.name.startswith(".")), key=lambda each: each.name)
+        except OSError:
+            continue  # one that may not be read hides what is in it
+        for each in found:
+            if each.is_dir(follow_symlinks=False):
+                waiting.append(each.path)
                 continue
             if (number := number + 1) > MAX_FILES:
                 return
-            yield Path(folder) / name
+            try:
+                yield each.path, each.stat(follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
 
 
 def _within(path: Path, root: Path) -> bool:

@@ -15,6 +15,7 @@ from overlapscope.ingest.read import ReadOptions
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.perfetto import perfetto_app
 from overlapscope_dashboards.security import TOKEN, guard_for, is_loopback
+from overlapscope_dashboards.sockets import bound
 
 THREADS: Final = 8
 
@@ -68,13 +69,12 @@ def serve(
 
 def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
     try:
-        server = create_server(
-            app, host=host, port=port, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True
-        )
-    except (OSError, ValueError) as error:
+        sockets, taken = bound(host, port)
+    except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
-    return server, getattr(server, "effective_port", None) or port
+    server = create_server(app, sockets=sockets, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True)
+    return server, taken
 
 
 def _beside(folder: Path) -> str:

@@ -2,11 +2,13 @@
 
 import base64
 import hashlib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from dash import dcc, html
 from dash.development.base_component import Component
+from dash.fingerprint import build_fingerprint
 
 from overlapscope_dashboards.parts.aria import aria
 
@@ -17,7 +19,9 @@ BUSY_POLL_MS: Final = 700
 ASSETS: Final = Path(__file__).parent / "assets"
 THEME_SCRIPT: Final = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8").strip()
 """Runs in the head, before anything is drawn: a page that is dark by choice is never white for a moment."""
-DOCUMENT: Final = f"""<!DOCTYPE html>
+PLOTLY: Final = "plotly", "package_data/plotly.min.js"
+"""The package that brings plotly's script, and where it lies in it."""
+_DOCUMENT: Final = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -27,6 +31,7 @@ DOCUMENT: Final = f"""<!DOCTYPE html>
 <link rel="icon" href="data:,">
 <script>{THEME_SCRIPT}</script>
 {{%css%}}
+<link rel="preload" as="script" href="PLOTLY" id="plotly">
 </head>
 <body>
 {{%app_entry%}}
@@ -35,6 +40,17 @@ DOCUMENT: Final = f"""<!DOCTYPE html>
 </body>
 </html>
 """
+
+
+def document() -> str:
+    """Give the document around every page.
+
+    It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made
+    of it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page and only then.
+    """
+    package, path = PLOTLY
+    named = build_fingerprint(path, version(package), 0)  # type: ignore[no-untyped-call]
+    return _DOCUMENT.replace("PLOTLY", f"/_dash-component-suites/{package}/{named}")
 
 
 def theme_script_hash() -> str:

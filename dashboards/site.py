@@ -68,7 +68,7 @@ class Site:
 
         It is made beside the request, of which the server answers few at once: one slow run holds up no other page.
         """
-        given: T | None = self._callbacks.fetch((key, path), lambda: make(self.run_at(path)), PATIENCE_S)
+        given: T | None = self._callbacks.fetch((key, path), lambda: make(self.run_at(path)), PATIENCE_S, of=path)
         return given
 
 

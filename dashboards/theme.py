@@ -39,7 +39,7 @@ ZOOMING: Final[Mapping[str, Any]] = {"displayModeBar": "hover", "modeBarButtons"
 """For `figure_card(..., config=ZOOMING)`: charts that people zoom into."""
 _AXIS: Final = {
     "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "ticks": "", "automargin": True, "fixedrange": True,
-    "title": {"standoff": 12},
+    "title": {"standoff": 12, "font": {"size": 12}},
 }  # fmt: skip
 _TEMPLATE: Final[Mapping[str, Any]] = {
     "layout": {
@@ -67,7 +67,7 @@ def figure(
     own: dict[str, Any] = {"template": _TEMPLATE, **(layout or {})}
     for name, title in (("xaxis", x), ("yaxis", y)):
         if title:
-            own[name] = {"title": {"text": title, "standoff": 12}, **own.get(name, {})}
+            own[name] = {"title": {"text": title, "standoff": 12, "font": {"size": 12}}, **own.get(name, {})}
     return {"data": [dict(each) for each in traces], "layout": own}
 
 

@@ -1,28 +1,30 @@
 """Work that may take a while is done beside the request that asked for it, which is answered at once."""
 
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Condition, Thread
 from time import monotonic
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-MAX_AT_ONCE: Final = 16
-"""Pieces of work that are done at the same time; who asks for more is told to ask again."""
+MAX_AT_ONCE: Final = 64
+"""Pieces of work that are done at the same time ..."""
+MAX_OF_ONE: Final = 4
+"""... and how many of them for one page, however many addresses it has. Who asks for more waits for a place."""
+MAX_KEPT: Final = 32
+"""Pieces that are done, and that nobody has come back for."""
 FORGOTTEN_S: Final = 15.0
 """After how long what nobody came back for is made anew."""
 T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Piece(Generic[T]):
-    """One piece of work, and when it was last asked for."""
+    """One piece of work, what it is for, and when it was last asked for."""
 
-    future: "Future[T]" = field(default_factory=Future)
+    of: Hashable
     asked_s: float
-
-    def is_forgotten(self, now_s: float) -> bool:
-        return self.future.done() and now_s - self.asked_s > FORGOTTEN_S
+    future: "Future[T]" = field(default_factory=Future)
 
 
 class Work(Generic[T]):
@@ -30,43 +32,52 @@ class Work(Generic[T]):
 
     def __init__(self) -> None:
         self._pieces: dict[Hashable, _Piece[T]] = {}
-        self._lock = Lock()
+        self._free = Condition()
 
-    def fetch(self, key: Hashable, make: Callable[[], T], patience_s: float) -> T | None:
+    def fetch(self, key: Hashable, make: Callable[[], T], patience_s: float, *, of: Hashable = None) -> T | None:
         """Give what `make` gives, or None where that takes longer than `patience_s`: then ask again.
 
-        Raises what `make` raises. Who asks for the same while it is made gets the same.
+        Raises what `make` raises. Who asks for the same while it is made gets the same. `of` is the page it is for: one
+        whose run takes long to read leaves places for the others.
         """
-        future = self._begun(key, make)
-        if future is None:
+        until = monotonic() + patience_s
+        piece = self._begun(key, make, of, until)
+        if piece is None or not wait([piece.future], max(until - monotonic(), 0)).done:
             return None
-        try:
-            return future.result(timeout=patience_s)
-        except TimeoutError:
-            if future.done():
-                raise
-            return None
-        finally:
-            if future.done():
-                with self._lock:
-                    self._pieces.pop(key, None)
+        with self._free:
+            if self._pieces.get(key) is piece:  # else it was taken, and may be under way anew for somebody else
+                del self._pieces[key]
+        return piece.future.result()
 
-    def _begun(self, key: Hashable, make: Callable[[], T]) -> "Future[T] | None":
-        now = monotonic()
-        with self._lock:
-            self._pieces = {name: each for name, each in self._pieces.items() if not each.is_forgotten(now)}
+    def _begun(self, key: Hashable, make: Callable[[], T], of: Hashable, until: float) -> _Piece[T] | None:
+        with self._free:
+            self._forget()
+            while key not in self._pieces and not self._has_place(of):
+                if not self._free.wait(max(until - monotonic(), 0)):
+                    return None
             if key in self._pieces:
-                self._pieces[key].asked_s = now
-                return self._pieces[key].future
-            if len(self._pieces) >= MAX_AT_ONCE:
-                return None
-            piece = self._pieces[key] = _Piece[T](asked_s=now)
-        Thread(target=_make, args=(piece.future, make), daemon=True).start()
-        return piece.future
+                self._pieces[key].asked_s = monotonic()
+                return self._pieces[key]
+            piece = _Piece[T](of=of, asked_s=monotonic())
+            Thread(target=self._make, args=(piece, make), daemon=True).start()
+            self._pieces[key] = piece
+            return piece
 
+    def _has_place(self, of: Hashable) -> bool:
+        under_way = [each.of for each in self._pieces.values() if not each.future.done()]
+        return len(under_way) < MAX_AT_ONCE and under_way.count(of) < MAX_OF_ONE
 
-def _make(future: "Future[Any]", make: Callable[[], Any]) -> None:
-    try:
-        future.set_result(make())
-    except BaseException as error:  # whatever it is, it is raised where the result is fetched
-        future.set_exception(error)
+    def _forget(self) -> None:
+        done = {key: each for key, each in self._pieces.items() if each.future.done()}
+        oldest_first = sorted(done, key=lambda key: done[key].asked_s)
+        for key in oldest_first:
+            if len(done) > MAX_KEPT or monotonic() - done[key].asked_s > FORGOTTEN_S:
+                del done[key], self._pieces[key]
+
+    def _make(self, piece: _Piece[T], make: Callable[[], T]) -> None:
+        try:
+            piece.future.set_result(make())
+        except BaseException as error:  # whatever it is, it is raised where the result is fetched
+            piece.future.set_exception(error)
+        with self._free:
+            self._free.notify_all()

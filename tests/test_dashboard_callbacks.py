@@ -69,12 +69,9 @@ def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
     monkeypatch.setattr(Opened, "_read", lambda opened: read.wait() and plain(opened))
     monkeypatch.setattr(site_module, "PATIENCE_S", 0)
     client = create_app([root]).server.test_client()
-    states = {"address.pathname": f"{path}/timeline", "address.search": "", "timeline-view.data": {}}
-    drawing = {"timeline-view.data": {"ranks": "0"}, "timeline-look.n_intervals": 1}
+    states = {"address.pathname": f"{path}/timeline", "address.search": ""}
     asks = [
         ("overview-advice.children", ADVICE, "overview-look"),
-        ("timeline-drawn.data", drawing, "timeline-look"),
-        ("timeline-pointed.children", {"timeline-probe.data": {"rank": 0}}, ""),
         ("address.search", {"ranks-chosen.value": "0"}, ""),
         ("address.search", {"what-if-cap.value": 1}, ""),
     ]
@@ -82,9 +79,16 @@ def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
         answer = called(client, output, inputs, states)
         told = answer.json["response"] if answer.status_code == 200 else {}
         assert told == ({look: {"disabled": False}} if look else {})
+    timeline = [f"{path}/timeline/view?ranks=0", f"{path}/timeline/point?row=0&bin=1&part=map"]
+    for address in timeline:
+        assert client.get(address).status_code == 202
     read.set()
     monkeypatch.setattr(site_module, "PATIENCE_S", 60)
-    shown = ('"overview-look":{"disabled":true}', '"figure"', "Point at anything", "?ranks=0", "?cap=")
+    for address, words in zip(timeline, (b'"rasters"', b'"rank 0 at '), strict=True):
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert words in answer.data
+    shown = ('"overview-look":{"disabled":true}', "?ranks=0", "?cap=")
     for (output, inputs, _), words in zip(asks, shown, strict=True):
         assert words in called(client, output, inputs, states).get_data(as_text=True)
 

@@ -114,6 +114,32 @@ def test_ranks_that_are_typed_stand_in_the_address(visit: Visit) -> None:
     assert visit.wrong == []
 
 
+def test_a_step_that_is_chosen_in_a_comparison_stands_in_the_address(visit: Visit) -> None:
+    known = visit.ids
+    visit.page.goto(f"{visit.address}/compare?base={known['baseline']}&candidate={known['regressed']}")
+    visit.stands()
+    field = visit.page.locator("#compare-step")
+    assert field.input_value() == "4"
+    field.fill("7")
+    field.press("Enter")
+    visit.page.wait_for_function("() => location.search.includes('step=7&rank=0')")
+    visit.page.wait_for_selector("text=Step 7 of rank 0 lasts")
+    visit.page.get_by_role("link", name="step before").click()
+    visit.page.wait_for_selector("text=Step 6 of rank 0 lasts")
+    visit.stands()
+    assert visit.page.locator("#compare-step").input_value() == "6"
+    visit.page.reload()
+    visit.page.wait_for_selector("text=Step 6 of rank 0 lasts")
+    visit.stands()
+    card = visit.page.locator(".card", has=visit.page.locator("#compare-timelines"))
+    assert card.locator("summary").count() == 1
+    visit.page.wait_for_function("() => document.querySelectorAll('#compare-timelines .shapelayer path').length >= 5")
+    card.get_by_role("link", name="regressed").click()
+    visit.page.wait_for_function("() => location.pathname.endsWith('/timeline') && location.search.includes('ranks=0')")
+    visit.page.wait_for_selector("#timeline-figure .main-svg")
+    assert visit.wrong == []
+
+
 def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.go("regressed", "recommendations", {"for": "horovod"})

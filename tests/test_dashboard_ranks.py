@@ -1,14 +1,16 @@
 """What the page of ranks shows, without a browser."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from overlapscope.analysis.analyze import Analysis, SkewRank, Straggler
+from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.readings import MEASURES, readings
+from overlapscope.timeline.columns import Steps, make
 from overlapscope_dashboards import router
 from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.views import ranks as view
@@ -102,22 +104,46 @@ def test_ranks_are_chosen_by_address_else_by_what_they_did(analysis: Analysis) -
 def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
     run, clocks = opened.run, opened.together.clocks
-    steps, origin = view.steps(run, clocks, [0, 1])
-    assert [each.number for each in steps] == run.ranks[0].steps.step.tolist()
-    assert steps[0].begins == 0
-    table = run.ranks[0].steps
-    assert steps[-1].ends == pytest.approx((table.end_ns[-1] - table.start_ns[0]) / 1e9)
     found = readings(run, clocks, [0, 1])
-    shown = view.panels(found, origin)
+    axis = view.axis(run, clocks, [0, 1], found)
+    assert axis.title == "seconds from the first step"
+    assert axis.words == "shaded: every other step of rank 0"
+    assert [each.number for each in axis.shaded] == run.ranks[0].steps.step.tolist()[::2]
+    assert axis.shaded[0].begins == 0
+    table = run.ranks[0].steps
+    assert axis.shaded[-1].ends == pytest.approx((table.end_ns[-2] - table.start_ns[0]) / 1e9)
+    shown = view.panels(found, axis.origin_ns)
+    last = (table.end_ns[-1] - table.start_ns[0]) / 1e9
     assert [each.title for each in shown] == ["load of the host, processes", "between steps, ms"]
-    assert all(
-        0 <= second <= steps[-1].ends + 0.1 for panel in shown for line in panel.lines for second in line.seconds
-    )
+    assert all(0 <= second <= last + 0.1 for panel in shown for line in panel.lines for second in line.seconds)
     assert set(view.not_recorded(found)) == {each.name for each in MEASURES} - {"load of the host", "between steps"}
     assert [row[-1] for row in view.reading_rows(found)] == ["6", "6", "5", "5"]
 
 
-def test_without_steps_time_begins_at_nought(site: Site, tmp_path: Path) -> None:
+def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
-    bare = replace(opened.run, ranks={})
-    assert view.steps(bare, opened.together.clocks, []) == ([], 0.0)
+    clocks = opened.together.clocks
+    bare = {
+        rank: replace(each, steps=make(Steps, 0, recording=[], step=[], start_ns=[], end_ns=[]))
+        for rank, each in opened.run.ranks.items()
+    }
+    run = replace(opened.run, ranks=bare)
+    found = readings(run, clocks, [0, 1])
+    axis = view.axis(run, clocks, [0, 1], found)
+    assert axis.title == "seconds from the first reading"
+    assert axis.words == "no steps were recorded of these ranks"
+    seconds = [s for panel in view.panels(found, axis.origin_ns) for line in panel.lines for s in line.seconds]
+    assert min(seconds) == 0
+    raw = [each.telemetry.time_ns for each in bare.values()]
+    longest = max(int(each.max()) for each in raw) - min(int(each.min()) for each in raw)
+    assert max(seconds) <= longest / 1e9 + 0.1
+
+
+def test_of_many_steps_few_are_shaded_and_clocks_that_nothing_ties_are_told(site: Site) -> None:
+    opened = site.run(ids(site)["baseline"])
+    many = np.arange(1_000)
+    steps = make(Steps, 1_000, recording=0, step=many, start_ns=many * 1_000, end_ns=many * 1_000 + 900)
+    run = replace(opened.run, ranks={rank: replace(each, steps=steps) for rank, each in opened.run.ranks.items()})
+    axis = view.axis(run, Clocks(tied={0: 0, 1: 1}), [0, 1], [])
+    assert axis.words.startswith("shaded: one step in 10 of rank 0; nothing ties the clocks")
+    assert [each.number for each in axis.shaded] == list(range(0, 1_000, 10))

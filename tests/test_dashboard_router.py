@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -176,9 +180,17 @@ def test_a_file_that_vanishes_while_it_is_looked_at_is_passed_over(
 ) -> None:
     (place,) = find([copy_run(tmp_path / "run")]).places
     before = changed(place)
-    plain = runs._files
-    monkeypatch.setattr(runs, "_files", lambda path: [*plain(path), path / "vanished"])
+    plain, gone = os.scandir, Mock(is_dir=lambda **_: False, stat=Mock(side_effect=FileNotFoundError))
+    gone.name = "vanished"
+
+    @contextmanager
+    def scandir(folder: str) -> Iterator[list[Any]]:
+        with plain(folder) as inside:
+            yield [*inside, gone]
+
+    monkeypatch.setattr(runs.os, "scandir", scandir)
     assert changed(place) == before
+    assert gone.stat.called
 
 
 def test_a_run_of_an_impossible_year_is_listed(site: Site) -> None:

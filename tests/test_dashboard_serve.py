@@ -1,10 +1,10 @@
 """What really listens: real sockets, the token, and a Perfetto build beside it."""
 
-import gc
 import http.client
 import re
 import socket
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +13,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope_dashboards.perfetto import perfetto_app
 from overlapscope_dashboards.serve import serve
+from overlapscope_dashboards.sockets import bound, close
 from tests.dashboard_runs import folder_of_runs, served
 
 
@@ -47,13 +48,56 @@ def test_on_this_machine_no_token_is_wanted_and_a_foreign_name_refused(tmp_path:
     assert answer(port, "/", host=f"evil.example:{port}").status == 400
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"port {port}.*choose another --port"):
             serve([tmp_path], host="127.0.0.1", port=port, say=print)
-    gc.collect()  # waitress leaves its own socket, which could not listen, to the collector, which warns
+
+
+def two_addresses(monkeypatch: pytest.MonkeyPatch, second: str) -> None:
+    """Let localhost stand for two addresses of this machine, as it does where IPv6 is on."""
+    plain = socket.getaddrinfo
+
+    def both(host: Any, *given: Any, **named: Any) -> list[Any]:
+        names = ["127.0.0.1", second] if host == "localhost" else [host]
+        return [each for name in names for each in plain(name, *given, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+
+
+def test_a_name_of_two_addresses_is_served_on_one_port_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_addresses(monkeypatch, "127.0.0.2")
+    there = urlsplit(served([folder_of_runs(tmp_path)], host="localhost"))
+    assert there.hostname == "localhost"
+    assert there.port
+    for address in ("127.0.0.1", "127.0.0.2"):
+        asked = http.client.HTTPConnection(address, there.port, timeout=60)
+        asked.request("GET", "/", headers={"Host": there.netloc})
+        assert asked.getresponse().status == 200
+        asked.close()
+
+
+def test_an_address_that_this_machine_has_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_addresses(monkeypatch, "192.0.2.1")  # of a network that is for documentation only
+    sockets, port = bound("localhost", 0)
+    assert [each.getsockname() for each in sockets] == [("127.0.0.1", port)]
+    close(sockets)
+    with pytest.raises(OSError, match="assign"):
+        bound("192.0.2.1", 0)
+
+
+def test_a_port_that_is_taken_on_one_of_two_addresses_is_refused_and_a_free_one_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_addresses(monkeypatch, "127.0.0.2")
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        with pytest.raises(OSError, match="in use"):
+            bound("localhost", other.getsockname()[1])
+        sockets, port = bound("localhost", 0)
+        assert len({each.getsockname()[1] for each in sockets} | {port}) == 1
+        assert len(sockets) == 2
+        close(sockets)
 
 
 def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.analysis.occupancy import STATES, Occupancy, spent_together
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from tests.builders import (
     CELLS,
@@ -78,6 +78,17 @@ def test_the_states_are_the_parts_of_the_breakdown(
         "exposed": told.exposed_comm_ns,
         "copy": told.copy_only_ns,
     }
+
+
+@given(st.lists(st.tuples(intervals, intervals, intervals, intervals), max_size=4), instants, instants)
+def test_ranks_together_spend_what_each_spends(
+    ranks: list[tuple[Pairs, Pairs, Pairs, Pairs]], one: int, other: int
+) -> None:
+    start, end = sorted((one + EPOCH_NS, other + EPOCH_NS))
+    built = [occupancy(*rank, EPOCH_NS) for rank in ranks]
+    single = [each.spent(np.array([start, end]))[0].tolist() for each in built]
+    expected = [sum(own[state] for own in single) for state in range(len(STATES))]
+    assert spent_together(built, start, end).tolist() == expected
 
 
 def test_nothing_recorded_is_unrecorded_throughout() -> None:

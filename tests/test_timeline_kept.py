@@ -13,7 +13,7 @@ import pytest
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
-from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep_clocks, occupancy_of_folder
+from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep, occupancy_of_folder
 from tests.dashboard_runs import copy_run
 
 
@@ -27,18 +27,18 @@ def entries(run: Path) -> list[RankEntry]:
 
 
 def shown(run: Path) -> dict[int, list[int]]:
-    return {rank: at.tolist() for rank, (at, _) in occupancy_of_folder(run, entries(run), "one")[0].items()}
+    return {rank: at.tolist() for rank, (at, _) in occupancy_of_folder(run, entries(run), "one").states.items()}
 
 
 @pytest.mark.parametrize("name", ["told.part", "told.json"])
 def test_nothing_is_written_through_a_link_in_the_kept_folder(run: Path, tmp_path: Path, name: str) -> None:
-    shown(run)
+    kept = occupancy_of_folder(run, entries(run), "one")
     outside = tmp_path / "outside"
     outside.write_bytes((run / FOLDER / "told.json").read_bytes())
     before = outside.read_bytes()
     (run / FOLDER / name).unlink(missing_ok=True)
     (run / FOLDER / name).symlink_to(outside)
-    keep_clocks(run, Clocks(), "one")
+    keep(run, kept.states, Clocks(), "one")
     assert outside.read_bytes() == before
 
 
@@ -49,14 +49,13 @@ def test_a_kept_folder_that_is_a_link_is_left_alone(run: Path, tmp_path: Path) -
     (run / FOLDER).symlink_to(outside)
     before = {each.name: each.read_bytes() for each in outside.iterdir()}
     assert shown(run) == good
-    occupancy_of_folder(run, entries(run), "two")
-    keep_clocks(run, Clocks(), "one")
+    keep(run, occupancy_of_folder(run, entries(run), "two").states, Clocks(), "one")
     assert {each.name: each.read_bytes() for each in outside.iterdir()} == before
     assert (run / FOLDER).is_symlink()
     assert not list(run.glob(f"{FOLDER}.*"))
 
 
-@pytest.mark.parametrize("name", ["at.npy", "state.npy", "told.json"])
+@pytest.mark.parametrize("name", ["at.npy", "state.npy", "cells.npy", "told.json"])
 def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
     good = shown(run)
     if name == "at.npy":
@@ -77,6 +76,7 @@ def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name:
         {"first": [3, 10, -1]},
         {"ranks": [0, 7]},
         {"ranks": [0, 0]},
+        {"ranks": [1, 0]},
     ],
 )
 def test_kept_bounds_and_ranks_that_cannot_be_are_not_taken(run: Path, change: dict[str, list[int]]) -> None:
@@ -128,7 +128,7 @@ def test_spans_that_no_rank_can_have_cost_that_rank(run: Path, name: str, change
 
 def test_a_span_of_no_known_kind_is_in_no_state(run: Path) -> None:
     with_column(run, "kind", lambda values: [None] * len(values))
-    (at, state) = occupancy_of_folder(run, entries(run), "one")[0][1]
+    (at, state) = occupancy_of_folder(run, entries(run), "one").states[1]
     assert at.size == 2 * len(set(pq.read_table(run / "rank_00001" / "spans.parquet")["recording"].to_pylist()))
     assert set(state.tolist()) == {STATES.index("idle"), STATES.index("unrecorded")}
 
@@ -148,4 +148,4 @@ def test_no_spans_are_read_outside_of_folders_of_ranks(run: Path) -> None:
     for table in ("spans", "recordings"):
         shutil.copy(run / "rank_00001" / f"{table}.parquet", run.parent)
     second.folder = ".."
-    assert list(occupancy_of_folder(run, [first, second], "one")[0]) == [0]
+    assert list(occupancy_of_folder(run, [first, second], "one").states) == [0]

@@ -30,13 +30,14 @@ from overlapscope_dashboards.site import Site, run_address
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.asked import Asked, asked
-from overlapscope_dashboards.timeline.drawing import Drawn, draw, map_rows
+from overlapscope_dashboards.timeline.drawing import Drawn, draw
+from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.said import in_view
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.source import Source, source_of
 from overlapscope_dashboards.timeline.stored import FOLDER, occupancy_of_folder
 from overlapscope_dashboards.timeline.window import Window
 from tests.builders import full_timeline
-from tests.dashboard_runs import copy_run, folder_of_runs, ids, words
+from tests.dashboard_runs import copy_run, folder_of_runs, ids
 
 EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
 
@@ -70,7 +71,7 @@ def numbers(told: dict[str, str]) -> Any:
 
 def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, opened: Opened) -> None:
     window = Window(start_ns=100_000_001, end_ns=250_000_003)
-    spent = in_view(source, window)
+    spent = in_view(source, window, source.ranks)
     clocks = opened.together.clocks
     for rank, timeline in opened.run.ranks.items():
         cover = Coverage.of(timeline.spans)
@@ -95,7 +96,7 @@ def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Sour
     rows = dict(
         zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True)
     )
-    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole).values())
+    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole, source.ranks).values())
     why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
     assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
     assert sum(numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
@@ -132,7 +133,9 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monke
     assert many.spans == few.spans
     assert not many.detailed
     assert not figures(many, "bar")
-    assert len(figures(many, "heatmap")) == 2
+    assert [trace["name"] for trace in figures(many, "heatmap")] == ["lanes"]
+    assert not figures(few, "heatmap")
+    assert few.rasters[0].cells == many.rasters[0].cells
     assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
 
 
@@ -199,8 +202,10 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     )
     site = Site([tmp_path])
     shown = router.show(site, run_address(ids(site)["evil"], "timeline"), {"q": EVIL})
-    assert EVIL[:20] in words(shown.content)
+    assert any(getattr(each, "id", "") == "timeline-laid" for each in shown.content)
     opened = site.run(ids(site)["evil"])
+    own = source_of(opened)
+    assert any(EVIL[:20] in name for name, *_ in view.show(own, whole(own, q=EVIL), 1_000).listed)
     drawn = draw(Source(opened), asked({}, Source(opened).whole, [0, 1]), 1_000)
     text = to_json(drawn.figure)
     assert "onerror" in text
@@ -209,6 +214,31 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         assert sign not in json.dumps(drawn.figure, default=str)
     for trace in drawn.figure["data"]:
         assert "onerror" not in str(trace.get("hovertemplate", ""))
+
+
+def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapscope_dashboards.site.PATIENCE_S", 60)
+    client = create_app([folder_of_runs(tmp_path)]).server.test_client()
+    address = run_address(ids(Site([tmp_path]))["baseline"], "timeline")
+    asked_for = {"t0": 100_000_000, "t1": 250_000_000, "ranks": "1", "mode": "exposed"}
+    answer = client.get(f"{address}/view", query_string={**asked_for, "width": 800}).data
+    length = int.from_bytes(answer[:4], "little")
+    told = json.loads(answer[4 : 4 + length])
+    shown = view.show(source, whole(source, **asked_for), 800)
+    assert answer[4 + length :] == b"".join(each.cells for each in shown.rasters)
+    assert [each["rows"] * each["bins"] for each in told["rasters"]] == [len(each.cells) for each in shown.rasters]
+    assert told["state"] == {**asked_for, "q": ""}
+    assert told["note"] == shown.note
+    assert told["twin"] == shown.twin
+    assert [each["state"] for each in told["amounts"]] == [each.state for each in shown.amounts]
+    for wrong, words in (("ranks=77", "No rank"), ("mode=x", "no mode")):
+        refused = client.get(f"{address}/view?{wrong}")
+        assert refused.status_code == 200
+        assert words in refused.json["problem"]
+    assert "no such run" in client.get("/runs/none/timeline/view").json["problem"]
+    assert client.get(f"{address}/view?width=-1&at=x&t0=z").status_code == 200
 
 
 # --- a large run ------------------------------------------------------------------------------------------------------
@@ -239,6 +269,34 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     assert second.figures is None
     assert second.lanes(1).lanes[0].start_ns.tolist() == source.lanes(1).lanes[0].start_ns.tolist()
     assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
+
+
+def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(tmp_path / "run")
+    monkeypatch.setattr(source_module, "LARGE", 1)
+    site = Site([tmp_path / "run"])
+    own = Source(site.run(site.places().places[0].id))
+    length = own.whole.length_ns
+    drawn_from_cells = []
+    for first, last in (
+        (0, length),
+        (length // 3, length // 3 + length // 2),
+        (length // 5, length // 5 + length // 90),
+    ):
+        asked_for = whole(own, t0=first, t1=last)
+        bins = own.now.bins(asked_for.window, 1_000)
+        drawn_from_cells.append(own.now.coarse is not None and own.now.coarse.over(bins) is not None)
+        each_rank = [each.spent(bins + own.origin_ns) for each in own.occupancy]
+        assert own.now.spent(bins).tolist() == [spent.T.tolist() for spent in each_rank]
+        drawn = draw(own, asked_for, 1_000)
+        inside = in_view(own, asked_for.window, own.ranks)
+        assert drawn.spent_ns == np.sum(list(inside.values()), axis=0).tolist()
+        cells = np.frombuffer(drawn.rasters[0].cells, np.uint8).reshape(len(own.ranks), -1)
+        for row, spent in zip(cells, each_rank, strict=True):
+            assert (spent[np.arange(row.size), row] == spent.max(axis=1)).all()
+    assert drawn_from_cells == [True, True, False]
 
 
 def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
@@ -302,12 +360,17 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
     run = copy_run(tmp_path / "run")
     opened = Site([run]).run(Site([run]).places().places[0].id)
     entries = opened.entries
-    good, _ = occupancy_of_folder(run, entries, "one")
+    good = occupancy_of_folder(run, entries, "one")
     kept = run / FOLDER
 
     def same() -> None:
-        told, _ = occupancy_of_folder(run, entries, "one")
-        assert {rank: at.tolist() for rank, (at, _) in told.items()} == {r: at.tolist() for r, (at, _) in good.items()}
+        told = occupancy_of_folder(run, entries, "one")
+        assert told.coarse is not None
+        assert good.coarse is not None
+        assert told.coarse.spent.tolist() == good.coarse.spent.tolist()
+        assert [(rank, at.tolist()) for rank, (at, _) in told.states.items()] == [
+            (rank, at.tolist()) for rank, (at, _) in good.states.items()
+        ]
 
     for damage in (
         lambda: (kept / "told.json").write_text("{"),
@@ -316,7 +379,9 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
         lambda: np.save(kept / "state.npy", np.full(np.load(kept / "state.npy").size, 77, np.uint8)),
         lambda: np.save(kept / "at.npy", np.load(kept / "at.npy")[:-1]),
         lambda: np.save(kept / "at.npy", np.array([{"a": 1}], object)),
+        lambda: np.save(kept / "cells.npy", np.load(kept / "cells.npy")[1:]),
         (kept / "state.npy").unlink,
+        (kept / "cells.npy").unlink,
     ):
         damage()
         same()
@@ -402,7 +467,7 @@ def query(page: Any) -> dict[str, list[str]]:
 
 
 def drawn(page: Any) -> None:
-    page.wait_for_selector("#timeline-figure .hm image", state="attached")
+    page.wait_for_selector("#timeline-figure[data-drawn]", state="attached")
     page.wait_for_function("() => !document.querySelector('[data-dash-is-loading=true]')")
 
 
@@ -526,5 +591,33 @@ def test_a_window_is_handed_over_to_perfetto_on_its_own_port(browser: Any, tmp_p
     popup.value.wait_for_function("() => document.title.startsWith('got ')", timeout=WAIT_MS)
     assert int(popup.value.title().split()[1]) > 1_000
     assert seen == []
+    server.close()
+    beside.close()
+
+
+@pytest.mark.browser
+def test_a_hand_over_to_perfetto_that_fails_says_why(browser: Any, tmp_path: Path) -> None:
+    place = folder_of_runs(tmp_path / "runs")
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text(STAND_IN)
+    perfetto, beside = start(perfetto_app(tmp_path / "ui"))
+    address, server = start(create_app([place], perfetto_url=f"{perfetto}/").server)
+    page, _ = new_page(browser, address)
+    page.goto(address + run_address(ids(Site([place]))["baseline"], "timeline"))
+    drawn(page)
+    said = "words => document.getElementById('timeline-said').textContent.includes(words)"
+    button = page.get_by_role("button", name="Open in Perfetto")
+    button.wait_for()
+    busy = {"status": 503, "body": "Other windows are being written; ask again.\n"}
+    page.route("**/window.json.gz*", lambda route: route.fulfill(**busy))
+    button.click()
+    page.wait_for_function(said, arg="did not get this window: Other windows are being written; ask again.")
+    page.unroute("**/window.json.gz*")
+    page.route("**/window.json.gz*", lambda route: route.abort())
+    button.click()
+    page.wait_for_function(said, arg="did not get this window: the server does not answer.")
+    page.evaluate("window.open = () => null")
+    button.click()
+    page.wait_for_function(said, arg="allow pop-ups for this page")
     server.close()
     beside.close()

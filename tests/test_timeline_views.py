@@ -11,8 +11,11 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
 from overlapscope_dashboards.site import Unknown
+from overlapscope_dashboards.timeline import coarse as coarse_module
+from overlapscope_dashboards.timeline import heat as heat_module
 from overlapscope_dashboards.timeline.asked import MAX_TEXT, asked, spelled
-from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MODES, heat, rows_of
+from overlapscope_dashboards.timeline.coarse import SPARE, Coarse, cell_width, cells
+from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MODES, heat, map_rows, rows_of, spent_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_LANES, MAX_RANKS, lanes_of, pieces, state_cells
 from overlapscope_dashboards.timeline.named import from_here, hits
 from overlapscope_dashboards.timeline.window import MAX_BINS, SHORTEST_NS, Window, around, bin_width, edges, within
@@ -61,6 +64,18 @@ def test_bins_cover_the_window_on_a_grid_and_are_about_as_many_as_pixels(start: 
     assert width == 1 or found.size - 1 >= min(max(pixels, 200), MAX_BINS) // 2 or width <= 7
 
 
+@given(st.integers(0, 10**15), st.integers(1, 10**15), st.integers(1, 4_000), st.integers(0, 50))
+def test_bins_of_two_cells_and_more_are_whole_cells(start: int, length: int, pixels: int, shift: int) -> None:
+    plain, cell = bin_width(length, pixels), 1 << shift
+    found = edges(Window(start_ns=start, end_ns=start + length), pixels, cell)
+    width = int(found[1] - found[0])
+    assert width % cell == 0 if plain >= 2 * cell else width == plain
+    assert plain <= width < plain + cell
+    assert (found % width == 0).all()
+    assert found[0] <= start < found[1]
+    assert found[-2] < start + length <= found[-1]
+
+
 @given(st.integers(0, 10**12), st.integers(10_000, 10**12), st.integers(0, 10**9))
 def test_windows_of_one_length_share_their_bins(start: int, length: int, moved: int) -> None:
     one, other = (edges(Window(start_ns=at, end_ns=at + length), 1_000) for at in (start, start + moved))
@@ -97,12 +112,19 @@ def test_every_rank_is_in_one_row(ranks: int, most: int) -> None:
     assert len({len(row) for row in rows[:-1]}) <= 1
 
 
-@given(st.lists(some_spans, min_size=1, max_size=5), at_edges, st.integers(1, 5), st.sampled_from(MODES))
+@given(
+    st.lists(some_spans, min_size=1, max_size=5), st.integers(-20, 50), st.integers(1, 9), st.integers(1, 12),
+    st.integers(1, 5), st.sampled_from(MODES), st.booleans(),
+)  # fmt: skip
 def test_cells_are_what_counting_nanoseconds_gives(
-    ranks: list[list[Span]], at: list[int], most: int, mode: str
+    ranks: list[list[Span]], first: int, width: int, bins: int, most: int, mode: str, exact: bool
 ) -> None:
     rows = rows_of(len(ranks), most)
-    ours = heat([occupancy(spans) for spans in ranks], rows, np.array(at, np.int64), mode)
+    at = [first + width * each for each in range(bins + 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heat_module, "_EXACT", 1 << 53 if exact else 0)  # sums of floats, and of whole numbers
+        spent = spent_by_row([occupancy(spans) for spans in ranks], rows, np.array(at, np.int64))
+    ours = heat(spent, mode)
     for row, places in enumerate(rows):
         for bin_, (start, end) in enumerate(pairwise(at)):
             told = [state_at(ranks[place], moment) for place in places for moment in range(start, end)]
@@ -117,6 +139,32 @@ def test_cells_are_what_counting_nanoseconds_gives(
                 share = told.count(mode) / len(recorded)
                 assert (cell == 1) == (share == 0)
                 assert abs((cell - 1) / (FULL - 1) - share) <= 1 / (FULL - 1) + 1e-9
+
+
+@given(st.lists(some_spans, min_size=1, max_size=5), st.integers(1, 60), st.integers(0, 40), st.integers(1, 6))
+def test_bins_of_whole_cells_are_the_sums_of_their_states(
+    ranks: list[list[Span]], length: int, first: int, each: int
+) -> None:
+    given_states = [occupancy(spans) for spans in ranks]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coarse_module, "CELLS", 8)
+        coarse = Coarse.of(given_states, -3, length)
+        assert coarse is not None
+        assert coarse.cell_ns == cell_width(length) == 1 << max(-(-length // 8) - 1, 0).bit_length()
+        assert coarse.spent.shape[2] == cells(length) >= -(-length // coarse.cell_ns) + SPARE
+    bins = (first // each + np.arange(7)) * each * coarse.cell_ns
+    found = coarse.over(bins)
+    inside = bins[-1] <= coarse.spent.shape[2] * coarse.cell_ns
+    assert (found is not None) == inside
+    if found is not None:
+        assert found.tolist() == spent_by_row(given_states, map_rows(len(ranks)), bins - 3).tolist()
+    assert coarse.over(bins - coarse.cell_ns * 10_000) is None
+    assert coarse.cell_ns == 1 or coarse.over(bins + 1) is None
+
+
+def test_a_run_whose_cells_would_overflow_has_none() -> None:
+    states = [occupancy([Span(start=0, end=40, kind=COMM)])]
+    assert Coarse.of(states, 0, 8_000 << 32) is None
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// The theme switch, the title of a page, and where the keyboard is after a link was followed.
+// The theme switch, the title of a page, where the keyboard is after a link was followed, and plotly.
 (function () {
   "use strict";
   const KEY = "overlapscope-theme";
@@ -31,6 +31,15 @@
     if (event.target.closest && event.target.closest("#theme")) choose(chosen() === "dark" ? "light" : "dark");
   });
   dark.addEventListener("change", label);
+
+  // Plotly takes as long to begin as all else: it does while Dash waits for the page, of which it would fetch its own.
+  function bring() {
+    const address = document.getElementById("plotly").href;
+    window._dashPlotlyJSURL = address;
+    if (!window.Plotly) document.body.append(Object.assign(document.createElement("script"), { src: address, async: true }));
+  }
+  if (window.requestIdleCallback) requestIdleCallback(bring, { timeout: 500 });
+  else setTimeout(bring, 50);
 
   let last = null;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {

@@ -1,12 +1,17 @@
 // The timeline's window of time: moved by buttons, keys, wheel and drag, kept in the address, drawn by the server.
+// It asks for its views itself, past Dash: see timeline/answers.py.
 (function () {
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
-  const PATIENCE_MS = 10000;  // for an answer, before asking anew
-  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [], perfettoUrl = null;
-  let askedAt = -1e9, again = false, latest = null;
+  const AGAIN_MS = 300;  // until what was not ready is asked for again
+  const LOOK_MS = 1500;  // until it is looked whether what is worked out in the background is there
+  const PERFETTO_MS = 30000;  // for Perfetto to load
+  const STATE = ["t0", "t1", "ranks", "mode", "q"];
+  let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
+  let perfettoUrl = null, rasters = [], over = null, pressed = null, serial = 0, first = null;
+  let asked = 0, busy = false, again = false, latest = null;
 
-  const none = () => window.dash_clientside.no_update;
+  const page = () => location.pathname.replace(/\/+$/, "");
   const graph = () => document.querySelector("#timeline-figure.js-plotly-plot");
   const here = () => document.getElementById("timeline-figure") !== null;
 
@@ -30,7 +35,7 @@
   // Show where the window is going at once, with what is there; the exact picture follows.
   function ask(change, quiet) {
     if (!view) return;
-    const next = Object.assign({}, view, change, { width: width() });
+    const next = Object.assign({}, view, change);
     const length = Math.min(Math.max(next.t1 - next.t0, 20), whole[1] - whole[0]);
     next.t0 = Math.round(Math.max(Math.min(next.t0, whole[1] - length), whole[0]));
     next.t1 = Math.round(next.t0 + length);
@@ -43,48 +48,193 @@
     else send();
   }
 
-  // A run that grows is laid out anew as Dash knows the address; where the window has moved on since, it goes back there.
-  function resume() {
-    const query = new URLSearchParams(location.search);
-    const there = (name, plain) => (query.get(name) === null ? plain : query.get(name));
-    const kept = { t0: Number(there("t0", view.t0)), t1: Number(there("t1", view.t1)), mode: there("mode", view.mode),
-      ranks: there("ranks", view.ranks), q: there("q", view.q) };
-    const moved = ["t0", "t1", "mode", "ranks", "q"].filter((name) => String(kept[name]) !== String(view[name]));
-    if (moved.length && Number.isFinite(kept.t0) && Number.isFinite(kept.t1)) ask(kept);
+  function query(state) {
+    const told = new URLSearchParams();
+    STATE.concat("at").forEach((name) => {
+      if (state[name] !== undefined && state[name] !== null && state[name] !== "") told.set(name, state[name]);
+    });
+    if (graph()) told.set("width", width());
+    return told;
+  }
+
+  // Gives an answer, or what is the matter; asks again while it is not ready.
+  function fetched(what, told) {
+    const path = page() + "/" + what + "?" + told;
+    return fetch(path).then((answer) => {
+      if (answer.status !== 202) return answer;
+      return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => (here() ? fetched(what, told) : answer));
+    });
+  }
+
+  function unpacked(buffer) {
+    const length = new DataView(buffer).getUint32(0, true);
+    const told = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    let begin = 4 + length;
+    told.rasters.forEach((each) => {
+      each.cells = new Uint8Array(buffer, begin, each.rows * each.bins);
+      begin += each.rows * each.bins;
+    });
+    return told;
   }
 
   // One question at a time: what is asked meanwhile waits, and only the last of it is asked.
   function send() {
-    if (performance.now() - askedAt < PATIENCE_MS) {
+    if (busy) {
       again = true;
       return;
     }
-    askedAt = performance.now();
     again = false;
-    window.dash_clientside.set_props("timeline-view", { data: view });
+    begin(fetched("view", query(view)));
   }
 
-  // Dash's own graph draws everything twice when a window moves; so it only brings plotly, and this draws.
+  function begin(answer) {
+    const own = (asked += 1);
+    busy = true;
+    clearTimeout(looking);
+    looking = null;
+    answer.then((got) => {
+      const kind = got.status === 200 ? got.headers.get("Content-Type") || "" : "";
+      return kind.includes("octet-stream") ? got.arrayBuffer().then(unpacked) : kind.includes("json") ? got.json() : {};
+    }).catch(() => ({ problem: "The server does not answer." })).then((told) => {
+      if (own !== asked) return null;
+      return told.figure ? show(told) : note(told.problem);
+    }).catch((error) => console.error(error)).then(() => {
+      if (own !== asked) return;
+      busy = false;
+      if (again) send();
+    });
+  }
+
+  let looking = null;
+
+  function note(words) {
+    const place = document.getElementById("timeline-note");
+    if (place && words) place.textContent = words;
+  }
+
+  function show(told) {
+    if (!here()) return null;
+    whole = told.whole;
+    found = told.found;
+    if (!view) view = told.state;
+    modes();
+    perfettoUrl = told.perfetto;
+    document.getElementById("timeline-open").hidden = !perfettoUrl;
+    document.getElementById("timeline-take").setAttribute("href", told.take);
+    hits();
+    legend(told);
+    note(told.note);
+    table = told;
+    if (document.querySelector(".tl details").open) tables();
+    looking = told.coming ? setTimeout(send, LOOK_MS) : null;
+    return draw(told);
+  }
+
+  function made(tag, given, children) {
+    const element = document.createElement(tag);
+    Object.entries(given || {}).forEach(([name, value]) => element.setAttribute(name, value));
+    [].concat(children || []).forEach((each) => element.append(each));
+    return element;
+  }
+
+  function legend(told) {
+    const parts = told.amounts.map((each) => made("div", {}, [
+      made("span", { class: "swatch k-" + each.state }), made("span", { class: "what" }, each.name),
+      made("span", { class: "amount" }, each.amount), made("span", { class: "share" }, each.share),
+    ]));
+    const when = made("div", { class: "when" }, [made("strong", {}, told.when), made("span", {}, told.mean_of)]);
+    document.getElementById("timeline-legend").replaceChildren(when, ...parts);
+  }
+
+  function hits() {
+    const number = found.number || 0;
+    const words = number.toLocaleString("en");
+    document.getElementById("timeline-hits").textContent =
+      !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words + " found";
+  }
+
+  let table = null;
+
+  // As parts/tables.py lays out the tables of other pages.
+  function tables() {
+    const one = (caption, head, rows, left, said) => {
+      const kind = (at) => ({ class: at < left ? "word" : "" });
+      const heads = head.map((each, at) => made("th", Object.assign({ scope: "col" }, kind(at)), each));
+      const body = rows.map((row) => made("tr", {}, row.map((each, at) =>
+        made(at ? "td" : "th", Object.assign(at ? {} : { scope: "row" }, kind(at)), each))));
+      const inner = made("table", {}, [made("caption", {}, caption), made("thead", {}, made("tr", {}, heads)), made("tbody", {}, body)]);
+      const region = made("div", { class: "wide", role: "region", tabindex: "0", "aria-label": caption }, inner);
+      return said ? made("div", {}, [region, made("p", { class: "note" }, said)]) : region;
+    };
+    const all = [one("Time in view by rank, milliseconds", table.twin_head, table.twin, 1, table.twin_note)];
+    if (table.listed.length) {
+      all.push(one("Spans in view, the longest first", ["span", "rank", "lane", "start, ms", "length"], table.listed, 1, ""));
+    }
+    document.getElementById("timeline-twin").replaceChildren(...all);
+  }
+
+  // Cells of the map lie on a canvas under plotly's axes.
+  function paint(place) {
+    const canvas = document.getElementById("timeline-map"), layout = place._fullLayout;
+    if (!canvas || !layout || !layout._size) return;
+    const size = layout._size, ratio = window.devicePixelRatio || 1;
+    const wide = Math.max(Math.round(size.w * ratio), 1), high = Math.max(Math.round(size.h * ratio), 1);
+    canvas.style.cssText = "left:" + size.l + "px;top:" + size.t + "px;width:" + size.w + "px;height:" + size.h + "px";
+    canvas.width = wide;  // which clears it
+    canvas.height = high;
+    const context = canvas.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    rasters.forEach((each) => {
+      if (!each.image) each.image = imaged(each);
+      const [left, right] = layout.xaxis.range, [low, top] = layout[each.axis].domain;
+      const from = (left - each.first_ms) / each.width_ms, bins = (right - left) / each.width_ms;
+      const begin = Math.round((1 - top) * high), tall = Math.round((1 - low) * high) - begin;
+      const rows = each.gap ? each.rows : 1, gap = each.gap * ratio;
+      for (let row = 0; row < rows; row += 1) {
+        context.drawImage(each.image, from, row * each.rows / rows, bins, each.rows / rows,
+          0, begin + tall * row / rows + gap / 2, wide, tall / rows - gap);
+      }
+    });
+  }
+
+  function imaged(raster) {
+    const image = document.createElement("canvas");
+    image.width = raster.bins;
+    image.height = raster.rows;
+    const context = image.getContext("2d");
+    const pixels = context.createImageData(raster.bins, raster.rows);
+    const colours = new Uint32Array(new Uint8Array(raster.colours.flat()).buffer);
+    const told = new Uint32Array(pixels.data.buffer), cells = raster.cells;
+    for (let at = 0; at < cells.length; at += 1) told[at] = colours[cells[at]];
+    context.putImageData(pixels, 0, 0);
+    return image;
+  }
+
+  // Dash's own graph draws everything twice when a window moves: the document brings plotly, and this draws.
   function draw(given) {
     const place = document.getElementById("timeline-figure");
     latest = given;
-    if (!place || !window.Plotly) {
-      setTimeout(() => { if (latest === given) draw(given); }, 15);
-      return;
+    if (!place) return null;
+    if (!window.Plotly) {
+      return new Promise((done) => setTimeout(done, 15)).then(() => (latest === given ? draw(given) : null));
     }
     place.style.height = given.height + "px";
-    window.Plotly.react(place, given.figure.data, given.figure.layout, given.config).then(() => {
+    rasters = given.rasters;
+    return window.Plotly.react(place, given.figure.data, given.figure.layout, given.config).then(() => {
       if (!place.timelineBound) {
         place.timelineBound = true;
         place.on("plotly_relayout", zoomed);
+        place.on("plotly_afterplot", () => paint(place));
         place.on("plotly_hover", (data) => { if (!pinned) probe(spot(data)); });
-        place.on("plotly_unhover", () => { if (!pinned) probe(null); });
+        place.on("plotly_unhover", () => { if (!pinned && !over) probe(null); });
         place.on("plotly_click", (data) => {
           const what = spot(data);
           if (what) { pinned = true; probe(what); }
         });
       }
+      paint(place);
       mark(place);
+      place.dataset.drawn = serial += 1;
     });
   }
 
@@ -97,9 +247,10 @@
   function mark(plot) {
     const shapes = plot.layout.shapes || [];
     const there = shapes.filter((each) => each.name === "link");
-    if (JSON.stringify(there.map((each) => each.path || each.x0)) === JSON.stringify(marks.map((each) => each.path || each.x0))) return;
+    const places = (all) => JSON.stringify(all.map((each) => [each.path, each.x0, each.x1, each.y0, each.y1]));
+    if (places(there) === places(marks)) return;
     const colour = getComputedStyle(document.body).color;
-    const drawn = marks.map((each) => Object.assign({}, each, { line: { color: colour, width: each.line.width } }));
+    const drawn = marks.map((each) => Object.assign({}, each, { line: Object.assign({}, each.line, { color: colour }) }));
     window.Plotly.relayout(plot, { shapes: shapes.filter((each) => each.name !== "link").concat(drawn) });
   }
 
@@ -126,26 +277,41 @@
     if (!place) return;
     ask({ t0: place.t0, t1: place.t1, at: place.at });
     pinned = true;
-    window.dash_clientside.set_props("timeline-probe", { data: { key: place.key } });
+    point({ key: place.key });
   }
 
   // A build of Perfetto that is served beside this: it answers PING once it stands, and then takes a trace.
   function perfetto() {
     const origin = new URL(perfettoUrl).origin;
     const opened = window.open(perfettoUrl, "_blank");
-    if (!opened) return;
+    if (!opened) return say("The browser let no window be opened for Perfetto: allow pop-ups for this page.");
+    say("Handing this window over to Perfetto …");
     const link = document.getElementById("timeline-take").href;
     let timer = null;
     const answered = (event) => {
       if (event.source !== opened || event.origin !== origin || event.data !== "PONG") return;
       clearInterval(timer);
       removeEventListener("message", answered);
-      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(answer.status))).then((buffer) => {
+      fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : answer.text().then(refused))).then((buffer) => {
         opened.postMessage({ perfetto: { buffer: buffer, title: document.title, fileName: "window.json.gz" } }, origin);
-      });
+        say("");
+      }).catch((error) => say("Perfetto did not get this window: " + (error.told || "the server does not answer.")));
     };
+    const refused = (text) => Promise.reject({ told: text.trim().slice(0, 300) });
+    const since = performance.now();
     addEventListener("message", answered);
-    timer = setInterval(() => (opened.closed ? clearInterval(timer) : opened.postMessage("PING", origin)), 200);
+    timer = setInterval(() => {
+      const late = performance.now() - since > PERFETTO_MS;
+      if (!opened.closed && !late) return opened.postMessage("PING", origin);
+      clearInterval(timer);
+      removeEventListener("message", answered);
+      say(late ? "Perfetto does not answer at " + origin + "." : "");
+    }, 200);
+  }
+
+  function say(words) {
+    const place = document.getElementById("timeline-said");
+    if (place) place.textContent = words;
   }
 
   const DOES = {
@@ -195,60 +361,109 @@
 
   function probe(data) {
     clearTimeout(probing);
-    probing = setTimeout(() => window.dash_clientside.set_props("timeline-probe", { data: data }), data ? 40 : 200);
+    probing = setTimeout(() => point(data), data ? 40 : 200);
   }
+
+  let pointing = 0;
+
+  function point(data) {
+    const own = (pointing += 1);
+    const told = query(view);
+    Object.entries(data || {}).forEach(([name, value]) => told.set(name, value));
+    const answer = data ? fetched("point", told).then((got) => (got.status === 200 ? got.json() : null)) : Promise.resolve(NOTHING);
+    answer.catch(() => null).then((given) => {
+      const place = document.getElementById("timeline-pointed");
+      if (own !== pointing || !given || !given.title || !place) return;
+      tell(place, given);
+      marks = given.links;
+      if (graph()) mark(graph());
+      if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
+    });
+  }
+
+  const NOTHING = { title: "Point at anything", parts: ["exact times stand here; a click keeps them"], links: [] };
+
+  function tell(place, given) {
+    place.replaceChildren(made("strong", {}, given.title), made("span", {}, given.parts.join(" \u00b7 ")));
+  }
+
+  // What of a raster the pointer is at; plotly knows of bars only.
+  function cell(event) {
+    const plot = graph();
+    if (!plot || !plot.contains(event.target) || !plot._fullLayout) return null;
+    const layout = plot._fullLayout, size = layout._size, box = plot.getBoundingClientRect();
+    const x = (event.clientX - box.left - size.l) / size.w, y = 1 - (event.clientY - box.top - size.t) / size.h;
+    if (x < 0 || x >= 1) return null;
+    const each = rasters.find((one) => y > layout[one.axis].domain[0] && y <= layout[one.axis].domain[1]);
+    if (!each) return null;
+    const [low, top] = layout[each.axis].domain, [left, right] = layout.xaxis.range;
+    const row = Math.min(Math.floor((top - y) / (top - low) * each.rows), each.rows - 1);
+    const bin = Math.floor((left + x * (right - left) - each.first_ms) / each.width_ms);
+    return bin < 0 || bin >= each.bins ? null : { row: row, bin: bin, part: each.part };
+  }
+
+  document.addEventListener("mousemove", (event) => {
+    if (!view || event.buttons || pinned || !here()) return;
+    const what = cell(event);
+    if (JSON.stringify(what) === JSON.stringify(over)) return;
+    if (what || over) probe(what);
+    over = what;
+  });
+
+  document.addEventListener("mousedown", (event) => {
+    pressed = here() && view && cell(event) ? { what: cell(event), x: event.clientX, y: event.clientY } : null;
+  });
+
+  document.addEventListener("mouseup", (event) => {
+    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
+      pinned = true;
+      probe(pressed.what);
+    }
+    pressed = null;
+  });
+
+  document.addEventListener("click", (event) => {
+    const summary = event.target.closest && event.target.closest(".tl summary");
+    if (summary && table && !summary.parentElement.open) tables();
+  });
 
   function spot(data) {
-    const point = data && data.points && data.points[0];
-    if (!point) return null;
-    if (point.customdata) {
-      const key = String(point.customdata[0]);
-      return /^\d+:\d+$/.test(key) ? { key: key } : null;
-    }
-    const at = Array.isArray(point.pointNumber) ? point.pointNumber : point.pointIndex;
-    if (!Array.isArray(at)) return null;
-    const plot = graph();
-    const trace = plot && plot.data[point.curveNumber];
-    return { row: at[0], bin: at[1], part: trace ? trace.name : "map" };
+    const told = data && data.points && data.points[0];
+    const at = told && told.pointNumber;
+    if (Array.isArray(at)) return { row: at[0], bin: at[1], part: "lanes" };
+    const key = told && told.customdata ? String(told.customdata[0]) : "";
+    return /^\d+:\d+$/.test(key) ? { key: key } : null;
   }
 
+  // The first view is asked for before there is a page to show it in.
+  function early() {
+    if (!/^\/runs\/[^/]+\/timeline$/.test(page())) return;
+    first = { address: location.pathname + location.search, answer: fetch(page() + "/view" + location.search) };
+    first.answer.catch(() => null);
+  }
+
+  // Called when the page was laid out: also anew, where a run grows, at the address as Dash knows it; it goes on where
+  // the window has moved to.
+  function laid() {
+    const given = new URLSearchParams(location.search);
+    const there = Object.fromEntries(STATE.filter((name) => given.has(name)).map((name) => [name, given.get(name)]));
+    ["t0", "t1"].forEach((name) => { if (name in there) there[name] = Number(there[name]); });
+    pinned = false;
+    marks = [];
+    view = null;
+    tell(document.getElementById("timeline-pointed"), NOTHING);
+    const own = first && first.address === location.pathname + location.search ? first.answer : null;
+    first = null;
+    const ready = own || Promise.resolve({ status: 202 });
+    begin(ready.then((answer) => (answer.status === 202 ? fetched("view", query(there)) : answer)));
+  }
+
+  early();
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     timeline: {
-      // Called when the page was laid out, and whenever an answer came.
-      shown: function (data, told, all) {
-        if (!data || data.width === undefined) {  // laid out anew
-          pinned = false;
-          marks = [];
-        }
-        whole = all || whole;
-        found = told || {};
-        if (data && (view === null || data.width === undefined)) {
-          view = Object.assign({}, data);
-          resume();
-        }
-        const hits = document.getElementById("timeline-hits");
-        if (hits) {
-          const number = found.number || 0;
-          const words = number.toLocaleString("en");
-          hits.textContent = !found.text ? "" : Number.isInteger(found.at) ? found.at + 1 + " of " + words : words + " found";
-        }
-        return none();
-      },
-      perfetto: function (url) {
-        perfettoUrl = url;
-        return !url;
-      },
-      drawn: function (given) {
-        askedAt = -PATIENCE_MS;
-        if (given) draw(given);
-        if (again) send();
-        return none();
-      },
-      // The same call on the other ranks is outlined, also in the pictures that come while it is pointed at.
-      linked: function (given) {
-        marks = given || [];
-        if (graph()) mark(graph());
-        return none();
+      laid: function () {
+        if (here()) laid();
+        return window.dash_clientside.no_update;
       },
     },
   });

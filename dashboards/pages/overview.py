@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
@@ -10,6 +11,7 @@ from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.report.amounts import ms
 from overlapscope.report.chart_of import charts_of
 from overlapscope.report.text import headline
+from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import (
     BarRow,
@@ -34,6 +36,8 @@ LOOK_MS = 1_500
 MAX_RECOMMENDED = 3
 MAX_NOTES = 6
 MAX_ROWS, MAX_HEIGHT = 64, 440
+MAX_MAP_ROWS, MAX_MAP_COLUMNS = 120, 200
+"""Cells of the heat map: about three pixels each; of more ranks and steps several share one."""
 WIDTHS = ("", "", "half", "third")
 """Of cards, by how many stand side by side."""
 
@@ -162,29 +166,36 @@ def _ranks(analysis: Analysis, found: view.Grid | None, *, height: int, alone: b
         bars = bar_table([each for each in by_rank if each in shown], caption="Exposed time by rank", unit="ms",
                          first="rank", whole_ns=None)  # fmt: skip
         return [card("Exposed by rank", bars, words=words, wide=wide)]
+    drawn = view.heat_map(found, MAX_MAP_ROWS, MAX_MAP_COLUMNS)
+    words = f"Exposed communication: the stronger the colour, the more. {drawn.words}".rstrip()
     return [
-        figure_card("Exposed by rank and step", heat(found), _grid_table(found),
-                    words="Exposed communication: the stronger the colour, the more.", id="overview-ranks",
+        figure_card("Exposed by rank and step", heat(drawn), _grid_table(found), words=words, id="overview-ranks",
                     wide=wide, height=height)
     ]  # fmt: skip
 
 
-def heat(found: view.Grid) -> dict[str, Any]:
+def heat(found: view.HeatMap) -> dict[str, Any]:
     """Draw exposed time by rank and step."""
-    trace = {
+    trace: dict[str, Any] = {
         "type": "heatmap",
-        "x": [str(each) for each in found.steps],
-        "y": [str(each) for each in found.ranks],
-        "z": [[None if ns is None else ns / 1e6 for ns in row] for row in found.exposed_ns],
+        "x": list(found.columns),
+        "y": list(found.rows),
+        "z": [[None if ns == NONE else round(ns / 1e6, 3) for ns in row] for row in found.most_ns.tolist()],
         "colorscale": [list(each) for each in FADING],
         "zmin": 0,
-        "zmax": max((ns or 0 for row in found.exposed_ns for ns in row), default=0) / 1e6 or 1,
-        "xgap": 1 if len(found.steps) <= 100 else 0,
-        "ygap": 1 if len(found.ranks) <= 32 else 0,
+        "zmax": int(found.most_ns.max(initial=0)) / 1e6 or 1,
+        "xgap": 1 if len(found.columns) <= 100 else 0,
+        "ygap": 1 if len(found.rows) <= 32 else 0,
         "colorbar": {"title": {"text": "ms", "side": "top"}, "thickness": 10, "outlinewidth": 0, "len": 0.9},
         "hovertemplate": "rank %{y}, step %{x}<br><b>%{z:,.3f} ms</b> exposed<extra></extra>",
         "hoverongaps": False,
     }
+    if found.words:
+        trace["customdata"] = np.stack((found.rank, found.step), axis=2).tolist()
+        trace["hovertemplate"] = (
+            "ranks %{y}, steps %{x}<br>most: <b>%{z:,.3f} ms</b> exposed on rank %{customdata[0]}, "
+            "step %{customdata[1]}<extra></extra>"
+        )
     axes = {
         "xaxis": {"type": "category", "nticks": 12, "showgrid": False},
         "yaxis": {"type": "category", "autorange": "reversed", "nticks": 24, "showgrid": False},
@@ -193,17 +204,23 @@ def heat(found: view.Grid) -> dict[str, Any]:
 
 
 def _grid_table(found: view.Grid) -> Component:
-    """Give the first steps and the most exposed ranks: a table of everything would be no table."""
-    steps = found.steps[:MAX_ROWS]
-    order = sorted(range(len(found.ranks)), key=lambda at: -max((ns or 0 for ns in found.exposed_ns[at]), default=0))
-    rows = [
-        (f"rank {found.ranks[at]}", *(ms(ns) for ns in found.exposed_ns[at][: len(steps)]))
-        for at in sorted(order[:MAX_ROWS])
+    """Give the most exposed ranks and steps: a table of everything would be no table."""
+    rows, columns = view.most_exposed(found, MAX_ROWS)
+    cells = [
+        (
+            f"rank {found.ranks[row]}",
+            *(ms(None if ns == NONE else ns) for ns in found.exposed_ns[row, columns].tolist()),
+        )
+        for row in rows
     ]
-    cut = len(rows) < len(found.ranks) or len(steps) < len(found.steps)
+    cut = [
+        f"{len(shown)} most exposed of {len(there)} {noun}"
+        for shown, there, noun in ((rows, found.ranks, "ranks"), (columns, found.steps, "steps"))
+        if len(shown) < len(there)
+    ]
     return table(
-        ("exposed, ms", *(f"step {each}" for each in steps)), rows, caption="Exposed milliseconds by rank and step",
-        note=f"The {MAX_ROWS} most exposed ranks, the first {MAX_ROWS} steps." if cut else "",
+        ("exposed, ms", *(f"step {found.steps[at]}" for at in columns)), cells,
+        caption="Exposed milliseconds by rank and step", note=f"The {', the '.join(cut)}." if cut else "",
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.readings import readings
-from overlapscope.report.amounts import ms
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
@@ -134,7 +133,7 @@ def _clocks(analysis: Analysis) -> list[Component]:
     skew = analysis.skew
     if len(skew.clock_offset_ns) < 2:
         return []
-    within = "" if skew.residual_ns is None else f", to within {ms(skew.residual_ns)} ms"
+    within = "" if skew.residual_ns is None else f", to within {skew.residual_ns / 1e3:,.1f} µs"
     if not any(skew.clock_offset_ns.values()):
         return [card("Clocks", notes([f"The ranks' clocks agree{within}."]), wide="half")]
     offsets = sorted((int(rank), ns) for rank, ns in skew.clock_offset_ns.items())
@@ -148,7 +147,7 @@ def _clocks(analysis: Analysis) -> list[Component]:
         "hovertemplate": "rank %{x}<br><b>%{y:+,.1f} µs</b><extra></extra>",
     }
     axes = {
-        "yaxis": {"rangemode": "normal", "zeroline": True, "zerolinecolor": COLOURS["idle"]},
+        "yaxis": {"rangemode": "normal", "zeroline": True, "zerolinecolor": COLOURS["idle"], "tickformat": ",d"},
         "xaxis": {"tickmode": "linear", "dtick": 1}
         if len(offsets) <= MARKED_STEPS
         else {"nticks": 16, "tickformat": "d"},
@@ -189,12 +188,12 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
     if not found:
         words = "No telemetry was recorded of these ranks: traces of other tools have none, our own capture samples it."
         return card("The machine meanwhile", [choose, empty(words, _record()), *reasons])
-    steps, origin = view.steps(opened.run, clocks, chosen)
-    shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, origin)]
-    chart = panels(shown, x="seconds from the first step", each_px=PANEL_PX, layout=_steps(steps))
+    axis = view.axis(opened.run, clocks, chosen, found)
+    shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, axis.origin_ns)]
+    chart = panels(shown, x=axis.title, each_px=PANEL_PX, layout=_shaded(axis.shaded))
     twin = table(("rank", "reading", "mean", "least", "most", "readings"), view.reading_rows(found),
                  caption="Telemetry", left=2, hide_caption=True)  # fmt: skip
-    words = "Readings of the chosen ranks on one time axis" + ("; shaded: every other step." if steps else ".")
+    words = f"Readings of the chosen ranks on one time axis; {axis.words}."
     after = [each for each in (without, *reasons) if each is not None]
     return figure_card("The machine meanwhile", chart, twin, words=words, id="ranks-telemetry",
                        height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
@@ -226,11 +225,11 @@ def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
     return traces
 
 
-def _steps(steps: Sequence[view.Step]) -> dict[str, Any]:
+def _shaded(steps: Sequence[view.Step]) -> dict[str, Any]:
     bands = [
         {"type": "rect", "xref": "x", "yref": "paper", "x0": each.begins, "x1": each.ends, "y0": 0, "y1": 1,
          "layer": "below", "line": {"width": 0}, "fillcolor": "rgba(134,142,150,0.12)"}
-        for each in steps[::2]
+        for each in steps
     ]  # fmt: skip
     return {"shapes": bands}
 

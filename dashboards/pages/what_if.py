@@ -37,6 +37,16 @@ BESIDES: Final = (
     "prefetching are not: what was never measured in this job has no cost here."
 )
 
+ASSUMED = {
+    "per_bucket_us": "each bucket besides its transfer, µs",
+    "latency_us": "a call besides its bytes, µs",
+    "comm_share": "of the slowdown transfers have, times",
+    "transfer_beside_compute": "transfers beside compute, times",
+    "transfer_time": "transfers, times as recorded",
+    "compute_time": "compute, times as recorded",
+}
+"""What a replay assumes, in words."""
+
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     """Give the page; every setting is a name of the query, see `views.what_if.KNOBS`."""
@@ -275,15 +285,21 @@ def _name(size_bytes: int | None) -> str:
 
 def _rests_on(case: RecordedCase) -> Component:
     rows = [
-        (each.name.replace("_", " "), f"{each.value:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.known_from)
+        (
+            ASSUMED.get(each.name, each.name.replace("_", " ")),
+            f"{each.value:,.4g}",
+            f"{each.low:,.4g} to {each.high:,.4g}",
+            each.known_from,
+        )
         for each in case.assumptions
     ]
     told = case.told
     how = "measured" if told.identified else "a prior"
     rows.insert(0, ("compute beside communication, times", f"{told.slowdown:.3g}", f"{told.low:.3g} to {told.high:.3g}",
                     how))  # fmt: skip
+    head = ("assumed", "value", "range", "known from")
     inside = [
-        table(("assumed", "value", "range", "known from"), rows, caption="What predictions rest on", hide_caption=True),
+        html.Div(table(head, rows, caption="What predictions rest on", hide_caption=True), className="verdicts"),
         notes([*([told.reason] if told.reason else []), *case.notes, BESIDES]),
     ]
     words = "Each is varied within its range; the interval holds what a step does then."

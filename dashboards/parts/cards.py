@@ -30,18 +30,19 @@ def figure_card(
     wide: str = "",
     config: Mapping[str, Any] | None = None,
     beside: Sequence[Component] = (),
+    after: Sequence[Component] = (),
 ) -> Component:
     """Give a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
 
     `twin` is that table (`parts.table`). The height is fixed from the start, so that nothing jumps. `beside` stands
-    between words and chart, as controls do.
+    between words and chart, as controls do; `after` below both.
     """
     allowed: Any = {**CONFIG, **(config or {})}
     graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
     drawn = html.Div(graph, role="img", className="chart", style={"height": f"{height}px"},
                      **aria(label=f"{title}. {words}"))  # fmt: skip
     as_table = html.Details([html.Summary("Show as table"), twin])
-    return card(title, [*beside, drawn, as_table], words=words, wide=wide)
+    return card(title, [*beside, drawn, as_table, *after], words=words, wide=wide)
 
 
 def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:

@@ -11,6 +11,8 @@ from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 DASHES: Final = ("solid", "dash", "dot", "dashdot")
 MAX_MARKED: Final = 100
 """Points of a line up to which each is marked."""
+MAX_ROWS: Final = 200
+"""Of a chart's table."""
 
 
 def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> dict[str, Any]:
@@ -30,14 +32,17 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> 
         for at, each in enumerate(chart.series)
     ]
     return figure(
-        traces, x=x, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 12}, "hovermode": "x unified"}
+        traces, x=x, y=chart.axis, layout={"xaxis": {"type": "category", "nticks": 8}, "hovermode": "x unified"}
     )
 
 
 def twin(chart: Chart) -> Component:
-    """Give the chart's figures as a table."""
+    """Give the chart's figures as a table, of a long one the first rows."""
     rows = [
         (name, *("n/a" if s.values[at] is None else f"{s.values[at]:,.3f}" for s in chart.series))
-        for at, name in enumerate(chart.categories)
+        for at, name in enumerate(chart.categories[:MAX_ROWS])
     ]
-    return table((chart.axis, *(each.name for each in chart.series)), rows, caption=f"{chart.title}, {chart.axis}")
+    cut = len(rows) < len(chart.categories)
+    note = f"The first {len(rows)} of {len(chart.categories)}: overlapscope analyze RUN --json has all." if cut else ""
+    head = (chart.axis, *(each.name for each in chart.series))
+    return table(head, rows, caption=f"{chart.title}, {chart.axis}", note=note)

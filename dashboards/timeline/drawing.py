@@ -12,25 +12,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, heat, rows_of
+from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MAP_PIXELS, Cells, heat, map_rows
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS, Lane, RankLanes, pieces, state_cells
 from overlapscope_dashboards.timeline.said import length
-from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.window import edges
+from overlapscope_dashboards.timeline.source import Aligned, Source
 
-MAP_PIXELS: Final = 384
-"""Height of the heat map of many ranks; more ranks than pixels share rows."""
 ROW_PIXELS: Final = 28
 """Height of a row of the heat map of few ranks."""
 LANE_PIXELS: Final = 24
 GAP_PIXELS: Final = 28
 TOP_PIXELS: Final = 24
 BOTTOM_PIXELS: Final = 32
+AROUND_PIXELS: Final = GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS
+LANES: Final = 2
+"""Lanes of a rank for which a page leaves room before it knows them: one that computes, one that communicates."""
 WIDTH: Final = 1_100
 """Pixels of the time axis before the browser has told."""
 NAMED: Final = 400
@@ -46,10 +48,23 @@ CAUSE_LOOKS: Final = {
     "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
 }  # fmt: skip
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
-_IDLE: Final = "rgba(134,142,150,0.16)"
+ASIDE: Final = {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}
+"""Keeps the labels of rows off what they label."""
+_NOTHING: Final = (0, 0, 0, 0)
+_IDLE_SEEN: Final = 0.16
+"""How much of its colour is seen where a rank is idle."""
+_IDLE: Final = f"rgba(134,142,150,{_IDLE_SEEN})"
 _STATE_COLOURS: Final = (
     "rgba(0,0,0,0)", _IDLE, COLOURS["compute"], COLOURS["hidden"], COLOURS["exposed"], COLOURS["copy"]
 )  # fmt: skip
+
+
+_AXES: Final = tuple(
+    {"type": "scatter", "x": [None], "y": [None], "xaxis": "x", "yaxis": axis, "hoverinfo": "skip", "showlegend": False,
+     "name": "axes"}
+    for axis in ("y", "y2")
+)  # fmt: skip
+"""Nothing, on both axes: plotly draws no axis that has no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +77,59 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Raster:
+    """Cells that the page draws under the figure by itself: plotly would take longer than for all the rest."""
+
+    part: str
+    """What it shows: "map" or "lanes"."""
+    axis: str
+    """The axis whose rows they are; the first is on top."""
+    first_ms: float
+    width_ms: float
+    """Where the first bin begins, and how long each is."""
+    rows: int
+    bins: int
+    gap: int
+    """Pixels between rows."""
+    colours: list[tuple[int, int, int, int]]
+    """Red, green, blue and how much of it is seen, 0 to 255, by the value of a cell."""
+    cells: bytes
+    """A byte each, row after row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
+
+    origin_ns: int = 0
+    row: int = 0
+
+
+OWN: Final = Corner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """The chosen ranks' lanes, drawn."""
+
+    traces: list[dict[str, Any]]
+    rows: list[Row]
+    spans: int
+    """Spans in view."""
+    detailed: bool
+    """Whether they are drawn one by one."""
+    left_out: int
+    """Lanes that are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A figure and what belongs to it."""
 
     figure: dict[str, Any]
+    rasters: list[Raster]
+    spent_ns: list[int]
+    """By state, all ranks together, in the window."""
     height: int
     spans: int
     """Spans in view on the chosen ranks."""
@@ -77,8 +141,27 @@ class Drawn:
 
 def draw(source: Source, asked: Asked, width: int) -> Drawn:
     """Draw a view for a time axis of so many pixels."""
-    bins = edges(asked.window, width)
+    now = source.now
+    bins = now.bins(asked.window, width)
+    spent = now.spent(bins)
     rows = map_rows(len(source.ranks))
+    lanes = strip(source, asked, width)
+    upper = max(len(rows), 1) * map_row_pixels(len(rows))
+    below = len(lanes.rows) * LANE_PIXELS
+    layout = _layout(source, asked, rows, lanes.rows, upper, below)
+    return Drawn(
+        figure=figure([*_AXES, *lanes.traces], layout=layout),
+        rasters=[_map(heat(spent, asked.mode), asked.mode, bins)],
+        spent_ns=_in_view(now, asked, bins, spent),
+        height=upper + below + AROUND_PIXELS,
+        spans=lanes.spans,
+        detailed=lanes.detailed,
+        left_out=lanes.left_out,
+    )
+
+
+def strip(source: Source, asked: Asked, width: int, corner: Corner = OWN, most: int | None = None) -> Strip:
+    """Draw the chosen ranks' lanes: span by span where no more than `most` are in view, else the time they cover."""
     ranks = [source.lanes(rank) for rank in asked.ranks]
     lower = lower_rows(source, ranks)
     found = [
@@ -86,27 +169,21 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
         for each in lower
     ]
     spans = sum(each.size for each in found)
-    detailed = spans <= MAX_SPANS
-    traces = [_map(source, asked, rows, bins)]
+    detailed = spans <= (MAX_SPANS if most is None else most)
     if detailed:
-        traces += _spans(source, asked, ranks, lower, found, width)
-        traces += _causes(source, asked, lower)
+        traces = _spans(source, asked, ranks, lower, found, width, corner)
+        traces += _causes(source, asked, lower, corner)
     else:
-        traces.append(_lane_map(lower, bins))
-    upper = max(len(rows), 1) * map_row_pixels(len(rows))
-    below = len(lower) * LANE_PIXELS
-    return Drawn(
-        figure=figure(traces, layout=_layout(source, asked, rows, lower, upper, below)),
-        height=upper + below + GAP_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
-        spans=spans,
-        detailed=detailed,
-        left_out=sum(each.left_out for each in ranks),
-    )
+        traces = [_lane_map(source, asked, lower, source.now.bins(asked.window, width), corner)]
+    left_out = sum(each.left_out for each in ranks)
+    return Strip(traces=traces, rows=lower, spans=spans, detailed=detailed, left_out=left_out)
 
 
-def map_rows(ranks: int) -> list[range]:
-    """Give the rows of the heat map."""
-    return rows_of(ranks, MAP_PIXELS)
+def height_before(source: Source, ranks: Sequence[int]) -> int:
+    """Give the height of a figure before it is drawn: of a large run, whose lanes are not read yet, a guess."""
+    rows = len(map_rows(len(source.ranks)))
+    lower = len(ranks) * LANES if source.large else len(lower_rows(source, [source.lanes(rank) for rank in ranks]))
+    return rows * map_row_pixels(rows) + lower * LANE_PIXELS + AROUND_PIXELS
 
 
 def map_row_pixels(rows: int) -> int:
@@ -124,34 +201,49 @@ def lower_rows(source: Source, ranks: Sequence[RankLanes]) -> list[Row]:
     return rows
 
 
-def _map(source: Source, asked: Asked, rows: Sequence[range], bins: Ints) -> dict[str, Any]:
-    now = source.now
-    cells = heat(now.occupancy, rows, bins + now.origin_ns, asked.mode)
-    if asked.mode == DOMINATING:
-        colours = _steps(_STATE_COLOURS)
-        top = len(STATES) - 1
-    else:
-        colours, top = _fading(asked.mode), FULL
-    return {
-        "type": "heatmap", "z": typed(cells), "y0": 0, "dy": 1,
-        "xtype": "scaled", "ytype": "scaled", "zmin": 0, "zmax": top, "colorscale": colours, "showscale": False,
-        "hoverinfo": "none", "xaxis": "x", "yaxis": "y", "zsmooth": False, "name": "map",
-        "ygap": 1 if map_row_pixels(len(rows)) > 6 else 0,
-    } | _corner(bins)  # fmt: skip
+def _in_view(now: Aligned, asked: Asked, bins: Ints, spent: Ints) -> list[int]:
+    """Give the times in the window itself: those of the bins, without what sticks out at both ends."""
+    begin, end = (each + now.origin_ns for each in (asked.window.start_ns, asked.window.end_ns))
+    before = spent_together(now.occupancy, int(bins[0]) + now.origin_ns, begin)
+    after = spent_together(now.occupancy, end, int(bins[-1]) + now.origin_ns)
+    told: list[int] = (spent.sum(axis=(0, 2)) - before - after).tolist()
+    return told
 
 
-def _lane_map(lower: Sequence[Row], bins: Ints) -> dict[str, Any]:
+def _map(cells: Cells, mode: str, bins: Ints) -> Raster:
+    return Raster(
+        part="map", axis="yaxis", first_ms=_ms(int(bins[0])), width_ms=_ms(int(bins[1] - bins[0])), rows=len(cells),
+        bins=bins.size - 1, gap=1 if map_row_pixels(len(cells)) > 6 else 0,
+        colours=_state_colours() if mode == DOMINATING else _fading(mode), cells=cells.tobytes(),
+    )  # fmt: skip
+
+
+def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
+    """Give each lane's cells, and why communication was exposed: the cause of most of that time, however short."""
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
+    for at, row in enumerate(lower):
+        if row.lane is None:
+            spent = cause_times(source, asked, row.rank, bins)
+            cells[at] = np.where(spent.any(axis=0), spent.argmax(axis=0) + len(STATES), 0)
     return {
-        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) - 1, "colorscale": _steps(_STATE_COLOURS),
+        "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) + len(CAUSES) - 1,
+        "colorscale": _steps((*_STATE_COLOURS, *(COLOURS[CAUSE_LOOKS[cause][0]] for cause in CAUSES))),
         "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
-        "name": "lanes", "y0": 0, "dy": 1,
-    } | _corner(bins)  # fmt: skip
+        "name": "lanes", "y0": corner.row, "dy": 1,
+    } | _cells(bins - corner.origin_ns)  # fmt: skip
 
 
-def _corner(bins: Ints) -> dict[str, Any]:
+def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
+    """Give the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
+    spent = np.zeros((len(CAUSES), bins.size - 1), np.int64)
+    for cause, starts, ends in source.causes(rank, asked.window):
+        spent[CAUSES.index(cause)] = BusyTime(Intervals(starts, ends)).within(bins[:-1], bins[1:])
+    return spent
+
+
+def _cells(bins: Ints) -> dict[str, Any]:
     """Give where the cells lie: plotly counts from the middle of the first."""
     width = int(bins[1] - bins[0])
     return {"x0": _ms(int(bins[0]) + width / 2), "dx": _ms(width)}
@@ -159,12 +251,12 @@ def _corner(bins: Ints) -> dict[str, Any]:
 
 def _spans(
     source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
-    width: int,
+    width: int, corner: Corner,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
     exposed = {each.rank: each.exposed for each in ranks}
     bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
-    over: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int]] = []
+    over: list[tuple[Ints, Ints, int]] = []
     for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
         if row.lane is None:
             continue
@@ -174,11 +266,11 @@ def _spans(
                 bars[name].append((at, row.lane, rows[kinds == kind]))
         comm = rows[kinds == COMM]
         _, start, end = pieces(row.lane, comm, exposed[row.rank])
-        over.append((start / 1e6, end / 1e6, at))
+        over.append((start, end, at))
     room = width if sum(each.size for each in found) <= NAMED else 0
-    drawn = [_kind_trace(source, asked, lower, name, bars[name], room) for _, name in _KINDS if bars[name]]
-    starts = np.concatenate([each[0] for each in over] or [np.empty(0)])
-    ends = np.concatenate([each[1] for each in over] or [np.empty(0)])
+    drawn = [_kind_trace(source, asked, lower, name, bars[name], room, corner) for _, name in _KINDS if bars[name]]
+    starts = np.concatenate([each[0] for each in over] or [np.empty(0, np.int64)])
+    ends = np.concatenate([each[1] for each in over] or [np.empty(0, np.int64)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
     if starts.size:
         # The bars of communication once more, on top and seen through: what is exposed would cover their names.
@@ -186,12 +278,18 @@ def _spans(
         seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
         drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
-        drawn += [_bars("exposed", starts, ends, places) | {"hoverinfo": "skip"}, seen_through]
+        drawn += [_bars("exposed", starts, ends, places, corner) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
 
 def _kind_trace(
-    source: Source, asked: Asked, lower: Sequence[Row], kind: str, parts: Sequence[tuple[int, Lane, Ints]], width: int
+    source: Source,
+    asked: Asked,
+    lower: Sequence[Row],
+    kind: str,
+    parts: Sequence[tuple[int, Lane, Ints]],
+    width: int,
+    corner: Corner,
 ) -> dict[str, Any]:
     """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
@@ -208,7 +306,7 @@ def _kind_trace(
     shown = {name: plain(name) for name in set(plainly)}
     names = [shown[name] for name in plainly]
     told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
-    trace = _bars(kind, start / 1e6, end / 1e6, places) | {
+    trace = _bars(kind, start, end, places, corner) | {
         "customdata": told, "hovertext": names,
         "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
@@ -223,18 +321,16 @@ def _kind_trace(
     return trace
 
 
-def _bars(
-    colour: str, start_ms: npt.NDArray[np.float64], end_ms: npt.NDArray[np.float64], places: npt.NDArray[Any]
-) -> dict[str, Any]:
+def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], corner: Corner) -> dict[str, Any]:
     return {
-        "type": "bar", "orientation": "h", "base": typed(start_ms), "x": typed(end_ms - start_ms),
-        "y": typed(places.astype(np.float64)),
+        "type": "bar", "orientation": "h", "base": typed((start_ns - corner.origin_ns) / 1e6),
+        "x": typed((end_ns - start_ns) / 1e6), "y": typed((places + corner.row).astype(np.float64)),
         "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
         "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
     }  # fmt: skip
 
 
-def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str, Any]]:
+def _causes(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
     """Give why communication was exposed, one trace a cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
@@ -246,7 +342,7 @@ def _causes(source: Source, asked: Asked, lower: Sequence[Row]) -> list[dict[str
         colour, pattern = CAUSE_LOOKS[cause]
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
-        trace = _bars(colour, start / 1e6, end / 1e6, places)
+        trace = _bars(colour, start, end, places, corner)
         trace["marker"] = {
             **trace["marker"],
             "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
@@ -291,7 +387,7 @@ def _layout(
         "yaxis": {
             "domain": [(below + GAP_PIXELS) / inside, 1], "range": [len(rows) - 0.5, -0.5], "fixedrange": True,
             "tickvals": list(shown), "ticktext": [f"rank {source.ranks[rows[at][0]]}" for at in shown],
-            "showgrid": False, "automargin": False,
+            "showgrid": False, "automargin": False, **ASIDE,
         },
         "yaxis2": {
             "domain": [0, below / inside], "range": [len(lower) - 0.5, -0.5], "fixedrange": True, "showgrid": False,
@@ -299,7 +395,7 @@ def _layout(
             "ticktext": [
                 (f"<b>{row.rank}</b>  " if at in first else "") + plain(row.label[:18]) for at, row in enumerate(lower)
             ],
-            "zeroline": False, "ticks": "", "linecolor": GRID, "automargin": False, "anchor": "x",
+            "zeroline": False, "linecolor": GRID, "automargin": False, "anchor": "x", **ASIDE,
         },
     }  # fmt: skip
 
@@ -333,14 +429,21 @@ def _steps(colours: Sequence[str]) -> list[list[Any]]:
     return [[float(place), colour] for at, colour in enumerate(colours) for place in (bounds[at], bounds[at + 1])]
 
 
-def _fading(state: str) -> list[list[Any]]:
-    """Give a scale from the paper to the state's colour; 0, not recorded, has none."""
+def _state_colours() -> list[tuple[int, int, int, int]]:
+    """Give the colours of `STATES`."""
+    seen = {"idle": _IDLE_SEEN}
+    return [_NOTHING if each == "unrecorded" else _seen(each, seen.get(each, 1.0)) for each in STATES]
+
+
+def _fading(state: str) -> list[tuple[int, int, int, int]]:
+    """Give colours from the paper to the state's; 0, not recorded, has none."""
+    shares = np.linspace(0.2, 1.0, FULL - 1).tolist()
+    return [_NOTHING, _seen(state, 0.07), *(_seen(state, share) for share in shares)]
+
+
+def _seen(state: str, share: float) -> tuple[int, int, int, int]:
     red, green, blue = (int(COLOURS[state][at : at + 2], 16) for at in (1, 3, 5))
-    return [
-        [0, "rgba(0,0,0,0)"], [0.5 / FULL, "rgba(0,0,0,0)"], [0.5 / FULL, f"rgba({red},{green},{blue},0.07)"],
-        [1.5 / FULL, f"rgba({red},{green},{blue},0.07)"], [1.5 / FULL, f"rgba({red},{green},{blue},0.2)"],
-        [1, f"rgba({red},{green},{blue},1)"],
-    ]  # fmt: skip
+    return red, green, blue, round(255 * share)
 
 
 def _cut(name: str, room: int) -> str:

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from overlapscope.analysis.occupancy import STATES, UNRECORDED
+from overlapscope.analysis.occupancy import STATES, UNRECORDED, spent_together
 from overlapscope.report.amounts import ms, percent, size
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import NONE
@@ -48,11 +46,12 @@ def amounts(spent: Sequence[int]) -> list[Amount]:
     ]
 
 
-def in_view(source: Source, window: Window) -> dict[int, list[int]]:
+def in_view(source: Source, window: Window, ranks: Sequence[int]) -> dict[int, list[int]]:
     """Give each rank's exact times in a window, by state in the order of `STATES`."""
     now = source.now
-    edges = np.array([window.start_ns, window.end_ns]) + now.origin_ns
-    return {rank: each.spent(edges)[0].tolist() for rank, each in zip(source.ranks, now.occupancy, strict=True)}
+    begin, end = window.start_ns + now.origin_ns, window.end_ns + now.origin_ns
+    place = {rank: at for at, rank in enumerate(source.ranks)}
+    return {rank: spent_together([now.occupancy[place[rank]]], begin, end).tolist() for rank in ranks}
 
 
 def length(ns: int) -> str:

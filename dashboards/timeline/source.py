@@ -5,10 +5,9 @@ and what needs all tables (causes, links, and clocks that were not kept) follows
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock, Thread
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -25,13 +24,18 @@ from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store import load_rank
 from overlapscope_dashboards.opened import Opened
-from overlapscope_dashboards.timeline.lanes import RankLanes, lanes_of
+from overlapscope_dashboards.recent import Recent
+from overlapscope_dashboards.timeline.coarse import Coarse
+from overlapscope_dashboards.timeline.heat import map_rows, spent_by_row
+from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
 from overlapscope_dashboards.timeline.linked import Links
-from overlapscope_dashboards.timeline.stored import WORKERS, States, keep_clocks, occupancy_of_folder
-from overlapscope_dashboards.timeline.window import Window
+from overlapscope_dashboards.timeline.stored import Kept, keep, occupancy_of_folder
+from overlapscope_dashboards.timeline.window import Window, edges
 
 LARGE: Final = 2_000_000
 """Spans from which on states are shown before the rest is known."""
+MAX_LOOKED_AT: Final = 2 * MAX_RANKS
+"""Ranks of which tables, lanes and words are kept: those of two views."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +55,35 @@ class Aligned:
     clocks: Clocks | None
     """None while they are not known: each rank is then on its own clock."""
     occupancy: tuple[Occupancy, ...]
+    coarse: Coarse | None
     origin_ns: int
     whole: Window
-    lanes: dict[int, RankLanes]
+    lanes: Recent[RankLanes]
     """What was looked at of single ranks."""
+
+    @classmethod
+    def of(cls, kept: Kept) -> Self:
+        """Put states together."""
+        begin, length = kept.reach_ns
+        return cls(
+            clocks=kept.clocks,
+            occupancy=tuple(Occupancy(*each) for each in kept.states.values()),
+            coarse=kept.coarse,
+            origin_ns=begin,
+            whole=Window(start_ns=0, end_ns=length),
+            lanes=Recent(MAX_LOOKED_AT),
+        )
+
+    def bins(self, window: Window, pixels: int) -> Ints:
+        """Give the edges of the bins of a view, from the begin."""
+        return edges(window, pixels, self.coarse.cell_ns if self.coarse else 0)
+
+    def spent(self, bins: Ints) -> Ints:
+        """Give the time in each state by row of the heat map and bin, exactly."""
+        found = self.coarse.over(bins) if self.coarse else None
+        if found is not None:
+            return found
+        return spent_by_row(self.occupancy, map_rows(len(self.occupancy)), bins + self.origin_ns)
 
 
 class Source:
@@ -62,46 +91,41 @@ class Source:
 
     def __init__(self, opened: Opened) -> None:
         self._opened, self._lock = opened, Lock()
-        self._tables: dict[int, RankTimeline] = {}
-        self._words: dict[int, CallWords] = {}
+        self._tables = Recent[RankTimeline](MAX_LOOKED_AT)
+        self._words = Recent[CallWords](MAX_LOOKED_AT)
         self._thread: Thread | None = None
         self.figures: Figures | None = None
         self.problem = ""
         """Why figures will not come."""
         self.entries = {entry.rank: entry for entry in opened.entries}
         self.large = opened.folder is not None and sum(each.spans for each in self.entries.values()) >= LARGE
-        self._own, clocks = self._of_large() if self.large else self._of_small()
-        if not self._own:
+        kept = self._of_large() if self.large else self._of_small()
+        if not kept.states:
             raise InputError("no times of what ran were recorded: there is no timeline")
-        self.ranks = tuple(self._own)
-        self.now = self._aligned(clocks)
+        self.ranks = tuple(kept.states)
+        self.now = Aligned.of(kept)
         """Read once for whatever must agree: another one takes its place when clocks become known."""
 
-    def _of_small(self) -> tuple[States, Clocks | None]:
-        run = self._opened.run
+    def _of_small(self) -> Kept:
+        run, clocks = self._opened.run, self._opened.together.clocks
         self.figures = self._figured()
         timelines = {rank: each for rank, each in run.ranks.items() if size(each.spans)}
         made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
-        return {rank: (each.at_ns, each.state) for rank, each in made.items()}, self._opened.together.clocks
+        states = {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in made.items()}
+        return Kept(states=states, clocks=clocks, coarse=None)
 
-    def _of_large(self) -> tuple[States, Clocks | None]:
+    def _of_large(self) -> Kept:
         assert self._opened.folder is not None
-        states, clocks = occupancy_of_folder(self._opened.folder, tuple(self.entries.values()), self._opened.revision)
-        return {rank: states[rank] for rank in sorted(states) if states[rank][0].size}, clocks
+        return occupancy_of_folder(self._opened.folder, tuple(self.entries.values()), self._opened.revision)
 
-    def _aligned(self, known: Clocks | None) -> Aligned:
-        clocks = known or Clocks()
-
-        def moved(rank: int) -> Occupancy:
-            at, state = self._own[rank]
-            return Occupancy(on_common_clock(clocks, rank, at) if _is_moved(clocks, rank) else at, state)
-
-        with ThreadPoolExecutor(WORKERS) as pool:
-            occupancy = tuple(pool.map(moved, self._own))
-        begin = min(int(each.at_ns[0]) for each in occupancy)
-        end = max(int(each.at_ns[-1]) for each in occupancy)
-        whole = Window(start_ns=0, end_ns=max(end - begin, 1))
-        return Aligned(clocks=known, occupancy=occupancy, origin_ns=begin, whole=whole, lanes={})
+    def _align(self, clocks: Clocks) -> None:
+        """Put what was on each rank's own clock on the common one, and keep it so."""
+        assert self._opened.folder is not None
+        states = {
+            rank: (on_common_clock(clocks, rank, each.at_ns), each.state)
+            for rank, each in zip(self.ranks, self.now.occupancy, strict=True)
+        }
+        self.now = Aligned.of(keep(self._opened.folder, states, clocks, self._opened.revision))
 
     @property
     def clocks(self) -> Clocks | None:
@@ -145,9 +169,8 @@ class Source:
         problem = "a fault; the terminal that serves this says what"
         try:
             clocks = self._opened.together.clocks
-            if self.now.clocks is None and self._opened.folder is not None:
-                keep_clocks(self._opened.folder, clocks, self._opened.revision)
-                self.now = self._aligned(clocks)
+            if self.now.clocks is None:
+                self._align(clocks)
             self.figures = self._figured()
             problem = ""
         except OverlapScopeError as error:
@@ -171,10 +194,9 @@ class Source:
             if rank not in self.figures.run.ranks:
                 raise InputError(f"rank {rank} cannot be read")
             return self.figures.run.ranks[rank]
-        if rank not in self._tables:
-            assert self._opened.folder is not None
-            self._tables[rank] = load_rank(self._opened.folder, self.entries[rank])
-        return self._tables[rank]
+        folder = self._opened.folder
+        assert folder is not None
+        return self._tables.get(rank, lambda: load_rank(folder, self.entries[rank]))
 
     def aligned(self, rank: int, times_ns: Ints) -> Ints:
         """Give times of a rank on the common clock, counted from the begin."""
@@ -183,12 +205,14 @@ class Source:
     def lanes(self, rank: int) -> RankLanes:
         """Give a rank's lanes, in time counted from the begin."""
         now = self.now
-        if rank not in now.lanes:
+
+        def make() -> RankLanes:
             timeline = self.tables(rank)
             labels = [lane_name(timeline, lane).partition(" (")[0] for lane in range(size(timeline.lanes))]
             spans = timeline.spans
-            now.lanes[rank] = lanes_of(timeline, _on(now, rank, spans.start_ns), _on(now, rank, spans.end_ns), labels)
-        return now.lanes[rank]
+            return lanes_of(timeline, _on(now, rank, spans.start_ns), _on(now, rank, spans.end_ns), labels)
+
+        return now.lanes.get(rank, make)
 
     def causes(self, rank: int, window: Window) -> Sequence[tuple[str, Ints, Ints]]:
         """Give when a rank's communication was exposed in a window, by cause: (cause, starts, ends), from the begin."""
@@ -204,12 +228,13 @@ class Source:
 
     def told(self, rank: int, call: int) -> Mapping[str, object]:
         """Tell of one collective; nothing before figures are known."""
-        if self.figures is None:
+        figures = self.figures
+        if figures is None:
             return {}
-        if rank not in self._words:
-            run = self.figures.run
-            self._words[rank] = CallWords(run.ranks[rank], self.figures.transfers[rank], self.figures.causes[rank])
-        return self._words[rank].told(call)
+        words = self._words.get(
+            rank, lambda: CallWords(figures.run.ranks[rank], figures.transfers[rank], figures.causes[rank])
+        )
+        return words.told(call)
 
     def steps(self, rank: int) -> list[tuple[StepWindow, int, int]]:
         """Give a rank's steps with their windows, from the begin."""
@@ -231,10 +256,6 @@ class Source:
 
 def _on(now: Aligned, rank: int, times_ns: Ints) -> Ints:
     return on_common_clock(now.clocks or Clocks(), rank, times_ns) - now.origin_ns
-
-
-def _is_moved(clocks: Clocks, rank: int) -> bool:
-    return bool(clocks.offset_ns.get(rank)) or bool(clocks.drift.get(rank))
 
 
 def source_of(opened: Opened) -> Source:

@@ -1,18 +1,20 @@
 """The states of all ranks of a run directory, straight from its spans; of a large run they are kept beside it.
 
-    RUN/.timeline/at.npy      beginnings of states, all ranks behind each other, each on its own clock
+    RUN/.timeline/at.npy      beginnings of states, all ranks behind each other, on the common clock once that is known
     RUN/.timeline/state.npy   the states
+    RUN/.timeline/cells.npy   time in each state over cells of one width, by the rows of the heat map
     RUN/.timeline/told.json   where each rank begins, of which files this was made, and the clocks, once they are known
 
-It is a copy that may be thrown away. Where the run cannot be written it is made anew in every process.
+It is a copy that may be thrown away, and is mapped, not read: of a large run a view looks at little. Where the run
+cannot be written it is made anew in every process.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,13 +30,16 @@ from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.store import RankEntry, is_rank_folder
-from overlapscope_dashboards.timeline.own_files import mapped, opened_own, own_folder, replace_own
+from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
+from overlapscope_dashboards.timeline.heat import map_rows
+from overlapscope_dashboards.timeline.own_files import mapped, opened_own, own_folder
 
 FOLDER: Final = ".timeline"
 AT: Final = "at.npy"
 STATE: Final = "state.npy"
+CELLS: Final = "cells.npy"
 TOLD: Final = "told.json"
-SCHEMA: Final = "overlapscope.timeline/1"
+SCHEMA: Final = "overlapscope.timeline/2"
 WORKERS: Final = 2
 States = dict[int, tuple[Ints, "np.ndarray[Any, np.dtype[np.uint8]]"]]
 
@@ -47,10 +52,28 @@ class Told(msgspec.Struct, kw_only=True):
     ranks: list[int]
     first: list[int]
     """Where each rank begins, and where the last ends."""
+    has_cells: bool
     clocks: Clocks | None = None
 
 
-def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -> tuple[States, Clocks | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The states of ranks, all on the common clock where `clocks` are known, else each on its own."""
+
+    states: States
+    """By rank, in their order; none without a state."""
+    clocks: Clocks | None
+    coarse: Coarse | None
+    """None where states are few, or cells could not hold them."""
+
+    @property
+    def reach_ns(self) -> tuple[int, int]:
+        """When the first of all states begins, and how long it is until the last."""
+        begin = min(int(at[0]) for at, _ in self.states.values())
+        return begin, max(max(int(at[-1]) for at, _ in self.states.values()) - begin, 1)
+
+
+def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -> Kept:
     """Give the states of each rank that can be read, from what was kept if that is of these files.
 
     `made_of` is another one as soon as a file of the run changed.
@@ -58,19 +81,21 @@ def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -
     kept = _kept(run / FOLDER, made_of, {each.rank for each in entries})
     if kept is not None:
         return kept
+    in_order = sorted(entries, key=lambda entry: entry.rank)
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(lambda entry: _of_rank(run / Path(entry.folder).name), entries))
-    states = {entry.rank: each for entry, each in zip(entries, found, strict=True) if each is not None}
-    _keep(run / FOLDER, states, made_of)
-    return states, None
+        found = list(pool.map(lambda entry: _of_rank(run / Path(entry.folder).name), in_order))
+    states = {entry.rank: each for entry, each in zip(in_order, found, strict=True) if each and each[0].size}
+    return keep(run, states, None, made_of)
 
 
-def keep_clocks(run: Path, clocks: Clocks, made_of: str) -> None:
-    """Keep the clocks beside the states, if those are there and of these files."""
-    with suppress(OSError), own_folder(run / FOLDER) as folder:
-        told = _told(folder)
-        if told is not None and told.made_of == made_of:
-            replace_own(folder, TOLD, msgspec.json.encode(msgspec.structs.replace(told, clocks=clocks)))
+def keep(run: Path, states: States, clocks: Clocks | None, made_of: str) -> Kept:
+    """Keep states beside the run, on these clocks, in the place of what was kept; gives them as they are kept."""
+    made = Kept(states=states, clocks=clocks, coarse=None)
+    if states:
+        coarse = Coarse.of([Occupancy(*each) for each in states.values()], *made.reach_ns)
+        made = Kept(states=states, clocks=clocks, coarse=coarse)
+    _keep(run / FOLDER, made, made_of)
+    return _kept(run / FOLDER, made_of, states.keys()) or made
 
 
 def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
@@ -122,7 +147,7 @@ def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
     return list(zip(first[seen].tolist(), last[seen].tolist(), strict=True))
 
 
-def _kept(place: Path, made_of: str, recorded: Set[int]) -> tuple[States, Clocks | None] | None:
+def _kept(place: Path, made_of: str, recorded: Set[int]) -> Kept | None:
     """Give what was kept; None where that is of other files, not whole, or not all this user's own."""
     try:
         with own_folder(place) as folder:
@@ -130,21 +155,33 @@ def _kept(place: Path, made_of: str, recorded: Set[int]) -> tuple[States, Clocks
             if told is None or told.made_of != made_of or told.schema != SCHEMA:
                 return None
             at, state = mapped(folder, AT, np.int64), mapped(folder, STATE, np.uint8)
+            added = mapped(folder, CELLS, np.uint32) if told.has_cells else None
     except (OSError, ValueError):
         return None
     if not _is_possible(told, recorded, at.size) or at.size != state.size or state.max(initial=0) >= len(STATES):
         return None
     parts = [(at[begin:end], state[begin:end]) for begin, end in pairwise(told.first)]
-    if not all((own[1:] >= own[:-1]).all() for own, _ in parts):
+    if not all(own.size and (own[1:] >= own[:-1]).all() for own, _ in parts):
         return None
-    return dict(zip(told.ranks, parts, strict=True)), told.clocks
+    kept = Kept(states=dict(zip(told.ranks, parts, strict=True)), clocks=told.clocks, coarse=None)
+    return kept if added is None else _with_cells(kept, added)
+
+
+def _with_cells(kept: Kept, added: "np.ndarray[Any, np.dtype[np.uint32]]") -> Kept | None:
+    """Add the cells; None where they are not as many as these states have."""
+    length = kept.reach_ns[1]
+    shape = (len(map_rows(len(kept.states))), len(STATES), cells(length))
+    if added.size != np.prod(shape):
+        return None
+    return replace(kept, coarse=Coarse(cell_ns=cell_width(length), spent=added.reshape(shape)))
 
 
 def _is_possible(told: Told, recorded: Set[int], size: int) -> bool:
     """Say whether the ranks are recorded ones, each once, that share `size` states in their order."""
     ranks = set(told.ranks)
     in_order = told.first == sorted(told.first) and told.first[:1] == [0] and told.first[-1:] == [size]
-    return in_order and len(told.first) == len(told.ranks) + 1 == len(ranks) + 1 and ranks <= recorded
+    same = len(told.first) == len(told.ranks) + 1 == len(ranks) + 1 > 1
+    return in_order and same and told.ranks == sorted(ranks) and ranks <= recorded
 
 
 def _told(folder: int) -> Told | None:
@@ -155,17 +192,22 @@ def _told(folder: int) -> Told | None:
         return None
 
 
-def _keep(folder: Path, states: Mapping[int, tuple[Ints, Any]], made_of: str) -> None:
+def _keep(folder: Path, kept: Kept, made_of: str) -> None:
     """Write the copy whole, or not at all; never in the place of a link, or of what is another user's."""
-    if not states or not _is_free(folder):
+    if not kept.states or not _is_free(folder):
         return
-    sizes = [at.size for at, _ in states.values()]
-    told = Told(schema=SCHEMA, made_of=made_of, ranks=list(states), first=[0, *np.cumsum(sizes).tolist()])
+    sizes = [at.size for at, _ in kept.states.values()]
+    told = Told(
+        schema=SCHEMA, made_of=made_of, ranks=list(kept.states), first=[0, *np.cumsum(sizes).tolist()],
+        has_cells=kept.coarse is not None, clocks=kept.clocks,
+    )  # fmt: skip
     temporary = None
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.", dir=folder.parent))
-        np.save(temporary / AT, np.concatenate([at for at, _ in states.values()]))
-        np.save(temporary / STATE, np.concatenate([state for _, state in states.values()]))
+        np.save(temporary / AT, np.concatenate([at for at, _ in kept.states.values()]))
+        np.save(temporary / STATE, np.concatenate([state for _, state in kept.states.values()]))
+        if kept.coarse is not None:
+            np.save(temporary / CELLS, kept.coarse.spent.ravel())
         (temporary / ".gitignore").write_text("*\n", encoding="utf-8")
         (temporary / TOLD).write_bytes(msgspec.json.encode(told))
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,19 +1,22 @@
 """A view of the timeline as a value: the figure, its words and its table; and what is pointed at in it."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from overlapscope.analysis.occupancy import STATES
+from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.amounts import ms
-from overlapscope.timeline.columns import NONE
+from overlapscope.report.text import WORDS
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import Drawn, draw, lower_rows, map_rows
+from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
+from overlapscope_dashboards.timeline.drawing import Drawn, Raster, cause_times, draw, lower_rows
+from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
 from overlapscope_dashboards.timeline.said import (
     NAMES,
@@ -25,8 +28,9 @@ from overlapscope_dashboards.timeline.said import (
     of_cell,
     of_span,
 )
+from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.window import Window, around, edges
+from overlapscope_dashboards.timeline.window import Window, around
 
 MAX_ROWS: Final = 64
 """Ranks of the table."""
@@ -41,6 +45,7 @@ class View:
     """What the page shows."""
 
     figure: dict[str, Any]
+    rasters: list[Raster]
     height: int
     when: str
     ranks: int
@@ -65,50 +70,31 @@ class Pointed:
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Drawings:
-    """The last views of a run."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Any, ...], Drawn] = OrderedDict()
-        self._lock = Lock()
-
-    def of(self, source: Source, asked: Asked, width: int) -> Drawn:
-        key = (source.version, asked.window, asked.ranks, asked.mode, width)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        drawn = draw(source, asked, width)
-        with self._lock:
-            self._kept[key] = drawn
-            while len(self._kept) > MAX_DRAWN:
-                self._kept.popitem(last=False)
-        return drawn
-
-
-_DRAWINGS: WeakKeyDictionary[Source, _Drawings] = WeakKeyDictionary()
+_DRAWINGS: WeakKeyDictionary[Source, Recent[Drawn]] = WeakKeyDictionary()
+"""The last views of each run."""
 
 
 def show(source: Source, asked: Asked, width: int, at: int | None = None) -> View:
     """Show a view on a time axis of so many pixels; `at` is the number of the span that was found last."""
     begun = source.version
-    drawn = _DRAWINGS.setdefault(source, _Drawings()).of(source, asked, width)
+    key = (begun, asked.window, asked.ranks, asked.mode, width)
+    drawn = _DRAWINGS.setdefault(source, Recent(MAX_DRAWN)).get(key, lambda: draw(source, asked, width))
     if source.clocks is None:
         source.work_out()
-    spent = in_view(source, asked.window)
-    total = np.sum(list(spent.values()), axis=0).tolist()
-    states = [state for state in ORDER if state != "unrecorded" or total[STATES.index(state)]]
-    chosen = sorted(spent, key=lambda rank: (rank not in asked.ranks, rank))[:MAX_ROWS]
+    chosen = sorted(source.ranks, key=lambda rank: (rank not in asked.ranks, rank))[:MAX_ROWS]
+    spent = in_view(source, asked.window, chosen)
+    states = [state for state in ORDER if state != "unrecorded" or drawn.spent_ns[STATES.index(state)]]
     return View(
         figure=drawn.figure,
+        rasters=drawn.rasters,
         height=drawn.height,
         when=f"{ms(asked.window.start_ns)} to {ms(asked.window.end_ns)} ms",
-        ranks=len(spent),
-        amounts=amounts(total),
+        ranks=len(source.ranks),
+        amounts=amounts(drawn.spent_ns),
         note=_note(source, drawn),
         twin_head=["rank", *(NAMES[state] for state in states)],
         twin=[[f"rank {rank}", *(ms(spent[rank][STATES.index(state)]) for state in states)] for rank in chosen],
-        twin_note=f"{MAX_ROWS} of {len(spent)} ranks" if len(chosen) < len(spent) else "",
+        twin_note=f"{MAX_ROWS} of {len(source.ranks)} ranks" if len(chosen) < len(source.ranks) else "",
         listed=_listed(source, asked) if drawn.detailed else [],
         found=_found(source, asked, at),
         coming=source.waiting or source.version != begun,
@@ -134,24 +120,31 @@ def point(source: Source, asked: Asked, width: int, probe: Mapping[str, Any]) ->
 
 
 def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_map: bool) -> Pointed:
-    bins = edges(asked.window, width)
+    now = source.now
+    bins = now.bins(asked.window, width)
     if row < 0 or bin_ < 0:
         raise IndexError
     window = Window(start_ns=int(bins[bin_]), end_ns=int(bins[bin_ + 1]))
     if not of_map:
         shown = lower_rows(source, [source.lanes(rank) for rank in asked.ranks])[row]
         if shown.lane is None:
-            return nothing(asked)
+            return _why(source, asked, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
         spent = shown.lane.occupancy.spent(bins[bin_ : bin_ + 2])[0].tolist()
         _, parts = of_cell((shown.rank,), window, spent)
         return Pointed(title=f"rank {shown.rank}, {shown.label[:60]}", parts=[f"{number} spans", *parts])
     places = map_rows(len(source.ranks))[row]
-    now = source.now
-    absolute = bins[bin_ : bin_ + 2] + now.origin_ns
-    spent = np.sum([now.occupancy[place].spent(absolute)[0] for place in places], axis=0).tolist()
+    begin, end = (bins[bin_ : bin_ + 2] + now.origin_ns).tolist()
+    spent = spent_together([now.occupancy[place] for place in places], begin, end).tolist()
     title, parts = of_cell([source.ranks[place] for place in places], window, spent)
     return Pointed(title=title, parts=parts)
+
+
+def _why(source: Source, asked: Asked, rank: int, bins: Ints) -> Pointed:
+    spent = cause_times(source, asked, rank, bins)[:, 0].tolist()
+    parts = [f"{WORDS[cause]} {length(ns)}" for cause, ns in zip(CAUSES, spent, strict=True) if ns]
+    when = f"{ms(int(bins[0]))} ms, {length(int(bins[1] - bins[0]))} long"
+    return Pointed(title=f"rank {rank} at {when}: why exposed", parts=parts or ["nothing was exposed"])
 
 
 def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
@@ -161,11 +154,14 @@ def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
     source.work_out()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
-        return Pointed(title=title, parts=parts)
+        said, marks = same_step(source, asked, rank, row)
+        return Pointed(title=title, parts=[*parts, *said], links=marks)
     linked = source.figures.links.of(rank, call)
+    parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
         parts.append(f"the same call on {len(linked.ranks)} ranks is outlined")
-    return Pointed(title=title, parts=parts, links=_marks(source, asked, linked.ranks, linked.rows))
+    marks = _marks(source, asked, linked.ranks, linked.rows)
+    return Pointed(title=title, parts=parts, links=[*marks, *ready_marks(source, asked, linked.ranks, linked.rows)])
 
 
 def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:

@@ -51,9 +51,14 @@ def bin_width(length_ns: int, pixels: int) -> int:
     return -(-wanted // (1 << shift)) << shift
 
 
-def edges(window: Window, pixels: int) -> Ints:
-    """Give the edges of the bins that cover a window: multiples of the bins' width, from before it to after it."""
+def edges(window: Window, pixels: int, cell_ns: int = 0) -> Ints:
+    """Give the edges of the bins that cover a window: multiples of the bins' width, from before it to after it.
+
+    Bins of two cells and more are whole cells.
+    """
     width = bin_width(window.length_ns, pixels)
+    if cell_ns and width >= 2 * cell_ns:
+        width = -(-width // cell_ns) * cell_ns
     first = window.start_ns // width
     last = -(-window.end_ns // width)
     return np.arange(first, last + 1, dtype=np.int64) * width

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+import numpy as np
+
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.causes import CAUSES
@@ -12,6 +14,7 @@ from overlapscope.analysis.exposed_by import PLACES, UNKNOWN
 from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.report.amounts import count, ms, percent
 from overlapscope.report.text import WORDS, mean, sentence, windows
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
 WAITING: Final = ("peer_compute", "peer_comm", "peer_host", "pipeline")
@@ -39,14 +42,42 @@ class ByPlace:
     rows: tuple[BarRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Grid:
-    """Exposed nanoseconds by rank and step; None where a rank has no such whole step."""
+    """Exposed nanoseconds by rank and step; NONE where a rank has no such whole step."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
-    exposed_ns: tuple[tuple[int | None, ...], ...]
+    exposed_ns: Ints
     """A row a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeatMap:
+    """A grid as it is drawn: a cell is the most of so many ranks beside each other, and steps after each other."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    most_ns: Ints
+    """NONE where nothing is known."""
+    rank: Ints
+    """Of the rank and step that have the most."""
+    step: Ints
+    ranks_in_row: int
+    steps_in_column: int
+
+    @property
+    def words(self) -> str:
+        """Say what a cell is, where it is not one step of one rank."""
+        parts = [
+            words
+            for number, words in (
+                (self.ranks_in_row, f"{self.ranks_in_row} ranks beside each other"),
+                (self.steps_in_column, f"{self.steps_in_column} steps after each other"),
+            )
+            if number > 1
+        ]
+        return f"Each cell is the most of {' and '.join(parts)}." if parts else ""
 
 
 def lead(analysis: Analysis) -> tuple[str, ...]:
@@ -133,12 +164,49 @@ def grid(analysis: Analysis) -> Grid | None:
     by_rank = {
         info.rank: {each.step: each.exposed_comm_ns for each in info.steps if each.complete} for info in analysis.ranks
     }
-    steps = sorted({number for own in by_rank.values() for number in own})
     ranks = [rank for rank, own in by_rank.items() if own]
+    steps = sorted({number for own in by_rank.values() for number in own})
     if len(steps) < 2 or not ranks:
         return None
-    rows = tuple(tuple(by_rank[rank].get(number) for number in steps) for rank in ranks)
-    return Grid(ranks=tuple(ranks), steps=tuple(steps), exposed_ns=rows)
+    place = {number: at for at, number in enumerate(steps)}
+    exposed = np.full((len(ranks), len(steps)), NONE, np.int64)
+    for row, rank in zip(exposed, ranks, strict=True):
+        known = {place[number]: ns for number, ns in by_rank[rank].items() if ns is not None}
+        row[list(known)] = list(known.values())
+    return Grid(ranks=tuple(ranks), steps=tuple(steps), exposed_ns=exposed)
+
+
+def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
+    """Give a grid on at most so many rows and columns. What is worst stays in sight: cells are maxima, not means."""
+    tall, wide = -(-len(found.ranks) // rows), -(-len(found.steps) // columns)
+    high, broad = -(-len(found.ranks) // tall), -(-len(found.steps) // wide)
+    padded = np.full((high * tall, broad * wide), NONE, np.int64)
+    padded[: len(found.ranks), : len(found.steps)] = found.exposed_ns
+    cells = padded.reshape(high, tall, broad, wide).swapaxes(1, 2).reshape(high, broad, tall * wide)
+    at = cells.argmax(axis=2)
+    ranks = np.arange(high)[:, None] * tall + at // wide
+    steps = np.arange(broad)[None, :] * wide + at % wide
+    return HeatMap(
+        rows=_spelled(found.ranks, tall),
+        columns=_spelled(found.steps, wide),
+        most_ns=cells.max(axis=2),
+        rank=np.array(found.ranks)[np.minimum(ranks, len(found.ranks) - 1)],
+        step=np.array(found.steps)[np.minimum(steps, len(found.steps) - 1)],
+        ranks_in_row=tall,
+        steps_in_column=wide,
+    )
+
+
+def most_exposed(found: Grid, most: int) -> tuple[list[int], list[int]]:
+    """Give the rows and columns of a grid with the largest values, at most so many of each, in their order."""
+    by_rank, by_step = found.exposed_ns.max(axis=1), found.exposed_ns.max(axis=0)
+    rows, columns = (np.sort(np.argsort(-each, kind="stable")[:most]).tolist() for each in (by_rank, by_step))
+    return rows, columns
+
+
+def _spelled(numbers: Sequence[int], each: int) -> tuple[str, ...]:
+    parts = [numbers[at : at + each] for at in range(0, len(numbers), each)]
+    return tuple(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:

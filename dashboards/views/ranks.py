@@ -84,6 +84,18 @@ class Step:
     ends: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The time that readings are shown on."""
+
+    origin_ns: float
+    """What is 0, on the common clock."""
+    title: str
+    shaded: tuple[Step, ...]
+    """Steps to shade: every other one, of many fewer."""
+    words: str
+
+
 def late(analysis: Analysis) -> tuple[Late, ...]:
     """Give the ranks that the others waited for, the most blamed first, with what held them."""
     sentences = straggler_words(analysis, MAX_LATE)
@@ -213,8 +225,11 @@ def not_recorded(found: Sequence[Readings]) -> list[str]:
     return [each.name for each in MEASURES if each.name not in there]
 
 
-def steps(run: Run, clocks: Clocks, ranks: Sequence[int]) -> tuple[list[Step], float]:
-    """Give the steps of the first of the ranks that has any, and where time begins: its first step, or nought."""
+def axis(run: Run, clocks: Clocks, ranks: Sequence[int], found: Sequence[Readings]) -> Axis:
+    """Give the time that readings are shown on: from the first step of the first rank that has any, else from the first
+    reading.
+    """
+    own = "" if clocks.comparable(ranks) else "; nothing ties the clocks of these ranks, each stands on its own"
     for rank in ranks:
         table = run.ranks[rank].steps
         if not table.start_ns.size:
@@ -224,8 +239,14 @@ def steps(run: Run, clocks: Clocks, ranks: Sequence[int]) -> tuple[list[Step], f
         stride = -(-begins.size // MAX_STEPS)
         seconds = [((each - origin) / 1e9)[::stride].tolist() for each in (begins, ends)]
         numbers = table.step[::stride].tolist()
-        return [Step(number=n, begins=b, ends=e) for n, b, e in zip(numbers, *seconds, strict=True)], origin
-    return [], 0.0
+        shaded = tuple(Step(number=n, begins=b, ends=e) for n, b, e in zip(numbers, *seconds, strict=True))[::2]
+        which = "every other step" if stride == 1 else f"one step in {2 * stride}"
+        of = "" if len(ranks) == 1 else f" of rank {rank}"
+        return Axis(origin_ns=origin, title="seconds from the first step", shaded=shaded,
+                    words=f"shaded: {which}{of}{own}")  # fmt: skip
+    first = min((float(each.time_ns[0]) for each in found), default=0.0)
+    words = f"no steps were recorded of these ranks{own}"
+    return Axis(origin_ns=first, title="seconds from the first reading", shaded=(), words=words)
 
 
 def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:

@@ -15,10 +15,11 @@ from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
 from overlapscope.analysis.experts import expert_imbalance
 from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
-from overlapscope.analysis.findings import Finding, Listed, odd_steps, recording_gaps, unplaced
+from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.nccl_findings import nccl_findings
+from overlapscope.analysis.odd_steps import odd_steps
 from overlapscope.analysis.pipeline import pipeline_bubbles
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
@@ -250,8 +251,8 @@ def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: d
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
     """Give what stands out in the times of single ranks."""
-    odd = [found for info in ranks for found in odd_steps(info.rank, _complete(info), run.ranks[info.rank].basis)]
-    return [*odd, *power_falls(run.ranks)]
+    basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
+    return [*odd_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:

@@ -1,6 +1,5 @@
-"""What a reader should not overlook: odd steps, kernels that no rule places, gaps in the recording."""
+"""What a reader should not overlook: kernels that no rule places, gaps in the recording."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,12 +8,6 @@ import msgspec
 from overlapscope.timeline.run import Source
 
 MILLISECOND_NS = 1_000_000
-ODD_FACTOR = 1.5
-"""A step stands out when a figure is at least this many times the median of its neighbours ..."""
-ODD_PAST_LARGEST = 1.25
-"""... and past the largest of them by this: where several steps stand out, the figure simply varies ..."""
-ODD_AT_LEAST_NS = MILLISECOND_NS
-"""... and the difference is worth a look."""
 FEW_LINKED = 0.95
 MANY_UNCLASSIFIED = 0.02
 """Share of the compute time from which unplaced kernels could change the picture."""
@@ -36,48 +29,6 @@ class Listed(msgspec.Struct, kw_only=True, frozen=True):
     spans: int = 0
     duration_ns: int = 0
     names: list[str] = []
-
-
-def odd_steps(
-    rank: int, steps: Sequence[tuple[int, int | None, int | None]], known_from: str = "trace"
-) -> list[Finding]:
-    """Find steps with far more communication, or far longer, than the other complete ones.
-
-    `steps` holds (number, window_ns, comm_ns) of the complete steps of one rank; at least three are needed.
-    """
-    findings = []
-    for name, said, place in (("comm_ns", "communicates for", 2), ("window_ns", "lasts", 1)):
-        known = [(each[0], each[place]) for each in steps if each[place] is not None]
-        ordered = sorted(value for _, value in known if value is not None)
-        if len(ordered) < 3:
-            continue
-        for step, value in known:
-            assert value is not None
-            usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
-            stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
-            if stands_out and value - usual >= ODD_AT_LEAST_NS:
-                times = f", {value / usual:.1f} times" if usual else ", against"
-                findings.append(
-                    Finding(
-                        id=f"odd_step:{name}:rank{rank}:step{step}",
-                        severity="warning",
-                        title=f"step {step} of rank {rank} {said} {_ms(value)}{times} the other steps' {_ms(usual)}",
-                        evidence={"rank": rank, "step": step, name: value, "median_of_others_ns": usual},
-                        known_from=known_from,
-                    )
-                )
-    return findings
-
-
-def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
-    """Give the median and the largest of sorted values without the one at `left_out`."""
-    rest = len(ordered) - 1
-
-    def at(row: int) -> int:
-        return ordered[row + (row >= left_out)]
-
-    middle = (at((rest - 1) // 2) + at(rest // 2)) / 2
-    return middle, at(rest - 1)
 
 
 def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Finding]:

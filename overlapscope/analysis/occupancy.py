@@ -30,23 +30,20 @@ _STATE_OF: Final = np.array(
     np.uint8,
 )  # fmt: skip
 """State by what is going on, as a sum of the bits above."""
-_EVER: Final = -(1 << 62)
-"""Before all times."""
 States = npt.NDArray[np.uint8]
 
 
 class Occupancy:
-    """From `at_ns[i]` on, up to the next, the rank is in `state[i]`; before the first it is unrecorded."""
+    """From `at_ns[i]` on, up to the next, the rank is in `state[i]`; before the first it is unrecorded.
 
-    __slots__ = ("_begun", "_spent", "_states")
+    Nothing is added up ahead: of a thousand ranks these are twenty million states, mostly mapped from a file.
+    """
+
+    __slots__ = ("at_ns", "state")
 
     def __init__(self, at_ns: Ints, state: States) -> None:
-        self._begun = np.concatenate((np.array([_EVER]), at_ns))
-        self._states = np.concatenate((np.array([UNRECORDED], np.uint8), state))
-        spent = np.zeros((self._begun.size, len(STATES)), np.int64)
-        rows = np.arange(1, self._begun.size)
-        spent.ravel()[rows * len(STATES) + self._states[:-1]] = np.diff(self._begun)
-        self._spent = np.cumsum(spent, axis=0, out=spent)
+        self.at_ns, self.state = at_ns, state
+        """When each state begins, ascending; and the state that begins then."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[tuple[Intervals, int]]) -> Self:
@@ -54,16 +51,6 @@ class Occupancy:
         at = np.concatenate([each for part, _ in parts for each in part])
         change = np.concatenate([_changes(part, state) for part, state in parts])
         return cls(*_merged(at, change, np.arange(len(STATES), dtype=np.uint8)))
-
-    @property
-    def at_ns(self) -> Ints:
-        """When each state begins, ascending."""
-        return self._begun[1:]
-
-    @property
-    def state(self) -> States:
-        """The state that begins then."""
-        return self._states[1:]
 
     @classmethod
     def of(cls, coverage: Coverage, recorded: Sequence[tuple[int, int]]) -> Self:
@@ -89,13 +76,44 @@ class Occupancy:
 
         One row a window, one column a state in the order of `STATES`; a row's sum is the window's length.
         """
-        place = np.searchsorted(self._begun, edges_ns, side="right") - 1
-        before = self._spent.take(place, axis=0)  # several times as fast as indexing
-        before.ravel()[np.arange(place.size) * len(STATES) + self._states.take(place)] += edges_ns - self._begun.take(
-            place
-        )
-        spent: Ints = before[1:] - before[:-1]
+        if not edges_ns.size:
+            return np.empty((0, len(STATES)), np.int64)
+        first, last = self.at_ns.searchsorted(edges_ns[[0, -1]], side="right").tolist()
+        begun = np.concatenate((edges_ns[:1], self.at_ns[first:last]))
+        states = np.append(self.before(first), self.state[first:last])
+        passed = np.zeros((begun.size, len(STATES)), np.int64)
+        passed.ravel()[np.arange(1, begun.size) * len(STATES) + states[:-1]] = np.diff(begun)
+        np.cumsum(passed, axis=0, out=passed)
+        place = begun.searchsorted(edges_ns, side="right") - 1
+        until = passed.take(place, axis=0)  # several times as fast as indexing
+        until.ravel()[np.arange(place.size) * len(STATES) + states.take(place)] += edges_ns - begun.take(place)
+        spent: Ints = until[1:] - until[:-1]
         return spent
+
+    def before(self, place: int) -> int:
+        """Give the state just before the one at a place begins."""
+        return int(self.state[place - 1]) if place else UNRECORDED
+
+
+def spent_together(ranks: Sequence[Occupancy], start_ns: int, end_ns: int) -> Ints:
+    """Give the nanoseconds that ranks together spend in each state in one window, in the order of `STATES`.
+
+    Each change in the window moves what is left of it from one state to another.
+    """
+    total = np.zeros(len(STATES), np.int64)
+    changes: list[tuple[Ints, States, States]] = []
+    for each in ranks:
+        first, last = each.at_ns.searchsorted((start_ns, end_ns)).tolist()
+        before = each.before(first)
+        total[before] += end_ns - start_ns
+        if last > first:
+            old = each.state[first - 1 : last - 1] if first else np.append(np.uint8(before), each.state[: last - 1])
+            changes.append((each.at_ns[first:last], each.state[first:last], old))
+    if changes:
+        left = end_ns - np.concatenate([at for at, _, _ in changes])
+        np.add.at(total, np.concatenate([new for _, new, _ in changes]), left)
+        np.subtract.at(total, np.concatenate([old for _, _, old in changes]), left)
+    return total
 
 
 def _merged(at: Ints, change: npt.NDArray[np.int8], state_of: States) -> tuple[Ints, States]:

@@ -1,0 +1,145 @@
+"""Steps that stand out: one that communicates far more, or lasts far longer, than a rank's others.
+
+What makes a step stand out mostly does so on many ranks at once: they are told together.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.analysis.findings import MILLISECOND_NS, Finding
+
+ODD_FACTOR: Final = 1.5
+"""A step stands out when a figure is at least this many times the median of its neighbours ..."""
+ODD_PAST_LARGEST: Final = 1.25
+"""... and past the largest of them by this: where several steps stand out, the figure simply varies ..."""
+ODD_AT_LEAST_NS: Final = MILLISECOND_NS
+"""... and the difference is worth a look."""
+FIGURES: Final = (("comm_ns", "communicates for", 2), ("window_ns", "lasts", 1))
+"""What is looked at: its name, how it is said, its place in what is told of a step."""
+MAX_STEPS: Final = 4
+"""Steps of a figure that are told one by one, those of most ranks; the others are one finding."""
+MAX_RANKS: Final = 64
+"""Ranks that evidence lists."""
+MAX_NAMED: Final = 8
+"""Ranks that a sentence names."""
+Steps = Sequence[tuple[int, int | None, int | None]]
+"""(number, window_ns, comm_ns) of complete steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    """A step of one rank that stands out by one figure; `usual_ns` is the median of its other steps."""
+
+    rank: int
+    step: int
+    value_ns: int
+    usual_ns: float
+
+
+def odd_steps(ranks: Mapping[int, Steps], known_from: Mapping[int, str]) -> list[Finding]:
+    """Find the steps that stand out among the complete ones of a rank, of which at least three are needed.
+
+    A step that stands out on several ranks is one finding. `known_from` says what a rank's times rest on.
+    """
+    findings = []
+    for name, said, place in FIGURES:
+        by_step: dict[int, list[Odd]] = defaultdict(list)
+        for rank, steps in ranks.items():
+            for each in _of_rank(rank, [(step[0], step[place]) for step in steps]):
+                by_step[each.step].append(each)
+        order = sorted(by_step.values(), key=lambda found: (-len(found), -_most(found).value_ns))
+        told = order if len(order) == MAX_STEPS + 1 else order[:MAX_STEPS]
+        rest = [each for found in order[len(told) :] for each in found]
+        findings += [_finding(name, said, found, known_from) for found in sorted(told, key=lambda each: each[0].rank)]
+        if rest:
+            findings.append(_others(name, said, rest, known_from))
+    return findings
+
+
+def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Odd]:
+    known = [(step, value) for step, value in steps if value is not None]
+    ordered = sorted(value for _, value in known)
+    if len(ordered) < 3:
+        return []
+    found = []
+    for step, value in known:
+        usual, largest = _median_and_largest_without(ordered, bisect_left(ordered, value))
+        stands_out = value >= ODD_FACTOR * usual and value >= ODD_PAST_LARGEST * largest
+        if stands_out and value - usual >= ODD_AT_LEAST_NS:
+            found.append(Odd(rank=rank, step=step, value_ns=value, usual_ns=usual))
+    return found
+
+
+def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
+    """Give the median and the largest of sorted values without the one at `left_out`."""
+    rest = len(ordered) - 1
+
+    def at(row: int) -> int:
+        return ordered[row + (row >= left_out)]
+
+    middle = (at((rest - 1) // 2) + at(rest // 2)) / 2
+    return middle, at(rest - 1)
+
+
+def _finding(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int, str]) -> Finding:
+    most = _most(found)
+    evidence = {"rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns}
+    if len(found) == 1:
+        return Finding(
+            id=f"odd_step:{name}:rank{most.rank}:step{most.step}",
+            severity="warning",
+            title=f"step {most.step} of rank {most.rank} {said} {_against(most)}",
+            evidence=evidence,
+            known_from=known_from[most.rank],
+        )
+    ranks = [each.rank for each in found]
+    return Finding(
+        id=f"odd_step:{name}:step{most.step}",
+        severity="warning",
+        title=f"step {most.step} stands out on {len(ranks)} ranks ({_named(ranks)}): on rank {most.rank}, most, it "
+        f"{said} {_against(most)}",
+        evidence=evidence | {"ranks": ranks[:MAX_RANKS], "ranks_in_all": len(ranks)},
+        known_from=_basis(found, known_from),
+    )
+
+
+def _others(name: str, said: str, found: Sequence[Odd], known_from: Mapping[int, str]) -> Finding:
+    most = _most(found)
+    steps = len({each.step for each in found})
+    return Finding(
+        id=f"odd_step:{name}:others",
+        severity="warning",
+        title=f"{steps} more steps stand out, each on few ranks: step {most.step} of rank {most.rank}, most, {said} "
+        f"{_against(most)}",
+        evidence={
+            "rank": most.rank, "step": most.step, name: most.value_ns, "median_of_others_ns": most.usual_ns,
+            "steps": [{"rank": each.rank, "step": each.step, name: each.value_ns} for each in found[:MAX_RANKS]],
+            "steps_in_all": steps,
+        },
+        known_from=_basis(found, known_from),
+    )  # fmt: skip
+
+
+def _most(found: Sequence[Odd]) -> Odd:
+    return max(found, key=lambda each: each.value_ns - each.usual_ns)
+
+
+def _against(odd: Odd) -> str:
+    times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", against"
+    return f"{_ms(odd.value_ns)}{times} the other steps' {_ms(odd.usual_ns)}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    words = ", ".join(map(str, ranks[:MAX_NAMED]))
+    return words if len(ranks) <= MAX_NAMED else f"{words} and {len(ranks) - MAX_NAMED} more"
+
+
+def _basis(found: Sequence[Odd], known_from: Mapping[int, str]) -> str:
+    return ", ".join(sorted({known_from[each.rank] for each in found}))
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / MILLISECOND_NS:.3f} ms"
