@@ -59,12 +59,13 @@ class Across:
         for each in self.splits:
             if each.block.whole:
                 baseline_ns = each.baseline_ns
+                last, numbers = np.array(each.block.ranks)[each.last], calls + np.arange(each.block.calls)
                 for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
                     found[rank].transfer_ns[rows] = each.transfer_ns
-                    found[rank].last[rows] = np.array(each.block.ranks)[each.last]
+                    found[rank].last[rows] = last
                     if baseline_ns is not None:
                         found[rank].baseline_ns[rows] = round(baseline_ns)
-                    found[rank].call[rows] = calls + np.arange(each.block.calls)
+                    found[rank].call[rows] = numbers
                 calls += each.block.calls
         return found
 

@@ -42,9 +42,10 @@ def arrivals(run: Run, together: Across) -> dict[int, Arrivals]:
     for each in together.splits:
         block = each.block
         number = calls + np.arange(block.calls) if block.whole else NONE
+        last = np.array(block.ranks)[each.last]
         for rank, rows, ends in zip(block.ranks, block.rows, block.end_ns, strict=True):
             found[rank].arrived_ns[rows] = ends - each.transfer_ns
-            found[rank].last[rows] = np.array(block.ranks)[each.last]
+            found[rank].last[rows] = last
             found[rank].call[rows] = number
         calls += block.calls
     clocks = together.clocks
