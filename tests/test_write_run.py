@@ -276,11 +276,18 @@ def children() -> list[int]:
 
 
 def wait_for_end(process: int) -> None:
-    """Wait until a process that was killed has gone, or is only remembered for its parent to ask about."""
-    state = Path(f"/proc/{process}/stat")
+    """Wait until a process that was killed has gone, or is only remembered for its parent to ask about.
+
+    Its last thread may hold its files open while the first one is remembered already.
+    """
+    place = Path(f"/proc/{process}")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while state.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+        while len(os.listdir(place / "task")) > 1 or _state(place) != "Z":
             time.sleep(0.001)
+
+
+def _state(process: Path) -> str:
+    return (process / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
 class _Killing(Unwatched):
