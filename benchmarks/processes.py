@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,11 @@ class Turn:
     output: str
 
 
-def run_measured(command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Turn:
+def run_measured(command: Sequence[str | Path]) -> Turn:
     """Run a command to its end; what it prints is kept. Raises RuntimeError with its last lines when it fails."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
-        )
+        process = subprocess.Popen(list(map(str, command)), stdout=said, stderr=subprocess.STDOUT)
         peaks = [0.0]
         ended = threading.Event()
         watch = threading.Thread(target=_watch, args=(process.pid, ended, peaks))

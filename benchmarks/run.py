@@ -3,6 +3,7 @@
 python -m benchmarks.run [NAME ...]
 """
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def main(names: list[str]) -> None:
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         sys.exit(f"there is no benchmark {unknown[0]!r}; there are {', '.join(PARTS)}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as in an installed package
     for name in names or PARTS:
         part = PARTS[name]
         print(f"## {part.title}\n\n{part.words}\n", flush=True)

@@ -133,9 +133,6 @@ def of_traces(folder: Path) -> list[str]:
 
 def _of_ingest(traces: Path, folder: Path) -> str:
     """Say what reading several files at once reaches of one file's rate on each core."""
-    told = subprocess.run([sys.executable, "-m", "overlapscope", "ingest", "--help"], capture_output=True, check=True)
-    if b"--workers" not in told.stdout:
-        return "Files are read one after the other: there is no `ingest --workers`."
     cores = available_cores()
     one, every = folder / "one", folder / "every"
     alone = _middle("ingest", min(traces.iterdir()), "-f", "-o", one)
