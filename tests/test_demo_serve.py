@@ -26,8 +26,10 @@ pytestmark = [
 PATIENCE_S = 300
 TRAINED = """
 import shutil
+import signal
 import sys
 from overlapscope.cli import demo_job, main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background has it ignored
 demo_job.train_and_record = lambda run: shutil.copytree("trained", run, dirs_exist_ok=True)
 sys.exit(main.main())
 """

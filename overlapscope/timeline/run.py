@@ -120,7 +120,10 @@ RANK_ENTRY = "rank.json"
 
 def is_run_directory(path: Path) -> bool:
     """Whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
-    return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
+    try:
+        return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
+    except OSError:
+        return False  # a name that is too long, a disk that fails: reading it will tell
 
 
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
