@@ -10,21 +10,7 @@ examples:
 import argparse
 import shlex
 
-import msgspec
-
 from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
-from overlapscope.cli.kept_analysis import WORTH_SPANS, keep_analysis, kept_analysis, state_of
-
-
-class _Source(msgspec.Struct):
-    path: str
-    warnings: list[str]
-
-
-class _Told(msgspec.Struct):
-    """What of a kept analysis goes to stderr."""
-
-    sources: list[_Source]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,14 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, print the table or the JSON."""
+    from overlapscope.cli.kept_analysis import (  # noqa: PLC0415 - keeps --help light
+        WORTH_SPANS,
+        keep_analysis,
+        kept_analysis,
+        sources_of,
+        state_of,
+    )
+
     place = args.inputs[0]
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
     known = kept_analysis(place) if plain else None
     if known is not None and args.json:
-        warn("analyze", msgspec.json.decode(known, type=_Told).sources)
+        warn("analyze", sources_of(known))
         emit(known, args)
         return 0
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
+    import msgspec  # noqa: PLC0415
+
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
     from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415

@@ -15,12 +15,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 import overlapscope
 from overlapscope.version import __version__
 
 KEPT: Final = ".analysis.json"
 WORTH_SPANS: Final = 50_000
 """With fewer it takes well under a second."""
+
+
+class _Source(msgspec.Struct):
+    path: str
+    warnings: list[str]
+
+
+class _Told(msgspec.Struct):
+    sources: list[_Source]
+
+
+def sources_of(content: str) -> list[_Source]:
+    """Give what of an analysis goes to stderr, without the rest of it."""
+    return msgspec.json.decode(content, type=_Told).sources
 
 
 def kept_analysis(run: Path) -> str | None:
