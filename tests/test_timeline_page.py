@@ -571,7 +571,9 @@ def test_a_view_that_fails_says_what_the_server_says(browser: Any, served: tuple
     address, site = served
     page, _ = new_page(browser, address)
     said = "Something went wrong; the terminal that serves this says what."
-    page.route("**/timeline/view*", lambda route: route.fulfill(status=500, content_type="text/plain", body=said + "\n"))
+    page.route(
+        "**/timeline/view*", lambda route: route.fulfill(status=500, content_type="text/plain", body=said + "\n")
+    )
     page.goto(address + run_address(ids(site)["evil"], "timeline"))
     page.wait_for_selector("#timeline-note", state="attached")
     page.wait_for_function(
