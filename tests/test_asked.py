@@ -76,6 +76,9 @@ def test_nothing_is_replayed_that_has_no_meaning() -> None:
     with pytest.raises(UsageError, match="pieces; 5000 at most"):
         with_asked(told, case, Asked(partitions_mb=(1e-4,)))
     many = replace(case, baseline=replace(case.baseline, accumulation=2))
+    of_one_pass = float(case.workload().gradients.sizes_bytes.sum()) / (3_000 << 20)
+    with pytest.raises(UsageError, match="makes 6000 pieces"):
+        with_asked(told, many, Asked(partitions_mb=(of_one_pass,)))
     with pytest.raises(UsageError, match="every pass of a step reduces"):
         with_asked(told, many, Asked(priority=True))
 
@@ -120,6 +123,11 @@ def test_wrong_options_are_answered_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_two_tables_of_one_number_of_channels_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", EXAMPLE, "--channels", "8=one.txt,8=other.txt"]) == 2
+    assert "one table for each number" in capsys.readouterr().err
 
 
 def test_a_recording_of_another_kind_takes_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:

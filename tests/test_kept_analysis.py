@@ -27,6 +27,12 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str
     return told.out, told.err
 
 
+def change_what_is_kept(file: Path) -> None:
+    made_of, _, told = file.read_bytes().split(b"\n", 2)
+    told = told.replace(b'"step": 10', b'"step": 77')
+    file.write_bytes(made_of + b"\n" + kept_analysis.told_by(told) + told)
+
+
 @pytest.mark.parametrize("form", [["--json"], [], ["--all"]])
 def test_what_was_kept_is_printed_again_without_reading_the_run(
     form: list[str], place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -52,7 +58,7 @@ def test_what_was_kept_does_not_count_once_something_changed(
     change: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed(capsys, place)
-    (place / KEPT).write_bytes((place / KEPT).read_bytes().replace(b'"step": 10', b'"step": 77'))
+    change_what_is_kept(place / KEPT)
     assert '"step": 77' in printed(capsys, place, "--json")[0]
     if change == "a table":
         os.utime(place / "rank_00001" / "spans.parquet", ns=(1, 1))
@@ -76,7 +82,7 @@ def test_a_link_in_its_place_is_neither_read_nor_followed(
     whole = printed(capsys, place, "--json")[0]
     other = tmp_path / "other.json"
     (place / KEPT).rename(other)
-    other.write_bytes(other.read_bytes().replace(b'"step": 10', b'"step": 77'))
+    change_what_is_kept(other)
     (place / KEPT).symlink_to(other)
     before = other.read_bytes()
     assert printed(capsys, place, "--json")[0] == whole
@@ -84,11 +90,23 @@ def test_a_link_in_its_place_is_neither_read_nor_followed(
     assert not (place / KEPT).is_symlink()
 
 
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.999])
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_what_was_kept_and_is_not_whole_is_made_anew(
+    left: float, form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = printed(capsys, place, *form)
+    whole = (place / KEPT).read_bytes()
+    (place / KEPT).write_bytes(whole[: int(len(whole) * left)])
+    assert printed(capsys, place, *form) == first
+    assert (place / KEPT).read_bytes() == whole
+
+
 def test_what_another_user_wrote_is_not_read(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = printed(capsys, place, "--json")[0]
-    (place / KEPT).write_bytes((place / KEPT).read_bytes().replace(b'"step": 10', b'"step": 77'))
+    change_what_is_kept(place / KEPT)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert printed(capsys, place, "--json")[0] == whole
 

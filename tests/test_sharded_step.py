@@ -40,6 +40,14 @@ def test_steps_worked_out_by_hand() -> None:
     assert step_ms(work, 1, cap=1000) == pytest.approx(30 + 2 * 3 * half + 0.5)
 
 
+def test_the_last_bucket_is_scattered_when_its_gradients_are_ready_and_not_when_backward_ends() -> None:
+    work = workload([40, 40, 40], [15, 20, 25])
+    half = transfer_ms(40) / 2
+    # 5 ms of backward are left and hide the last scatter too.
+    assert step_ms(work, 1) == pytest.approx(30 + 0.5 + 3 * half)
+    assert step_ms(work, 3) == pytest.approx(30 + 2 * half + 0.5)
+
+
 def test_passes_that_are_accumulated_scatter_where_a_rank_keeps_only_its_own_gradients() -> None:
     work = workload([40, 40, 40], [15, 20, 30])
     half = transfer_ms(40) / 2

@@ -1,7 +1,10 @@
 """What is kept of a large run beside it: it goes through no link, and only what is whole is taken from it."""
 
+import errno
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,40 @@ def test_kept_times_that_go_back_are_not_taken(run: Path) -> None:
     at[5] = at[2]
     np.save(run / FOLDER / "at.npy", at)
     assert shown(run) == good
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000000000000000000,), }",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (True,), }",
+        b"{b'descr': '<i8', 'fortran_order': False, 'shape': (3,), }",
+    ],
+    ids=["cut", "huge", "truth", "bytes"],
+)
+def test_a_broken_header_of_a_kept_file_is_made_anew(run: Path, header: bytes) -> None:
+    good = shown(run)
+    file = run / FOLDER / "at.npy"
+    file.write_bytes(file.read_bytes()[:10] + header.ljust(117) + b"\n" + file.read_bytes()[128:])
+    assert shown(run) == good
+
+
+def test_where_the_copy_on_one_clock_cannot_be_written_the_older_one_does_not_take_its_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = occupancy_of_folder(run, entries(run), "one")
+    later = {rank: (at + rank, state) for rank, (at, state) in before.states.items()}
+
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    kept = keep(run, later, Clocks(), "one")
+    assert kept.clocks == Clocks()
+    assert {rank: at.tolist() for rank, (at, _) in kept.states.items()} == {
+        rank: at.tolist() for rank, (at, _) in later.items()
+    }
 
 
 # --- spans, read without the rest of their rank -----------------------------------------------------------------------

@@ -566,6 +566,21 @@ def test_a_browser_runs_nothing_of_a_hostile_name_in_a_timeline(browser: Any, se
     assert seen == []
 
 
+@pytest.mark.browser
+def test_a_view_that_fails_says_what_the_server_says(browser: Any, served: tuple[str, Site]) -> None:
+    address, site = served
+    page, _ = new_page(browser, address)
+    said = "Something went wrong; the terminal that serves this says what."
+    page.route(
+        "**/timeline/view*", lambda route: route.fulfill(status=500, content_type="text/plain", body=said + "\n")
+    )
+    page.goto(address + run_address(ids(site)["evil"], "timeline"))
+    page.wait_for_selector("#timeline-note", state="attached")
+    page.wait_for_function(
+        "(said) => document.querySelector('#timeline-note').textContent === said", arg=said, timeout=WAIT_MS // 3
+    )
+
+
 STAND_IN = """<!DOCTYPE html><title>waiting</title><script>
 addEventListener("message", (event) => {
   if (event.data === "PING") event.source.postMessage("PONG", event.origin);

@@ -93,7 +93,8 @@
     clearTimeout(looking);
     looking = null;
     answer.then((got) => {
-      const kind = got.status === 200 ? got.headers.get("Content-Type") || "" : "";
+      if (got.status !== 200) return got.status === 202 ? {} : got.text().then((words) => ({ problem: words.trim().slice(0, 300) }));
+      const kind = got.headers.get("Content-Type") || "";
       return kind.includes("octet-stream") ? got.arrayBuffer().then(unpacked) : kind.includes("json") ? got.json() : {};
     }).catch(() => ({ problem: "The server does not answer." })).then((told) => {
       if (own !== asked) return null;

@@ -95,7 +95,9 @@ def keep(run: Path, states: States, clocks: Clocks | None, made_of: str) -> Kept
         coarse = Coarse.of([Occupancy(*each) for each in states.values()], *made.reach_ns)
         made = Kept(states=states, clocks=clocks, coarse=coarse)
     _keep(run / FOLDER, made, made_of)
-    return _kept(run / FOLDER, made_of, states.keys()) or made
+    found = _kept(run / FOLDER, made_of, states.keys())
+    # What could not be written, or another process wrote meanwhile, is an older copy: on each rank's own clock.
+    return found if found is not None and found.clocks == clocks else made
 
 
 def _of_rank(folder: Path) -> tuple[Ints, Any] | None:

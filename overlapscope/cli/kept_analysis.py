@@ -1,9 +1,10 @@
 """The analysis of a large run directory, kept in it, so that it is not worked out again.
 
-    RUN/.analysis.json   of which files and which code it is, a line feed, then what `analyze --json` prints
+    RUN/.analysis.json   of which files and which code it is, what tells whether it is whole, each a line, then what
+                         `analyze --json` prints
 
-It may be thrown away. It counts only where this user wrote it and no file of the run, and none of ours, has changed
-since. Where the run cannot be written there is none.
+It may be thrown away. It counts only where this user wrote it, a machine that went down left it whole, and no file of
+the run, and none of ours, has changed since. Where the run cannot be written there is none.
 """
 
 import hashlib
@@ -49,7 +50,8 @@ def kept_analysis(run: Path) -> str | None:
                 return None
             if file.readline(200) != _made_of(run):
                 return None
-            return file.read().decode()
+            told_by_whole, content = file.readline(200), file.read()
+            return content.decode() if told_by_whole == told_by(content) else None
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -63,12 +65,17 @@ def keep_analysis(run: Path, content: str, made_of: bytes) -> None:
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(made_of + content.encode())
+                file.write(made_of + told_by(content.encode()) + content.encode())
             os.replace(temporary, run / KEPT)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def told_by(content: bytes) -> bytes:
+    """Give the line that tells whether what follows it is whole."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest().encode() + b"\n"
 
 
 def state_of(run: Path) -> bytes | None:

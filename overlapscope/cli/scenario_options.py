@@ -47,6 +47,8 @@ def channel_tables(text: str | None) -> list[tuple[int, Path]]:
     if not all(name for _, _, name in pairs):
         raise UsageError(f"--channels {text}: give a table of nccl-tests for each number, e.g. 8=table8.txt")
     numbers = channels_asked(",".join(number for number, _, _ in pairs) if pairs else None)
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--channels {text}: give one table for each number")
     return [(number, Path(name)) for number, (_, _, name) in zip(numbers, pairs, strict=True)]
 
 

@@ -15,7 +15,7 @@ from overlapscope.whatif.sharding import STATE_BYTES, Sharding, assumed, shardin
 from overlapscope.whatif.workload import Workload, curve_of
 
 MOST_PIECES: Final = 5_000
-"""Pieces of one step: more would be replayed for minutes."""
+"""Pieces of all passes of one step: more would be replayed for minutes."""
 NEAR: Final = 0.002
 """A share of the step below which nothing is said to be gained."""
 
@@ -99,7 +99,7 @@ def _scheduled(base: Settings, workload: Workload, asked: Asked) -> list[Setting
         raise UsageError("--priority: every pass of a step reduces gradients here; only one may (no_sync)")
     if asked.priority and workload.placed:
         raise UsageError("--priority: the workload has other collectives than its gradients'")
-    total = float(workload.gradients.sizes_bytes.sum())
+    total = float(workload.gradients.sizes_bytes.sum()) * (1 if base.no_sync else base.accumulation)
     for each in asked.partitions_mb:
         if total / (each * MIB) > MOST_PIECES:
             raise UsageError(f"--partition-mb {each:g}: makes {total / (each * MIB):.0f} pieces; {MOST_PIECES} at most")

@@ -42,6 +42,8 @@ class _Parts:
 
     forward_ns: Floats
     backward_ns: Floats
+    tail_ns: float
+    """What backward still computes when the last gradient is ready."""
 
 
 class _Step:
@@ -67,6 +69,7 @@ class _Step:
         gathers = self.sharding.stage == 3
         self._computed(range(count)[::-1], self.parts.forward_ns, gathers=gathers, scatters=False)
         waits = self._computed(range(count), self.parts.backward_ns, gathers=gathers, scatters=scatters)
+        self.body += [Work(self.parts.tail_ns)] if self.parts.tail_ns else []
         self.body += [Wait(each) for each in waits]
 
     def _computed(self, order: Sequence[int], times_ns: Floats, *, gathers: bool, scatters: bool) -> list[int]:
@@ -99,7 +102,6 @@ def _parts(workload: Workload, members: Sequence[Sequence[int]]) -> _Parts:
     ready = np.maximum.accumulate([workload.gradients.ready_ns[list(each)].max() for each in members])
     end = workload.forward_ns + workload.backward_ns
     edges = np.clip(np.concatenate(([workload.forward_ns], ready)), workload.forward_ns, end)
-    edges[-1] = end
     backward = np.diff(edges)
     share = backward / backward.sum() if backward.sum() else np.full(backward.size, 1 / max(backward.size, 1))
-    return _Parts(forward_ns=workload.forward_ns * share, backward_ns=backward)
+    return _Parts(forward_ns=workload.forward_ns * share, backward_ns=backward, tail_ns=float(end - edges[-1]))
