@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from benchmarks.inputs import CACHE, SHARED, million_events
+from benchmarks.inputs import CACHE, SHARED, eight_ranks, million_events
 from benchmarks.processes import Turn, run_measured
 
 PEER = "traceinsight==0.6.1"
@@ -48,7 +48,8 @@ def table() -> str:
     inputs = {
         "1,091,230 events": [million_events()],
         "216,092 events, 2,020 all-reduces": [SHARED / "kineto" / "v100_rank1of2_2020_allreduces.json.gz"],
-        "8 ranks": sorted((SHARED / "kineto" / "megatron_tp8").glob("*.json.gz")),
+        "8 ranks of 109,123 events": eight_ranks(),
+        "8 short ranks": sorted((SHARED / "kineto" / "megatron_tp8").glob("*.json.gz")),
     }
     rows = [_row(python, name, files) for name, files in inputs.items()]
     return "\n".join(
