@@ -102,3 +102,24 @@ def test_a_run_that_cannot_be_written_is_analyzed_all_the_same(
     monkeypatch.setattr(kept_analysis.os, "replace", refused)
     assert json.loads(printed(capsys, place, "--json")[0])["ranks"]
     assert sorted(each.name for each in place.iterdir()) == ["rank_00000", "rank_00001", "run.json"]
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+@pytest.mark.parametrize("rest", [b"", b'{"sources": [', b'{"sources": 3}', bytes(100)])
+def test_a_damaged_one_is_worked_out_again(
+    rest: bytes, form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = printed(capsys, place, *form)
+    kept = (place / KEPT).read_bytes()
+    (place / KEPT).write_bytes(kept[: kept.index(b"\n") + 1] + rest)
+    assert printed(capsys, place, *form) == whole
+    assert (place / KEPT).read_bytes() == kept
+
+
+def test_nothing_is_kept_of_ranks_behind_links_whose_changes_would_not_be_seen(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "rank_00001").rename(tmp_path / "elsewhere")
+    (place / "rank_00001").symlink_to(tmp_path / "elsewhere")
+    printed(capsys, place)
+    assert not (place / KEPT).exists()

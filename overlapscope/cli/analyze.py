@@ -9,11 +9,14 @@ examples:
 
 import argparse
 import shlex
+from typing import TypeVar
 
 import msgspec
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
 from overlapscope.cli.kept_analysis import WORTH_SPANS, keep_analysis, kept_analysis, state_of
+
+T = TypeVar("T")
 
 
 class _Source(msgspec.Struct):
@@ -46,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     place = args.inputs[0]
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
     known = kept_analysis(place) if plain else None
-    if known is not None and args.json:
-        warn("analyze", msgspec.json.decode(known, type=_Told).sources)
+    if known is not None and args.json and (told := _decoded(known, _Told)) is not None:
+        warn("analyze", told.sources)
         emit(known, args)
         return 0
     from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
@@ -55,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
-    if known is not None:
-        analysis = msgspec.json.decode(known, type=Analysis)
-    else:
+    analysis = _decoded(known, Analysis) if known is not None else None
+    if analysis is None:
         made_of = state_of(place) if plain and is_run_directory(place) else None
         with Progress("reading") as progress:
             loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report import text  # noqa: PLC0415
 
     table = text.render(analysis, all_rows=args.all)
-    given = [str(path) for path in args.inputs]
+    given = [shown(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
     if any(each.whole.comm_ns for each in analysis.ranks):
@@ -88,3 +91,11 @@ def run(args: argparse.Namespace) -> int:
         table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
     emit(table, args)
     return 0
+
+
+def _decoded(kept: str, kind: type[T]) -> T | None:
+    """Give a kept analysis, None for a damaged one: it is worked out again."""
+    try:
+        return msgspec.json.decode(kept, type=kind)
+    except msgspec.MsgspecError:
+        return None
