@@ -22,9 +22,9 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest import large_tables
+from overlapscope.ingest import gather_apart, large_tables
 from overlapscope.ingest import write_run as module
-from overlapscope.ingest.processes import Processes
+from overlapscope.ingest.processes import InThisProcess, Processes, executor_of
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.read_apart import Unwatched
 from overlapscope.ingest.write_run import Written, write_run
@@ -98,12 +98,12 @@ def test_a_run_written_file_by_file_is_the_run_read_at_once(workers: int, tmp_pa
 @pytest.mark.parametrize(
     "names",
     [
-        ("kineto/megatron_tp8",),
         ("gloo_torch2.13", "flight_recorder/gloo_ddp"),
-        ("kineto/sampled_pair", "topo", "nccl_log"),
-        ("nsys", "nccl_tests"),
         ("ascend",),
-        ("horovod", "chakra_et", "rocprof"),
+        pytest.param(("kineto/megatron_tp8",), marks=pytest.mark.long),
+        pytest.param(("kineto/sampled_pair", "topo", "nccl_log"), marks=pytest.mark.long),
+        pytest.param(("nsys", "nccl_tests"), marks=pytest.mark.long),
+        pytest.param(("horovod", "chakra_et", "rocprof"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -139,9 +139,14 @@ def test_options_count_for_files_that_are_read_apart(tmp_path: Path) -> None:
     assert "sgemm" not in warning
 
 
-def test_reading_by_several_processes_gives_the_same_run_in_memory(tmp_path: Path) -> None:
+def test_reading_file_by_file_gives_the_same_run_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        gather_apart, "executor_of", lambda count, heard: (asked.append(count), InThisProcess(heard))[1]
+    )
     inputs = job(tmp_path / "job")
     save_run(read_inputs(inputs, workers=2), tmp_path / "side by side", version=__version__)
+    assert asked == [2]
     assert files_in(tmp_path / "side by side") == files_in(written_at_once(inputs, tmp_path / "at once"))
 
 
@@ -241,6 +246,30 @@ def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
     assert_as_if_read_at_once(inputs, tmp_path, workers=1, watch=Again())
 
 
+def test_what_others_put_where_a_run_is_prepared_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = job(tmp_path / "job")
+    work, precious = tmp_path / ".apart.ingest", tmp_path / "precious"
+    precious.write_text("mine")
+    work.symlink_to(tmp_path / "job")
+    with pytest.raises(InputError, match="is not ours"):
+        write_run(inputs, tmp_path / "apart", workers=1)
+    work.unlink()
+    work.mkdir()
+    (work / "lock").symlink_to(precious)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_run(inputs, tmp_path / "apart", workers=1)
+    assert precious.read_text() == "mine"
+    (work / "lock").unlink()
+    tmp_path.chmod(0o1777)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(InputError, match="is not ours"):
+            write_run(inputs, tmp_path / "apart", workers=1)
+    assert write_run(inputs, tmp_path / "apart", workers=1).ranks == (0, 1, 2)
+
+
 def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError
@@ -333,7 +362,8 @@ def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path
 def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
     killing = _Killing(tmp_path / "job" / "rank_2.json", 2)
-    written = write_run(inputs, tmp_path / "apart", workers=2, watch=killing)
+    with Processes(1) as executor:
+        written = write_run(inputs, tmp_path / "apart", executor=executor, watch=killing)
     assert killing.killed == 2
     assert written.ranks == (0, 1)
     (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
@@ -403,6 +433,13 @@ def test_a_process_that_dies_between_two_tasks_costs_none() -> None:
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
         assert processes.submit(os.getpid).result() != first
+
+
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
+def test_a_program_that_is_no_python_starts_none(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, name, value, raising=False)
+    with executor_of(2) as executor:
+        assert executor.submit(os.getpid).result() == os.getpid()
 
 
 def test_what_a_task_raises_is_told_and_costs_no_process() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
 from overlapscope.cli.kept_analysis import WORTH_SPANS, keep_analysis, kept_analysis, state_of
+from overlapscope.ingest.shown import shown
 
 T = TypeVar("T")
 
@@ -58,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     analysis = _decoded(known, Analysis) if known is not None else None
