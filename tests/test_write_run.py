@@ -24,7 +24,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest import gather_apart, large_tables
 from overlapscope.ingest import write_run as module
-from overlapscope.ingest.processes import InThisProcess, Processes, executor_of
+from overlapscope.ingest.processes import InThisProcess, ProcessDiedError, Processes, executor_of
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.read_apart import Unwatched
 from overlapscope.ingest.write_run import Written, write_run
@@ -88,9 +88,8 @@ def job(folder: Path) -> list[Path]:
     return [folder]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_written_file_by_file_is_the_run_read_at_once(workers: int, tmp_path: Path) -> None:
-    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=workers)
+def test_a_run_written_file_by_file_is_the_run_read_at_once(tmp_path: Path) -> None:
+    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=2)
     assert written.ranks == (0, 1, 2)
     assert written.resumed_files == 0
 
@@ -320,10 +319,10 @@ def _state(process: Path) -> str:
 
 
 class _Killing(Unwatched):
-    """Makes a file a pipe, at which its reader waits, and kills who does, so many times; then it is a file again."""
+    """Makes a file a pipe, at which its reader waits, and kills who does; then it is a file again."""
 
-    def __init__(self, file: Path, times: int) -> None:
-        self._file, self._times = file, times
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self.killed = 0
         self._thread = threading.Thread(target=self._kill)
 
@@ -333,15 +332,13 @@ class _Killing(Unwatched):
         self._thread.start()
 
     def _kill(self) -> None:
-        for left in reversed(range(self._times)):
-            waited_at = self._opened_by_a_reader()
-            if not left:
-                (self._file.parent / ".aside").replace(self._file)
-            for child in children():
-                os.kill(child, signal.SIGKILL)
-                wait_for_end(child)
-            self.killed += 1
-            os.close(waited_at)
+        waited_at = self._opened_by_a_reader()
+        (self._file.parent / ".aside").replace(self._file)
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+            wait_for_end(child)
+        self.killed += 1
+        os.close(waited_at)
 
     def _opened_by_a_reader(self) -> int:
         while True:
@@ -353,18 +350,33 @@ class _Killing(Unwatched):
 
 def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
-    killing = _Killing(tmp_path / "job" / "rank1.json", 1)
+    killing = _Killing(tmp_path / "job" / "rank1.json")
     written = assert_as_if_read_at_once(inputs, tmp_path, workers=2, watch=killing)
     assert killing.killed == 1
     assert written.ranks == (0, 1, 2)
 
 
+class _Dying(InThisProcess):
+    """Loses its process whenever one file is read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.died = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if getattr(args[0], "named", Path()).name != self._name:
+            return super().submit(function, *args, **kwargs)
+        self.died += 1
+        future: Future[Any] = Future()
+        future.set_exception(ProcessDiedError(-signal.SIGKILL))
+        return future
+
+
 def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
-    inputs = job(tmp_path / "job")
-    killing = _Killing(tmp_path / "job" / "rank_2.json", 2)
-    with Processes(1) as executor:
-        written = write_run(inputs, tmp_path / "apart", executor=executor, watch=killing)
-    assert killing.killed == 2
+    dying = _Dying("rank_2.json")
+    written = write_run(job(tmp_path / "job"), tmp_path / "apart", executor=dying)
+    assert dying.died == 2
     assert written.ranks == (0, 1)
     (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
     assert "killed (SIGKILL" in lost.warnings[0]
