@@ -89,7 +89,7 @@ def job(folder: Path) -> list[Path]:
 
 
 def test_a_run_written_file_by_file_is_the_run_read_at_once(tmp_path: Path) -> None:
-    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=2)
+    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
     assert written.ranks == (0, 1, 2)
     assert written.resumed_files == 0
 
