@@ -1,16 +1,20 @@
-"""Read one trace and break it down, as `overlapscope analyze` does; print seconds and what came out.
+"""Read one trace and break down the whole of it and each of its steps; print seconds and what came out.
 
 python benchmarks/load_and_break_down.py TRACE.json[.gz]
 """
 
+import gc
 import sys
 import time
 from pathlib import Path
 
-from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.alone import alone_of
+from overlapscope.cli.main import OBJECTS_BETWEEN_COLLECTIONS
 from overlapscope.ingest.read import read_inputs
 
+gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as the command does
 begin = time.perf_counter()
-analysis = analyze(read_inputs([Path(sys.argv[1])]))
+run = read_inputs([Path(sys.argv[1])])
+(own,) = alone_of(run).values()
 seconds = time.perf_counter() - begin
-print(f"{seconds:.3f} s, {analysis.sources[0].events} events, {len(analysis.ranks[0].steps)} steps")
+print(f"{seconds:.3f} s, {run.sources[0].events} events, {len(own.figures) - 1} steps")

@@ -40,6 +40,14 @@ def test_large_files_take_a_process_a_core(machine: Path) -> None:
     assert processes_for(None, files(machine, *[10 * BYTES_WORTH_A_PROCESS] * 100)) == 64
 
 
+def test_where_the_system_cannot_tell_what_is_ours_all_cores_count(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert processes_for(None, files(machine, *[10 * BYTES_WORTH_A_PROCESS] * 9)) == 3
+
+
 def test_there_are_no_more_processes_than_files(machine: Path) -> None:
     assert processes_for(None, files(machine, *[10 * BYTES_WORTH_A_PROCESS] * 3)) == 3
     assert processes_for(50, files(machine, 1, 1)) == 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.cli import analyze, kept_analysis
-from overlapscope.cli.kept_analysis import KEPT
+from overlapscope.cli import kept_analysis
+from overlapscope.cli.kept_analysis import KEPT, WORTH_SPANS
 from overlapscope.cli.main import main
 from overlapscope.timeline.store import save_run
 from tests.synthetic import Job, Layout, run_of, simulate
@@ -16,7 +16,7 @@ from tests.synthetic import Job, Layout, run_of, simulate
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(analyze, "WORTH_SPANS", 1)
+    monkeypatch.setattr(kept_analysis, "WORTH_SPANS", 1)
     save_run(run_of(simulate(Job(layout=Layout(tp=2), seed=4, steps=4))), tmp_path / "run", version="1")
     return tmp_path / "run"
 
@@ -48,7 +48,7 @@ def test_what_was_kept_is_printed_again_without_reading_the_run(
 def test_small_runs_are_left_as_they_are(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analyze, "WORTH_SPANS", kept_analysis.WORTH_SPANS)
+    monkeypatch.setattr(kept_analysis, "WORTH_SPANS", WORTH_SPANS)
     printed(capsys, place)
     assert not (place / KEPT).exists()
 
@@ -120,3 +120,24 @@ def test_a_run_that_cannot_be_written_is_analyzed_all_the_same(
     monkeypatch.setattr(kept_analysis.os, "replace", refused)
     assert json.loads(printed(capsys, place, "--json")[0])["ranks"]
     assert sorted(each.name for each in place.iterdir()) == ["rank_00000", "rank_00001", "run.json"]
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+@pytest.mark.parametrize("rest", [b"", b'{"sources": [', b'{"sources": 3}', bytes(100)])
+def test_a_damaged_one_is_worked_out_again(
+    rest: bytes, form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = printed(capsys, place, *form)
+    kept = (place / KEPT).read_bytes()
+    (place / KEPT).write_bytes(kept[: kept.index(b"\n") + 1] + rest)
+    assert printed(capsys, place, *form) == whole
+    assert (place / KEPT).read_bytes() == kept
+
+
+def test_nothing_is_kept_of_ranks_behind_links_whose_changes_would_not_be_seen(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "rank_00001").rename(tmp_path / "elsewhere")
+    (place / "rank_00001").symlink_to(tmp_path / "elsewhere")
+    printed(capsys, place)
+    assert not (place / KEPT).exists()

@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest import remote
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.remote import url_of
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, without_secrets
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import load_run, save_run
@@ -188,3 +188,77 @@ def test_without_fsspec_the_command_names_what_to_install(
 def test_gzip_is_known_by_its_first_bytes_alone(storage: Any) -> None:
     storage.pipe_file("/job/rank4", gzip.compress(write(training(400), metadata=distributed(4, 8))))
     assert 4 in read_inputs([Path("memory://job")]).ranks
+
+
+# --- secrets in URLs --------------------------------------------------------------------------------------------------
+
+SIGNED = "rank7.json?X-Amz-Credential=KEYID%2F2026&X-Amz-Date=20261122&X-Amz-Signature=HUSH" + "0123456789abcdef" * 30
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://me:HUSH@host:81/x.json", "https://***@host:81/x.json"),
+        ("https://HUSH@host/x@y.json", "https://***@host/x@y.json"),
+        ("ftp://me:HU@SH@host/x.json", "ftp://me:***@host/x.json"),
+        ("https://host/x.json?y=1&sig=HUSH&sv=2", "https://host/x.json?y=1&sig=***&sv=2"),
+        ("https://host/x.json?AccessToken=HUSH", "https://host/x.json?AccessToken=***"),
+        ("abfs://folder@account/x.json", "abfs://folder@account/x.json"),
+        ("s3://bucket/key:a@b.json", "s3://bucket/key:a@b.json"),
+    ],
+)
+def test_what_opens_a_url_is_not_shown(url: str, said: str) -> None:
+    assert shown(Path(url)) == without_secrets(url) == said
+    assert without_secrets(f"404, url={url!r}, and (https://me:HUSH@h/)") == f"404, url={said!r}, and (https://***@h/)"
+    assert shown(Path("folder/me:you@there?sig=1")) == "folder/me:you@there?sig=1"  # of this machine
+
+
+def test_a_signed_url_is_read_and_its_signature_is_kept_nowhere(
+    storage: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapscope.cli.progress.EVERY_SECONDS", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    storage.pipe_file(f"/job/{SIGNED}", FILES["rank0.json"])
+    url = f"memory://job/{SIGNED}"
+    for arguments in (["analyze"], ["analyze", "--json"], ["ingest", "-o", str(tmp_path / "run")]):
+        assert main([arguments[0], url, *arguments[1:]]) == 0
+        told = capsys.readouterr()
+        assert "rank7.json?X-Amz-Credential=***&X-Amz-Date=20261122&X-Amz-Signature=***" in told.out + told.err
+        assert "HUSH" not in told.out + told.err
+    assert not any(b"HUSH" in content for content in files_in(tmp_path / "run").values())
+    for verb in ("compare", "gate"):
+        main([verb, url, url])
+        assert "HUSH" not in "".join(capsys.readouterr())
+    storage.rm(f"/job/{SIGNED}")
+    assert main(["analyze", url]) == 3
+    assert "HUSH" not in capsys.readouterr().err
+
+
+def test_what_a_storage_says_is_repeated_without_secrets(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("403, message='Forbidden', url='https://me:HUSH@host/x.json?sig=HUSH'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage), "info", refuse)
+        with pytest.raises(InputError, match=r"url='https://\*\*\*@host/x\.json\?sig=\*\*\*'") as raised:
+            read_inputs([Path("memory://job")])
+    assert "HUSH" not in str(raised.value)
+
+
+def test_signed_otherwise_a_file_is_another_one_to_go_on_with(storage: Any, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        storage.pipe_file(f"/job/trace.json?token={rank}", write(training(), metadata=distributed(rank)))
+    inputs = [Path(f"memory://job/trace.json?token={rank}") for rank in (0, 1)]
+    assert write_run(inputs, tmp_path / "run", workers=1).ranks == (0, 1)
+
+
+@pytest.mark.parametrize("told", ["ETag", "Content-MD5", "Digest", "Last-Modified"])
+def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
+    told: str, storage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = []
+    with monkeypatch.context() as patch:
+        for value in ("one", "two"):
+            patch.setattr(type(storage), "info", lambda *_, value=value, **__: {"type": "file", "size": 3, told: value})
+            versions += remote.listed(Path("memory://job"), "memory://job").files.values()
+    assert versions[0] != versions[1]

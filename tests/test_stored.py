@@ -1,10 +1,14 @@
 """Ranks of a run directory: their large tables are read again, give the same figures, and are never of another run."""
 
+import os
+import pickle
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, get_ident
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -82,6 +86,48 @@ def test_spans_of_a_run_that_was_replaced_are_not_mixed_with_what_was_read_befor
 
 
 @pytest.mark.usefixtures("keeping_little")
+def test_a_run_that_is_replaced_in_the_moment_of_reading_is_seen(
+    place: Path, job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, reading = load_run(place), stored.read_table
+    other = replace(job, ranks={rank: full_timeline(rank) for rank in job.ranks})
+
+    def replaced_before(*args: Any) -> Any:
+        monkeypatch.setattr(stored, "read_table", reading)
+        save_run(other, place, version="1", force=True)
+        return reading(*args)
+
+    monkeypatch.setattr(stored, "read_table", replaced_before)
+    with pytest.raises(InputError, match="was changed since the run was opened"):
+        assert run.ranks[0].spans
+
+
+@pytest.mark.usefixtures("keeping_little")
+def test_a_run_read_piece_by_piece_is_saved_over_itself_whole(place: Path, job: Run) -> None:
+    save_run(load_run(place), place, version="1", force=True)
+    again = load_run(place)
+    for rank, timeline in job.ranks.items():
+        assert spelled(again.ranks[rank].spans, again.ranks[rank].names) == spelled(timeline.spans, timeline.names)
+
+
+def test_the_older_run_comes_back_when_the_newer_cannot_take_its_place(
+    place: Path, job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = os.replace
+
+    def once_refused(source: Path, target: Path) -> None:
+        if target == place and not source.name == "run":
+            raise OSError("no room")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", once_refused)
+    with pytest.raises(InputError, match="cannot be written"):
+        save_run(job, place, version="2", force=True)
+    assert load_run(place).ranks.keys() == job.ranks.keys()
+    assert [each.name for each in place.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("keeping_little")
 def test_spans_that_are_gone_are_an_error_that_names_them(place: Path) -> None:
     run = load_run(place)
     (place / "rank_00001" / "spans.parquet").unlink()
@@ -96,6 +142,10 @@ def test_a_copy_with_other_values_is_a_plain_timeline_with_all_tables(place: Pat
     copy = replace(first.at_hand(), basis="log")
     assert type(copy) is RankTimeline
     assert copy.basis == "log"
+    for other in (replace(first, rank=7), pickle.loads(pickle.dumps(first)), deepcopy(first)):
+        assert type(other) is RankTimeline
+        assert other.num_spans == first.num_spans
+        assert other.with_calls(first.names, first.collectives).num_spans == first.num_spans
     assert replace(first, rank=7).rank == 7
     assert spelled(copy.spans, copy.names) == spelled(job.ranks[0].spans, job.ranks[0].names)
     assert first.num_spans == size(first.spans) == size(job.ranks[0].spans)

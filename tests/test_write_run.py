@@ -22,9 +22,9 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest import large_tables
+from overlapscope.ingest import gather_apart, large_tables
 from overlapscope.ingest import write_run as module
-from overlapscope.ingest.processes import Processes
+from overlapscope.ingest.processes import InThisProcess, ProcessDiedError, Processes, executor_of
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.read_apart import Unwatched
 from overlapscope.ingest.write_run import Written, write_run
@@ -88,9 +88,8 @@ def job(folder: Path) -> list[Path]:
     return [folder]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_written_file_by_file_is_the_run_read_at_once(workers: int, tmp_path: Path) -> None:
-    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=workers)
+def test_a_run_written_file_by_file_is_the_run_read_at_once(tmp_path: Path) -> None:
+    written = assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
     assert written.ranks == (0, 1, 2)
     assert written.resumed_files == 0
 
@@ -98,12 +97,12 @@ def test_a_run_written_file_by_file_is_the_run_read_at_once(workers: int, tmp_pa
 @pytest.mark.parametrize(
     "names",
     [
-        ("kineto/megatron_tp8",),
         ("gloo_torch2.13", "flight_recorder/gloo_ddp"),
-        ("kineto/sampled_pair", "topo", "nccl_log"),
-        ("nsys", "nccl_tests"),
         ("ascend",),
-        ("horovod", "chakra_et", "rocprof"),
+        pytest.param(("kineto/megatron_tp8",), marks=pytest.mark.long),
+        pytest.param(("kineto/sampled_pair", "topo", "nccl_log"), marks=pytest.mark.long),
+        pytest.param(("nsys", "nccl_tests"), marks=pytest.mark.long),
+        pytest.param(("horovod", "chakra_et", "rocprof"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -139,9 +138,14 @@ def test_options_count_for_files_that_are_read_apart(tmp_path: Path) -> None:
     assert "sgemm" not in warning
 
 
-def test_reading_by_several_processes_gives_the_same_run_in_memory(tmp_path: Path) -> None:
+def test_reading_file_by_file_gives_the_same_run_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        gather_apart, "executor_of", lambda count, heard: (asked.append(count), InThisProcess(heard))[1]
+    )
     inputs = job(tmp_path / "job")
     save_run(read_inputs(inputs, workers=2), tmp_path / "side by side", version=__version__)
+    assert asked == [2]
     assert files_in(tmp_path / "side by side") == files_in(written_at_once(inputs, tmp_path / "at once"))
 
 
@@ -241,6 +245,30 @@ def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
     assert_as_if_read_at_once(inputs, tmp_path, workers=1, watch=Again())
 
 
+def test_what_others_put_where_a_run_is_prepared_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = job(tmp_path / "job")
+    work, precious = tmp_path / ".apart.ingest", tmp_path / "precious"
+    precious.write_text("mine")
+    work.symlink_to(tmp_path / "job")
+    with pytest.raises(InputError, match="is not ours"):
+        write_run(inputs, tmp_path / "apart", workers=1)
+    work.unlink()
+    work.mkdir()
+    (work / "lock").symlink_to(precious)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_run(inputs, tmp_path / "apart", workers=1)
+    assert precious.read_text() == "mine"
+    (work / "lock").unlink()
+    tmp_path.chmod(0o1777)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(InputError, match="is not ours"):
+            write_run(inputs, tmp_path / "apart", workers=1)
+    assert write_run(inputs, tmp_path / "apart", workers=1).ranks == (0, 1, 2)
+
+
 def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError
@@ -291,10 +319,10 @@ def _state(process: Path) -> str:
 
 
 class _Killing(Unwatched):
-    """Makes a file a pipe, at which its reader waits, and kills who does, so many times; then it is a file again."""
+    """Makes a file a pipe, at which its reader waits, and kills who does; then it is a file again."""
 
-    def __init__(self, file: Path, times: int) -> None:
-        self._file, self._times = file, times
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self.killed = 0
         self._thread = threading.Thread(target=self._kill)
 
@@ -304,15 +332,13 @@ class _Killing(Unwatched):
         self._thread.start()
 
     def _kill(self) -> None:
-        for left in reversed(range(self._times)):
-            waited_at = self._opened_by_a_reader()
-            if not left:
-                (self._file.parent / ".aside").replace(self._file)
-            for child in children():
-                os.kill(child, signal.SIGKILL)
-                wait_for_end(child)
-            self.killed += 1
-            os.close(waited_at)
+        waited_at = self._opened_by_a_reader()
+        (self._file.parent / ".aside").replace(self._file)
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+            wait_for_end(child)
+        self.killed += 1
+        os.close(waited_at)
 
     def _opened_by_a_reader(self) -> int:
         while True:
@@ -324,17 +350,33 @@ class _Killing(Unwatched):
 
 def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
-    killing = _Killing(tmp_path / "job" / "rank1.json", 1)
+    killing = _Killing(tmp_path / "job" / "rank1.json")
     written = assert_as_if_read_at_once(inputs, tmp_path, workers=2, watch=killing)
     assert killing.killed == 1
     assert written.ranks == (0, 1, 2)
 
 
+class _Dying(InThisProcess):
+    """Loses its process whenever one file is read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.died = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if getattr(args[0], "named", Path()).name != self._name:
+            return super().submit(function, *args, **kwargs)
+        self.died += 1
+        future: Future[Any] = Future()
+        future.set_exception(ProcessDiedError(-signal.SIGKILL))
+        return future
+
+
 def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
-    inputs = job(tmp_path / "job")
-    killing = _Killing(tmp_path / "job" / "rank_2.json", 2)
-    written = write_run(inputs, tmp_path / "apart", workers=2, watch=killing)
-    assert killing.killed == 2
+    dying = _Dying("rank_2.json")
+    written = write_run(job(tmp_path / "job"), tmp_path / "apart", executor=dying)
+    assert dying.died == 2
     assert written.ranks == (0, 1)
     (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
     assert "killed (SIGKILL" in lost.warnings[0]
@@ -403,6 +445,13 @@ def test_a_process_that_dies_between_two_tasks_costs_none() -> None:
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
         assert processes.submit(os.getpid).result() != first
+
+
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
+def test_a_program_that_is_no_python_starts_none(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, name, value, raising=False)
+    with executor_of(2) as executor:
+        assert executor.submit(os.getpid).result() == os.getpid()
 
 
 def test_what_a_task_raises_is_told_and_costs_no_process() -> None:

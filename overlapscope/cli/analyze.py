@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
     if known is not None:
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report import text  # noqa: PLC0415
 
     table = text.render(analysis, all_rows=args.all)
-    given = [str(path) for path in args.inputs]
+    given = [shown(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
     if any(each.whole.comm_ns for each in analysis.ranks):

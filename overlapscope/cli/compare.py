@@ -17,6 +17,7 @@ from overlapscope.cli.arguments import add_output, add_reading, emit
 from overlapscope.cli.scale import add_scale, scaled
 from overlapscope.cli.sides import both_sides
 from overlapscope.errors import UsageError
+from overlapscope.ingest.shown import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     text = compare_text.render(comparison, all_rows=args.all)
     if not args.all:
-        text += f"\nnext: overlapscope compare {shlex.join(map(str, args.inputs))} --all\n"
+        text += f"\nnext: overlapscope compare {shlex.join(map(shown, args.inputs))} --all\n"
     emit(text, args)
     return 0
 

@@ -22,6 +22,7 @@ from overlapscope.cli.arguments import add_output, add_reading, emit
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import UsageError
+from overlapscope.ingest.shown import shown
 
 if TYPE_CHECKING:
     from overlapscope.gate.policy import Policy
@@ -113,7 +114,7 @@ def _policy(args: argparse.Namespace) -> "Policy":
 
 
 def _next(gate: "Gate", args: argparse.Namespace) -> str:
-    paths = "BASE CAND" if args.redact else shlex.join([str(args.base), str(args.candidate)])
+    paths = "BASE CAND" if args.redact else shlex.join([shown(args.base), shown(args.candidate)])
     if gate.verdict == "not_comparable":
         return f"\nnext: overlapscope compare {paths}\n"
     if gate.verdict != "passed":

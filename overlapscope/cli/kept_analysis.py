@@ -95,12 +95,17 @@ def _made_of(run: Path) -> bytes:
 
 
 def _files(folder: str | Path, within: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Give the files below a folder, but hidden ones and what Python compiled; links are followed to files alone."""
+    """Give the files below a folder, but hidden ones and what Python compiled.
+
+    Links are followed to files alone. Raises OSError for a link to a folder: what changes there would not be seen.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith((".", "__pycache__")):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(entry.path, f"{within}{entry.name}/")
+            elif entry.is_dir():
+                raise IsADirectoryError(entry.path)
             else:
                 yield within + entry.name, entry.stat()

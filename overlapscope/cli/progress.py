@@ -7,6 +7,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+from overlapscope.ingest.shown import shown_name
+
 EVERY_SECONDS = 0.1
 
 
@@ -42,15 +44,16 @@ class Progress:
     def done(self, path: Path) -> None:
         """Note that a file is done with."""
         self(path, 0)
-        self._done += 1
+        with self._lock:
+            self._done += 1
 
     def _show(self, path: Path, now: float) -> None:
         if self._files is None:
-            said = f"file {len(self._bytes)}, {path.name}, {self._bytes[path] / 2**20:,.0f} MiB"
+            said = f"file {len(self._bytes)}, {shown_name(path)}, {self._bytes[path] / 2**20:,.0f} MiB"
         else:
             total = sum(self._bytes.values()) / 2**20
             speed = total / max(now - self._began, EVERY_SECONDS)
-            said = f"{self._done} of {self._files} files, {total:,.0f} MiB, {speed:,.0f} MiB/s, {path.name}"
+            said = f"{self._done} of {self._files} files, {total:,.0f} MiB, {speed:,.0f} MiB/s, {shown_name(path)}"
         sys.stderr.write(f"\r\x1b[K{self._verb}: {said}")
         sys.stderr.flush()
 

@@ -1,10 +1,11 @@
 """How many processes are worth it: what this one is bound to, and what its control group grants it, is what counts."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from overlapscope.timeline.read_ahead import available_cores
 
 BYTES_WORTH_A_PROCESS: Final = 160 << 20
 """Of traces: fewer are read sooner than another process has started."""
@@ -29,7 +30,7 @@ def _bytes_in(path: Path) -> int:
 
 def _usable_cores() -> int:
     """Give the number of cores, at least 1."""
-    bound = len(os.sched_getaffinity(0))
+    bound = available_cores()
     granted = [_granted(_GROUPS / each) for each in _own_groups()]
     return max(1, min([bound, *(math.ceil(cores) for cores in granted if cores is not None)]))
 

@@ -48,7 +48,7 @@ def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
                 path=absolute,
                 named=named,
                 renamings=(*found.renamings, *as_given),
-                folder=task_folder(work, (shown(origin.absolute()), shown(named), *version), how),
+                folder=task_folder(work, (ascii(origin.absolute()), ascii(named), *version), how),
                 comm=options.comm,
                 compute=options.compute,
                 max_bytes=options.max_bytes,

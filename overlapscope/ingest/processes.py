@@ -17,7 +17,8 @@ from typing import Any, Final
 from overlapscope.ingest.worker import GONE, Answer, listening
 
 _COMMAND: Final = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 _, number, *sys.path = sys.argv
 from overlapscope.ingest.worker import work
 work(int(number))
@@ -87,7 +88,9 @@ class _Process:
 
 def executor_of(count: int, heard: Callable[[Any], None] | None = None) -> Executor:
     """Give so many processes; one is this process itself. `heard` gets what their tasks tell."""
-    return Processes(count, heard) if count > 1 else InThisProcess(heard)
+    # A frozen program is no Python: started anew, it would do anew what it does.
+    alone = count == 1 or not sys.executable or getattr(sys, "frozen", False)
+    return InThisProcess(heard) if alone else Processes(count, heard)
 
 
 class InThisProcess(Executor):

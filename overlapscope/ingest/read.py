@@ -13,7 +13,7 @@ from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.cores import processes_for
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import MAX_RANKS, Run, Source
 
 
@@ -162,4 +162,4 @@ def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
 
 def _some(paths: Sequence[Path]) -> str:
     """Give the names of the first files of many."""
-    return ", ".join([*(shown(Path(path.name)) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])
+    return ", ".join([*(shown_name(path) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, cast
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.shown import shown, without_secrets
 from overlapscope.timeline.run import MANIFEST
 
 WAIT_SECONDS: Final = 60.0
@@ -28,12 +28,16 @@ WAIT_SECONDS: Final = 60.0
 BLOCK_BYTES: Final = 8 << 20
 MAX_FILES: Final = 100_000
 HEADS_AT_ONCE: Final = 64
+MAX_NAME_BYTES: Final = 200
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
 _VERSIONS: Final = (
     "etag",
     "ETag",
+    "Content-MD5",
+    "Digest",
     "md5Hash",
     "generation",
+    "Last-Modified",
     "LastModified",
     "last_modified",
     "mtime",
@@ -101,7 +105,7 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
     """
     files, root = _opened(url)
     with tempfile.TemporaryDirectory(prefix="overlapscope-") as folder:
-        place = Path(folder, path.parent.name or "folder", path.name)
+        place = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
         place.parent.mkdir()
         room = min(max_bytes, shutil.disk_usage(folder).free // 2)
         source = _answered(url, lambda: files.open(root, "rb", block_size=BLOCK_BYTES))
@@ -120,15 +124,18 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
         yield place
 
 
-def _too_large(path: Path, room: int) -> InputError:
-    return InputError(f"{shown(path)}: holds more than {room >> 20} MiB, which is what may be copied")
+def _short(name: str) -> str:
+    """Give the end of a name, as long as names of files may be: on storage, and signed, they are longer."""
+    return os.fsdecode(os.fsencode(name)[-MAX_NAME_BYTES:])
 
 
 def _opened(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InputError(f"{url}: reading from there needs fsspec: pip install 'overlapscope[remote]'") from error
+        raise InputError(
+            f"{without_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
+        ) from error
     opened: tuple[Any, str] = _answered(url, lambda: url_to_fs(url))
     return opened
 
@@ -147,16 +154,16 @@ def _answered(url: str, ask: Callable[[], T]) -> T:
     try:
         value, error = answer.get(timeout=WAIT_SECONDS)
     except Empty:
-        raise InputError(f"{url}: no answer within {WAIT_SECONDS:.0f} s") from None
+        raise InputError(f"{without_secrets(url)}: no answer within {WAIT_SECONDS:.0f} s") from None
     if error is not None:
-        raise InputError(f"{url}: cannot be read: {_said(error)}") from error
+        raise InputError(f"{without_secrets(url)}: cannot be read: {_said(error)}") from error
     return cast("T", value)
 
 
 def _said(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
-    words = " ".join(str(error).split())[:300]
+    words = without_secrets(" ".join(str(error).split()))[:300]
     if isinstance(error, ImportError):
         return f"{words} (pip install it beside overlapscope)"
     return words or type(error).__name__

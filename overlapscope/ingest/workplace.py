@@ -1,7 +1,9 @@
 """The folder beside a run directory in which it is prepared; what is ready in it outlasts an interruption."""
 
 import fcntl
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +22,13 @@ def workplace(out: Path) -> Iterator[Path]:
     """Give the folder for what is prepared for the run directory `out`; it goes with the block.
 
     When the block fails, what files gave stays for the next time. Raises UsageError when another process prepares the
-    same run, InputError when nothing can be written there.
+    same run, InputError when nothing can be written there, or somebody else's folder is there.
     """
     work = out.parent / f".{out.name}.ingest"
     try:
         (work / READ).mkdir(parents=True, exist_ok=True)
-        with open(work / _LOCK, "wb") as lock:
+        _require_own(work)
+        with open(os.open(work / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as lock:
             if not _taken(lock):
                 raise UsageError(f"{shown(out)}: another process is writing this run; wait for it, or end it")
             _clear(work)
@@ -39,6 +42,14 @@ def workplace(out: Path) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}") from error
+
+
+def _require_own(work: Path) -> None:
+    """Raise InputError where others may have put the folder there, for us to go on with: where everybody can write."""
+    there, around = os.lstat(work), work.parent.stat()
+    foreign = there.st_uid != os.geteuid() and around.st_mode & stat.S_IWOTH
+    if foreign or not stat.S_ISDIR(there.st_mode):
+        raise InputError(f"{shown(work)}: is not ours, but where this run is to be prepared; remove it")
 
 
 def _taken(lock: IO[bytes]) -> bool:

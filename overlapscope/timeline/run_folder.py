@@ -46,7 +46,13 @@ def take_place(temporary: Path, path: Path) -> None:
         # Aside first: at no moment is the place taken by half a run.
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
         os.replace(path, aside / path.name)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except BaseException:
+            if not path.exists():
+                os.replace(aside / path.name, path)
+                aside.rmdir()
+            raise
         shutil.rmtree(aside, ignore_errors=True)
     else:
         os.replace(temporary, path)

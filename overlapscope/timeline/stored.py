@@ -69,10 +69,18 @@ class Stored:
 class StoredRank(RankTimeline):
     """A rank whose large tables are read when they are asked for. Raises InputError where they cannot be any more.
 
-    A copy with other values (`dataclasses.replace`) is a plain timeline that holds all its tables.
+    A copy, also one with other values (`dataclasses.replace`), is a plain timeline that holds all its tables.
     """
 
     __slots__ = ("_folder", "_kept", "_large")
+
+    def __new__(cls, **values: Any) -> Any:
+        """Give what copies are."""
+        return RankTimeline(**values)
+
+    def __reduce__(self) -> Any:
+        """Tell how to copy it, in memory or from process to process."""
+        return replace, (self.at_hand(),)
 
     @classmethod
     def of(cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"]) -> "StoredRank":
@@ -127,8 +135,8 @@ class Kept:
                 self._tables.move_to_end((folder, name))
                 return self._tables[folder, name]
         try:
-            same = _state(folder, name) == stored.state
             found = read_table(folder, name, TABLES[name], NameTable(names))
+            same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
         except UNREADABLE as error:
             raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
         if not same:
