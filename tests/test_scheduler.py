@@ -28,7 +28,12 @@ def cluster() -> Iterator[Any]:
     """Two worker processes of this machine."""
     dask = pytest.importorskip("distributed", reason="distributed is not installed")
     with dask.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", silence_logs=50
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address="127.0.0.1:0",
+        host="127.0.0.1",
+        silence_logs=50,
     ) as cluster:
         yield cluster
 
