@@ -16,8 +16,8 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import remote
 from overlapscope.ingest.read import ReadOptions, read_inputs
-from overlapscope.ingest.remote import url_of
 from overlapscope.ingest.shown import shown, without_secrets
+from overlapscope.ingest.url import url_of
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import load_run, save_run

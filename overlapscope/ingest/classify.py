@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data
 from typing import Any, Final
 
 from overlapscope.errors import UsageError
@@ -127,7 +127,7 @@ def _user_pattern(text: str, option: str) -> re.Pattern[str]:
 
 @cache
 def _table(name: str) -> dict[str, object]:
-    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads((get_data(__package__, name) or b"").decode())
 
 
 @cache

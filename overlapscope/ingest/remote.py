@@ -5,7 +5,6 @@ as that takes: some formats are read more than once, or from their end.
 """
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,6 @@ BLOCK_BYTES: Final = 8 << 20
 MAX_FILES: Final = 100_000
 HEADS_AT_ONCE: Final = 64
 MAX_NAME_BYTES: Final = 200
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
 _VERSIONS: Final = (
     "etag",
     "ETag",
@@ -55,15 +53,6 @@ class Listed:
 
     files: Mapping[Path, Version]
     passed_over: tuple[Path, ...] = ()
-
-
-def url_of(path: Path) -> str | None:
-    """Give the URL that a path was made of; None for a path of this machine."""
-    found = _URL.fullmatch(os.fspath(path))
-    if found is None or path.exists():
-        return None
-    scheme, rest = found.groups()
-    return f"{scheme}:///{rest}" if scheme in ("file", "local") else f"{scheme}://{rest}"
 
 
 def listed(path: Path, url: str) -> Listed:
