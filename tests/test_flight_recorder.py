@@ -19,7 +19,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
 from overlapscope.ingest import flight_recorder
 from overlapscope.ingest.flight_recorder import FORMAT, read_flight_recorder
-from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, column_kinds, enum_values, size

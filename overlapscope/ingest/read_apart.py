@@ -7,8 +7,7 @@ folder is whole or not there, so what an interrupted reading left behind is gone
 import hashlib
 import os
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -18,35 +17,13 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import renamed, reworded
-from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError
-from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
-from overlapscope.ingest.reading import ReadContext
+from overlapscope.ingest.processes import ProcessDiedError, said_of
 from overlapscope.ingest.reading_folder import FORMAT, save_reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.worker import tell
+from overlapscope.ingest.task import Task, read_task, telling
 from overlapscope.version import __version__
 
 _TOLD: Final = "file.json"
-_TELL_SECONDS: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One file to read."""
-
-    path: Path
-    """Absolute: workers may be elsewhere."""
-    named: Path
-    """What it is called: as the user writes it; a member of an archive by the archive's name."""
-    renamings: tuple[tuple[str, str], ...] = ()
-    """What to say in place of which beginnings of paths."""
-    folder: Path
-    """Where its readings go."""
-    comm: tuple[str, ...]
-    compute: tuple[str, ...]
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +64,7 @@ class Told(msgspec.Struct, kw_only=True):
     """What reading a file told besides its readings."""
 
     readings: int
-    idle_patterns: list[str]
+    idle_patterns: tuple[str, ...]
     """The user's patterns that no kernel of it matched."""
 
 
@@ -114,23 +91,18 @@ def reading_folders(task: Task) -> list[Path]:
 
 def read_apart(task: Task, number: int = -1) -> Outcome:
     """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
-    classifier = Classifier(task.comm, task.compute)
-    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=_progress(number))
-    try:
-        readings = read_file(task.path, context)
-    except InputError as error:
-        return Outcome(kind="refused", why=reworded(reason(error, task.path), task.renamings))
-    except MemoryError:
-        return Outcome(kind="refused", why=NO_MEMORY)
+    read = read_task(task, telling(number))
+    if read.refused:
+        return Outcome(kind="refused", why=read.refused)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.folder.name}.", dir=task.folder.parent) as made:
             temporary = Path(made) / "whole"
             temporary.mkdir()
-            for at, reading in enumerate(readings):
+            for at, reading in enumerate(read.readings):
                 place = temporary / str(at)
                 place.mkdir()
-                save_reading(renamed(reading, task.renamings), task.named, place)
-            words = Told(readings=len(readings), idle_patterns=classifier.idle_patterns)
+                save_reading(reading, task.named, place)
+            words = Told(readings=len(read.readings), idle_patterns=read.idle_patterns)
             (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
             os.rename(temporary, task.folder)
     except OSError as error:
@@ -173,11 +145,11 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
     error = future.exception()
     if isinstance(error, BrokenExecutor):
         raise InputError(
-            f"{shown(task.named)}: the executor that was to read it broke down ({_one_line(error)}); "
+            f"{shown(task.named)}: the executor that was to read it broke down ({said_of(error)}); "
             "what was read until then is kept, and the same call goes on from there"
         )
     if error is not None:
-        return f"could not be read: {_one_line(error)}"
+        return f"could not be read: {said_of(error)}"
     outcome = future.result()
     if outcome.kind == "unwritable":
         raise InputError(f"{outcome.why}: what files hold cannot be written there")
@@ -192,23 +164,3 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
 def _is_seen(task: Task) -> bool:
     os.listdir(task.folder.parent)  # network file systems look again at what they knew not to be there
     return is_read(task)
-
-
-def _one_line(error: BaseException) -> str:
-    said = str(error) if isinstance(error, ProcessDiedError | TaskFailedError) else f"{type(error).__name__}: {error}"
-    return " ".join(said.split())[:300]
-
-
-def _progress(number: int) -> Callable[[int], None]:
-    """Give what tells the bytes read from time to time."""
-    unsaid, last = 0, 0.0
-
-    def read(done: int) -> None:
-        nonlocal unsaid, last
-        unsaid += done
-        now = time.monotonic()
-        if now - last >= _TELL_SECONDS:
-            tell((number, unsaid))
-            unsaid, last = 0, now
-
-    return read

@@ -133,17 +133,6 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
     (folder / _SUMMARY).write_bytes(msgspec.json.encode(summary))
 
 
-def load_reading(folder: Path) -> Reading:
-    """Read all of it. Raises OSError, ValueError, pyarrow.ArrowException for a damaged folder."""
-    summary = _summary(folder)
-    timelines = []
-    for part, told in _parts(folder, summary):
-        names = NameTable(part.names)
-        tables: Any = {name: _table(part.folder, name, kind, part.rows, names) for name, kind in LARGE.items()}
-        timelines.append(_timeline(told, part.names, tables | _load_small(part)))
-    return _reading(folder, summary, timelines)
-
-
 def load_outline(folder: Path, parts: list[Part]) -> Reading:
     """Read all but the large tables; each timeline's part is put behind `parts`.
 

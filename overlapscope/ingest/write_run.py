@@ -19,8 +19,9 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import unpacked
 from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_of
 from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
-from overlapscope.ingest.read import ReadOptions, joined, require_files, stored_run
+from overlapscope.ingest.read import joined, require_files, stored_run
 from overlapscope.ingest.read_apart import Unwatched, Watch, is_read
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading_folder import LARGE, SMALL, Part, load_outline
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.workplace import READ, workplace
