@@ -134,7 +134,7 @@ for line in open(sys.argv[1]):
 READ = """
 import sys
 from pathlib import Path
-from overlapscope.ingest.nccl_log import READER
+from overlapscope.ingest.formats.nccl_log import READER
 from overlapscope.ingest.reading import ReadContext
 reading = READER.read(Path(sys.argv[1]), ReadContext())
 calls = sum(len(each.collectives.seq) for each in reading.timelines)

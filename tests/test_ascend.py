@@ -20,9 +20,9 @@ import overlapscope
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.errors import InputError
-from overlapscope.ingest import ascend, ascend_communication, ascend_info, ascend_kernels, ascend_step_times
 from overlapscope.ingest.ascend_collectives import operation_of
 from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.formats import ascend, ascend_communication, ascend_info, ascend_kernels, ascend_step_times
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, UNCLASSIFIED
@@ -633,11 +633,11 @@ KINDS = {
     "info": json.dumps({"rank_id": 3, "start_info": {}, "parallel_group_info": {"a": {"global_ranks": [0]}}}),
 }
 READ = {
-    "trace": ascend.read_ascend,
-    "steps": ascend_step_times.read_step_times,
-    "kernels": ascend_kernels.read_kernels,
-    "communication": ascend_communication.read_communication,
-    "info": ascend_info.read_info,
+    "trace": ascend.read,
+    "steps": ascend_step_times.read,
+    "kernels": ascend_kernels.read,
+    "communication": ascend_communication.read,
+    "info": ascend_info.read,
 }
 ODD = [
     b"null",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.ingest.nccl_tests import READER
+from overlapscope.ingest.formats.nccl_tests import READER
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.timeline.facts import NO, YES
 from overlapscope.whatif.curves import Curve, curve, isotonic, scaled

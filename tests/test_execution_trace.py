@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import overlapscope
 from overlapscope.errors import InputError
-from overlapscope.ingest import chakra_graph, chakra_protobuf, execution_trace
 from overlapscope.ingest.call_log import Call, call_timeline
+from overlapscope.ingest.formats import chakra_graph, chakra_protobuf, execution_trace
 from overlapscope.ingest.join_execution_trace import join_execution_trace
 from overlapscope.ingest.protobuf import NoMessage, fields, signed, varint
 from overlapscope.ingest.readers import head_of, reader_of
@@ -477,7 +477,7 @@ def test_a_cut_chakra_trace_keeps_every_whole_node(tmp_path: Path) -> None:
         ends.append(at)
     for cut in range(ends[1], len(CHAKRA) + 1):
         path = placed(tmp_path, CHAKRA[:cut], "trace.et")
-        reading = chakra_protobuf.read_chakra(path, ReadContext())
+        reading = chakra_protobuf.read(path, ReadContext())
         assert reading.source.events == sum(end <= cut for end in ends) - 1
         assert reading.source.truncated == (cut not in ends)
 
@@ -485,7 +485,7 @@ def test_a_cut_chakra_trace_keeps_every_whole_node(tmp_path: Path) -> None:
 def test_an_impossible_length_is_refused_with_its_place(tmp_path: Path) -> None:
     path = placed(tmp_path, CHAKRA + number(2**40), "trace.et")
     with pytest.raises(InputError, match=f"byte {len(CHAKRA)}"):
-        chakra_protobuf.read_chakra(path, ReadContext())
+        chakra_protobuf.read(path, ReadContext())
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -562,10 +562,10 @@ GRAPH = {
 }
 OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "allreduce", [], [], 8], types=["x"])
 KINDS = {
-    "new": (trace(NEW), execution_trace.read_execution_trace),
-    "old": (trace([OLD]), execution_trace.read_execution_trace),
-    "graph": (json.dumps(GRAPH).encode(), chakra_graph.read_graph),
-    "chakra": (CHAKRA, chakra_protobuf.read_chakra),
+    "new": (trace(NEW), execution_trace.read),
+    "old": (trace([OLD]), execution_trace.read),
+    "graph": (json.dumps(GRAPH).encode(), chakra_graph.read),
+    "chakra": (CHAKRA, chakra_protobuf.read),
 }
 
 

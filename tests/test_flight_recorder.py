@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
-from overlapscope.ingest import flight_recorder
-from overlapscope.ingest.flight_recorder import FORMAT, read_flight_recorder
+from overlapscope.ingest.flight_recorder import read_flight_recorder
+from overlapscope.ingest.formats import flight_recorder
+from overlapscope.ingest.formats.flight_recorder import FORMAT
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.readers import head_of, reader_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.told import told
 from overlapscope.errors import InputError
-from overlapscope.ingest.measured_tables import READER
+from overlapscope.ingest.formats.measured_tables import READER
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from tests.conftest import shared_file

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest import nccl_scan
+from overlapscope.ingest.formats.nccl_log import READER, recognises
 from overlapscope.ingest.nccl_calls import DTYPES
 from overlapscope.ingest.nccl_choices import Choice, Choices, Events, match
 from overlapscope.ingest.nccl_communicators import Communicator as Member
 from overlapscope.ingest.nccl_communicators import Communicators
-from overlapscope.ingest.nccl_log import READER, recognises
 from overlapscope.ingest.nccl_text import Text
 from overlapscope.ingest.nccl_world import find_world, name_communicators
 from overlapscope.ingest.read import read_inputs

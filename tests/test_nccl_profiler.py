@@ -14,8 +14,8 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.told import told
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.formats.nccl_profiler import READER
 from overlapscope.ingest.json_objects import JsonObjects
-from overlapscope.ingest.nccl_profiler import READER
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading

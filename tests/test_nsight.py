@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.errors import InputError
-from overlapscope.ingest import nsight
+from overlapscope.ingest.formats import nsight
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.readers import head_of, reader_of
@@ -33,7 +33,7 @@ GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
 
 def read(path: Path) -> Reading:
     """Read one file as the reader does, without giving it a rank."""
-    return nsight.read_nsight(path, ReadContext())
+    return nsight.read(path, ReadContext())
 
 
 def only(path: Path) -> RankTimeline:
@@ -794,5 +794,5 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     path = many(tmp_path / "x.sqlite", 500)
     seen: list[int] = []
     report: Callable[[int], None] = seen.append
-    nsight.read_nsight(path, ReadContext(progress=report))
+    nsight.read(path, ReadContext(progress=report))
     assert 0 < sum(seen) <= path.stat().st_size

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
-from overlapscope.ingest import rocprof
+from overlapscope.ingest.formats import rocprof
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.readers import head_of, reader_of
@@ -102,7 +102,7 @@ def write(path: Path, *processes: Any) -> Path:
 
 
 def read(path: Path) -> Reading:
-    return rocprof.read_rocprof(path, ReadContext())
+    return rocprof.read(path, ReadContext())
 
 
 def one(path: Path) -> RankTimeline:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
 from overlapscope.errors import InputError
-from overlapscope.ingest import c10d_watchdog
-from overlapscope.ingest.c10d_watchdog import FORMAT, read_watchdog
+from overlapscope.ingest.c10d_watchdog import read_watchdog
+from overlapscope.ingest.formats import c10d_watchdog
+from overlapscope.ingest.formats.c10d_watchdog import FORMAT
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext

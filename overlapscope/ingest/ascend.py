@@ -5,7 +5,6 @@ a collective is made of stand in the file twice more, on HCCL's planes and on th
 counted again. The vendor's own `Overlap Analysis` rows are no work and are not used.
 """
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,12 @@ from overlapscope.ingest.ascend_tasks import device_tasks
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.formats.ascend import FORMAT
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_dialect import OLD_ANNOTATION
 from overlapscope.ingest.ranges import Ranges
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     COMM,
@@ -42,26 +42,11 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 
-FORMAT = "ascend"
 HARDWARE = "Ascend Hardware"
 COLLECTIVES = frozenset({"HCCL", "Communication"})
 """What the process of the collectives is called, by older and newer versions of msprof."""
 NO_WORK_PROCESSES = frozenset({"Overlap Analysis", "CANN", "Python GC", "MSTX", "MsTx"})
 """Their timed events are host calls, marks, and the vendor's own sums."""
-_MARKS = re.compile(
-    rb'"ts"\s*:\s*"\d+(?:\.\d+)?(?:\\t)?"'
-    rb'|"name"\s*:\s*"(?:Ascend Hardware|Overlap Analysis|CANN)"'
-    rb'|"labels"\s*:\s*"NPU'
-    rb'|"cat"\s*:\s*"(?:async_npu|async_task_queue|HostToDevice|enqueue|dequeue)"'
-    rb'|"Input (?:Dims|type)"\s*:\s*"'
-)
-"""What only this profiler writes: times as text, its processes, its flows, shapes as text."""
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is a bare array of events with marks that only this profiler makes."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
-    return text[:1] == b"[" and b'"ph"' in text and _MARKS.search(text) is not None
 
 
 def read_ascend(path: Path, context: ReadContext) -> Reading:
@@ -247,6 +232,3 @@ def _unread(columns: AscendColumns, process: list[str]) -> list[str]:
         return []
     shown_counts = ", ".join(f"{name} ({number})" for name, number in sorted(listed.items())[:5])
     return [f"timed events of processes that are not read: {shown_counts}"]
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_ascend)

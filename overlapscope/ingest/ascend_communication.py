@@ -13,12 +13,12 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.formats.ascend_communication import FORMAT
 from overlapscope.ingest.json_file import read_json
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
-FORMAT = "ascend_communication"
 TOTAL: Final = "Total Op Info"
 _TIMES: Final = {
     "Elapse Time(ms)": "elapse_ms",
@@ -29,14 +29,6 @@ _TIMES: Final = {
 }
 _LINK: Final = {"Transit Size(MB)": "moved_mb", "Transit Time(ms)": "moving_ms", "Bandwidth(GB/s)": "gbs"}
 _STEP: Final = re.compile(r"^step(\d{0,18})$")
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is an object that holds the profiler's communication times or links."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text[:1] != b"{" or b'"traceEvents"' in text:
-        return False
-    return b'"Communication Time Info"' in text or (b'"Transport Type"' in text and b'"Transit Size(MB)"' in text)
 
 
 def read_communication(path: Path, context: ReadContext) -> Reading:
@@ -108,6 +100,3 @@ def _add_links(book: FigureBook, step: int | None, name: str, told: dict[str, An
             for title, short in _LINK.items():
                 added |= book.add(f"{kind}_{short}", link.get(title), step=step, subject=f"{name} {pair}")
     return added
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_communication)

@@ -8,22 +8,13 @@ from typing import Any
 
 from overlapscope.ingest.ascend_folder import noted_rank, rank_of
 from overlapscope.ingest.collective_args import count, parse_ranks
+from overlapscope.ingest.formats.ascend_info import FORMAT
 from overlapscope.ingest.json_file import read_json
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
 
-FORMAT = "ascend_info"
 _VERSIONS = ("torch_npu_version", "cann_version")
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is the profiler's note of how it was set, or of the job's environment and groups."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text[:1] != b"{" or b'"traceEvents"' in text:
-        return False
-    noted = b'"start_info"' in text and (b'"rank_id"' in text or b'"experimental_config"' in text)
-    return noted or b'"parallel_group_info"' in text or (b'"ENV_VARIABLES"' in text and b'"HCCL_' in text)
 
 
 def read_info(path: Path, context: ReadContext) -> Reading:
@@ -63,6 +54,3 @@ def _groups(config: Any) -> tuple[Group, ...]:
                 )
             )
     return tuple(groups)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_info)

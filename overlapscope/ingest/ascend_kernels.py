@@ -13,9 +13,10 @@ import numpy as np
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import operation_of
 from overlapscope.ingest.ascend_folder import rank_of
-from overlapscope.ingest.ascend_tables import header_of, rows_of
+from overlapscope.ingest.ascend_tables import rows_of
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.formats.ascend_kernels import FORMAT
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import (
@@ -35,14 +36,7 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
 
-FORMAT = "ascend_kernels"
-_TITLES = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
-
-
-def recognises(head: Head) -> bool:
-    """Whether the titles are those of this table."""
-    return set(header_of(head.text)) >= _TITLES
 
 
 def read_kernels(path: Path, context: ReadContext) -> Reading:
@@ -124,6 +118,3 @@ def _timeline(spelled: list[str], talks: Flags, start: Ints, duration: Ints, pat
         annotations=make(Annotations, 0),
         names=tuple(names.to_list()),
     )
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_kernels)

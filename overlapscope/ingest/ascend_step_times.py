@@ -9,14 +9,14 @@ from typing import Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
-from overlapscope.ingest.ascend_tables import header_of, number_of, rows_of, step_of
+from overlapscope.ingest.ascend_tables import number_of, rows_of, step_of
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.figures import FigureBook
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.formats.ascend_step_times import FORMAT
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
-FORMAT = "ascend_step_times"
 FIGURES: Final = {
     "Computing": "computing_us",
     "Communication(Not Overlapped)": "communication_not_overlapped_us",
@@ -28,11 +28,6 @@ FIGURES: Final = {
     "Communication(Not Overlapped and Exclude Receive)": "communication_not_overlapped_nor_receiving_us",
     "Preparing": "preparing_us",
 }
-
-
-def recognises(head: Head) -> bool:
-    """Whether the titles are those of this table."""
-    return {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"} <= set(header_of(head.text))
 
 
 def read_step_times(path: Path, context: ReadContext) -> Reading:
@@ -62,6 +57,3 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
             warnings=tuple(stream.warnings),
         ),
     )
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_step_times)

@@ -12,6 +12,7 @@ from overlapscope.ingest.bandwidth_identity import identify
 from overlapscope.ingest.bandwidth_lines import BandwidthTable, program_operation
 from overlapscope.ingest.bandwidth_rows import DTYPES, Row, Timing, exact, figure, whole
 from overlapscope.ingest.classify import operation
+from overlapscope.ingest.formats.nccl_tests import CSV_HEADER
 from overlapscope.ingest.json_scan import scan
 
 STEERING: Final = ("NCCL_", "RCCL_")
@@ -160,10 +161,6 @@ _CSV_KEYS: Final = {
     "busbw": "busBw",
     "#wrong": "wrong",
 }
-CSV_HEADER: Final = re.compile(
-    r"numCycle,collective,(?:(?:nodes,)?ranks,ranksPerNode,gpusPerRank,|gpus,)size,type,redop,inplace,time,algbw,busbw,",
-    re.I,
-)
 
 
 def read_rccl(content: bytes) -> BandwidthFile | None:
@@ -171,7 +168,7 @@ def read_rccl(content: bytes) -> BandwidthFile | None:
     text = content.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     records: list[Any]
     truncated = False
-    if CSV_HEADER.match(text):
+    if re.match(CSV_HEADER, text):
         records = list(_csv_records(text))
     elif isinstance(decoded := _decoded(content), list):
         records = decoded

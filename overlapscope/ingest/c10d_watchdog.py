@@ -3,33 +3,16 @@
 Such a log has no times that can be placed (no year stands in them), so it gives no timeline.
 """
 
-import re
 from pathlib import Path
-from typing import Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.formats.c10d_watchdog import FORMAT
 from overlapscope.ingest.lines import lines
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.watchdog_facts import MAX_KEPT, Watchdog
-from overlapscope.ingest.watchdog_lines import HINT, watchdog_lines
 from overlapscope.timeline.run import Source
-
-FORMAT: Final = "c10d_watchdog"
-_JSON: Final = re.compile(rb'\s*(?:\{|\[\s*[\[{\]"])')
-
-
-def recognises(head: Head) -> bool:
-    """Whether the beginning or the end of a text holds a watchdog message."""
-    if b"\x00" in head.content or _JSON.match(head.content):
-        return False
-    return any(
-        next(watchdog_lines(line), None) is not None
-        for part in (head.content, head.tail)
-        if HINT in part
-        for line in part.split(b"\n")
-    )
 
 
 def read_watchdog(path: Path, context: ReadContext) -> Reading:
@@ -55,6 +38,3 @@ def read_watchdog(path: Path, context: ReadContext) -> Reading:
         groups=watchdog.groups,
         facts=watchdog.facts(shown(path)),
     )
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_watchdog, anywhere=True)

@@ -1,6 +1,5 @@
 """Read the JSON form of a Chakra trace (`workload_graph`, mlcommons/chakra src/feeder/JSONNode.cpp) into calls."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +7,11 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.call_log import call_timeline
 from overlapscope.ingest.chakra_calls import ChakraNode, calls_of, rank_in_name
 from overlapscope.ingest.collective_args import count
+from overlapscope.ingest.formats.chakra_graph import FORMAT
 from overlapscope.ingest.json_file import read_json
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, Source
-
-FORMAT = "chakra_graph"
-_GRAPH = re.compile(rb'"workload_graph"\s*:\s*\[')
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is an object with a workload graph."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return text[:1] == b"{" and b'"traceEvents"' not in text and _GRAPH.search(text) is not None
 
 
 def read_graph(path: Path, context: ReadContext) -> Reading:
@@ -55,6 +46,3 @@ def _node(told: dict[str, Any]) -> ChakraNode:
         sort=count(told.get("NodeType", told.get("type"))) or 0,
         attributes=told,
     )
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_graph)

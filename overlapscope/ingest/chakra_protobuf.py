@@ -4,7 +4,6 @@ Schema: mlcommons/chakra schema/protobuf/et_def.proto. Read are the nodes that c
 rank stands in the file's name, as Chakra's tools write it: `trace.3.et`.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,31 +12,16 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.call_log import call_timeline
 from overlapscope.ingest.chakra_calls import ChakraNode, calls_of, rank_in_name
-from overlapscope.ingest.protobuf import BYTES, VARINT, NoMessage, fields, signed, varint
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.formats.chakra_protobuf import FORMAT
+from overlapscope.ingest.protobuf import VARINT, NoMessage, fields, signed, varint
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 
-FORMAT = "chakra"
 MAX_MESSAGE_BYTES: Final = 64 << 20
-_NODE_TYPES: Final = 64
-"""More types of node than this there will not be."""
-_NODE_FIELDS: Final = {1: VARINT, 2: BYTES, 3: VARINT, 6: VARINT, 7: VARINT, 8: BYTES, 9: BYTES, 10: BYTES, 11: BYTES}
 _INTEGERS: Final = frozenset({7, 9, 11, 13, 27})
 _ZIGZAG: Final = frozenset({15, 17})
 _STRINGS: Final = frozenset({29, 31})
-_NAME: Final = re.compile(r"^[\x20-\x7e]*$")
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file begins with the schema's metadata, and a node of it follows."""
-    messages = _messages_of(head.content)
-    try:
-        if not _is_metadata(next(messages)):
-            return False
-        return _is_node(next(messages))
-    except (StopIteration, NoMessage):
-        return False
 
 
 def read_chakra(path: Path, context: ReadContext) -> Reading:
@@ -107,44 +91,6 @@ def _messages(stream: ByteStream, path: Path) -> Iterator[bytes | None]:
         yield None
 
 
-def _messages_of(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        length, at = varint(data, at)
-        if at + length > len(data):
-            raise NoMessage
-        yield data[at : at + length]
-        at += length
-
-
-def _is_metadata(message: bytes) -> bool:
-    """Whether a message is a GlobalMetadata: a version, attributes with names, and nothing else."""
-    for number, kind, value in fields(message):
-        if kind != BYTES or number not in (1, 2) or not isinstance(value, bytes):
-            return False
-        if not _is_attribute(value) and not (number == 1 and len(value) < 64 and _NAME.match(_text(value))):
-            return False
-    return True
-
-
-def _is_attribute(message: bytes) -> bool:
-    try:
-        first = next(fields(message), None)
-    except NoMessage:
-        return False
-    return first is not None and first[:2] == (1, BYTES) and bool(first[2])
-
-
-def _is_node(message: bytes) -> bool:
-    """Whether a message is a Node: fields of the schema's numbers and types, among them a name and a possible type."""
-    found: dict[int, Any] = {}
-    for number, kind, value in fields(message):
-        if number not in (4, 5) and _NODE_FIELDS.get(number) != kind:
-            return False
-        found[number] = value
-    return 2 in found and _NAME.match(_text(found[2])) is not None and 0 < found.get(3, 0) < _NODE_TYPES
-
-
 def _node(message: bytes) -> ChakraNode:
     number = sort = 0
     name = ""
@@ -178,6 +124,3 @@ def _attribute(message: bytes) -> dict[str, Any]:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_chakra)

@@ -26,15 +26,12 @@ from overlapscope.ingest.execution_trace_nodes import (
     entered_call,
     recorded_call,
 )
+from overlapscope.ingest.formats.execution_trace import FORMAT, NODES
 from overlapscope.ingest.json_file import MAX_BYTES
 from overlapscope.ingest.json_scan import scan
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
-
-FORMAT = "execution_trace"
-_SCHEMA = re.compile(rb'"schema"\s*:\s*"[^"]{1,80}"')
-_NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 
 class _Trace(msgspec.Struct):
@@ -53,14 +50,6 @@ class _Nodes:
     total: int = 0
     dropped: int = 0
     truncated: bool = False
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is an object with a schema and nodes that are the observer's."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text[:1] != b"{" or b'"traceEvents"' in text or not _SCHEMA.search(text) or not _NODES.search(text):
-        return False
-    return b'"rf_id"' in text or b'"ctrl_deps"' in text
 
 
 def read_execution_trace(path: Path, context: ReadContext) -> Reading:
@@ -132,7 +121,7 @@ def _decoded(content: bytes, path: str) -> _Nodes:
             return _Nodes(telling=[node for node in nodes if node.tells], total=len(nodes))
         except BROKEN:
             pass
-    begin = _NODES.search(content)
+    begin = re.search(NODES, content)
     if begin is None:
         raise InputError(f"{path}: holds no nodes; is it an execution trace?")
     found = _Nodes()
@@ -157,6 +146,3 @@ def _one(text: bytes) -> Node | None:
     except BROKEN:
         return None
     return decoded if isinstance(decoded, Node) else None
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_execution_trace)

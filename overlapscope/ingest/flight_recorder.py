@@ -16,9 +16,10 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
+from overlapscope.ingest.formats.flight_recorder import FORMAT, PICKLE
 from overlapscope.ingest.json_file import decode_json
 from overlapscope.ingest.plain_pickle import decode_plain
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     NONE,
@@ -35,30 +36,13 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline, Source
 
-FORMAT: Final = "flight_recorder"
 MAX_BYTES: Final = 256 << 20
 """A buffer of 100,000 calls with their stacks takes a quarter of it."""
 MAX_TIMEOUTS: Final = 100
 """More calls that timed out are counted, not listed."""
 NEWEST_MAJOR: Final = 2
-_PROTO: Final = b"\x80"
-_TELLING: Final = (
-    b"collective_seq_id", b"p2p_seq_id", b"record_id", b"profiling_name", b"time_created_ns", b"input_sizes",
-    b"output_sizes", b"time_discovered_started_ns", b"pg_status", b"pg_config", b"last_enqueued_collective",
-    b"nccl_comm_state", b"comm_lib_version", b"nccl_version", b"retired",
-)  # fmt: skip
-ENOUGH_TELLING: Final = 3
 _RANK_NUMBER: Final = re.compile(r"rank[-_.=]?\d", re.IGNORECASE)
 _RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
-
-
-def recognises(head: Head) -> bool:
-    """Whether a pickle or a JSON object begins, and holds several of the recorder's own keys."""
-    content = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if content[:1] not in (b"{", _PROTO) or b'"traceEvents"' in content:
-        return False
-    quote = b"" if content[:1] == _PROTO else b'"'
-    return sum(quote + key + quote in content for key in _TELLING) >= ENOUGH_TELLING
 
 
 def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
@@ -111,7 +95,7 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
 def _decoded(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
     stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
     content = b"".join(stream.blocks())
-    if content[:1] != _PROTO:
+    if content[:1] != PICKLE:
         return decode_json(content, stream), stream
     dump, length = decode_plain(content, shown(path))
     if length < len(content):
@@ -299,6 +283,3 @@ def _durations(calls: Sequence[Call], sizes: Mapping[str, int | None]) -> list[t
             ("call_ms_min", min(values)), ("call_ms_median", float(median(values))), ("calls_count", float(len(values)))
         )
     ]  # fmt: skip
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_flight_recorder)

@@ -15,21 +15,15 @@ import msgspec
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.formats.horovod import FORMAT
 from overlapscope.ingest.horovod_figures import horovod_figures
 from overlapscope.ingest.horovod_tensors import Tensors
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.repair import mend
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, Source
 
-FORMAT = "horovod"
 MAX_TENSORS = 1_000_000
-_OPERATIONS = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
-_MARKS = (
-    re.compile(rb'"name"\s*:\s*"NEGOTIATE_' + _OPERATIONS + rb'"'),
-    re.compile(rb'"name"\s*:\s*"CYCLE_START"'),
-    re.compile(rb'"ph"\s*:\s*"B"\s*,\s*"name"\s*:\s*"' + _OPERATIONS + rb'"'),
-)
 _MAX_US = 1 << 52
 _RANK = re.compile(r"[0-9]{1,7}")
 
@@ -45,12 +39,6 @@ class _Event(msgspec.Struct, gc=False):
 
 _events = msgspec.json.Decoder(list[_Event])
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is an array that begins with Horovod's own events."""
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return re.match(rb"\[\s*\{", text) is not None and any(mark.search(text) for mark in _MARKS)
 
 
 def read_horovod(path: Path, context: ReadContext) -> Reading:
@@ -196,6 +184,3 @@ def _warnings(events: _Events) -> list[str]:
         (tensors.bare, "operations have no negotiation before them"),
     )
     return [f"{count} {what}" for count, what in counted if count]
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_horovod)

@@ -1,10 +1,8 @@
 """Read one Kineto (torch.profiler) trace of any age into a rank's timeline."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from overlapscope.errors import InputError
@@ -20,48 +18,18 @@ from overlapscope.ingest.classify import (
 from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_spans import link_and_classify
 from overlapscope.ingest.event_chunks import EventChunks
-from overlapscope.ingest.event_text import BROKEN
+from overlapscope.ingest.formats.kineto import FORMAT
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.kineto_events import EventCollector, without_impossible
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
-from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.ready_gradients import ACCUMULATE, with_ready_gradients
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.ingest.trace_timeline import Built, device_timeline, moved, placed, trace_timeline
 from overlapscope.timeline.columns import NONE, Spans, make
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
-
-FORMAT = "kineto"
-_KEYS = re.compile(
-    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|traceName'
-    rb'|stackFrames|systemTraceEvents)"\s*:'
-)
-"""What stands in the first 64 KiB of a trace, however its writer orders it."""
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too.
-
-    A whole document without events, and a long one that begins with none of a trace's keys, is some other JSON.
-    """
-    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
-    first = text[1:].lstrip()[:1] if text[:1] == b"[" else b""
-    if text[:1] == b"{" or first == b"{":
-        return _KEYS.search(text) is not None or not (len(head.content) >= HEAD_BYTES or _begins_whole(text))
-    return text[:1] == b"" or (text[:1] == b"[" and first in (b"]", b",", b""))
-
-
-def _begins_whole(text: bytes) -> bool:
-    """Whether a text, or its first line, is a whole JSON document."""
-    for document in (text.rstrip(b"\x00"), text.split(b"\n", 1)[0]):
-        try:
-            msgspec.json.decode(document, type=msgspec.Raw)
-        except BROKEN:
-            continue
-        return True
-    return False
 
 
 def read_kineto(path: Path, context: ReadContext) -> Reading:
@@ -184,6 +152,3 @@ def _cpu_timeline(
             "collectives were called, but nothing in it shows them run: communication is missing from all figures",
         )
     return Built(timeline=timeline, groups=metadata.groups, unlinked=0, notes=notes)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_kineto)

@@ -17,8 +17,9 @@ from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import dtype_name
 from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.formats.measured_tables import FORMAT
 from overlapscope.ingest.lines import lines
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.table_columns import Column, plain, understand
 from overlapscope.timeline.facts import NO, UNTOLD, YES, Facts, Figures, Measurements
@@ -26,7 +27,6 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Source
 from overlapscope.timeline.volume import MAX_COUNT, bus_factor
 
-FORMAT: Final = "measured-table"
 MAX_COLUMNS: Final = 64
 MAX_BUCKETS: Final = 100_000
 TOLERANCE: Final = 0.02
@@ -35,11 +35,8 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9
 _ANSWERS: Final = {"1": YES, "true": YES, "yes": YES, "0": NO, "false": NO, "no": NO}
 
 
-def recognises(head: Head) -> bool:
+def begins_a_table(text: str) -> bool:
     """Whether the first lines are a header that is understood and a row that has numbers where it says so."""
-    text = head.text
-    if text.lstrip()[:1] in ("{", "[", "<", "") or "\x00" in text:
-        return False
     rows = _rows(iter(text[: text.rfind("\n") + 1 or None].splitlines()[:50]))
     header, first = next(rows, None), next(rows, None)
     return header is not None and first is not None and _reads(header[1], first[1])
@@ -262,6 +259,3 @@ def _plain_number(text: str) -> float | None:
 def _listed(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
     return f"{', '.join(map(str, numbers[:5]))}{more}"
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_measured_table)

@@ -13,34 +13,25 @@ import numpy as np
 from overlapscope.errors import InputError
 from overlapscope.ingest import nccl_tables
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.formats.nccl_log import FORMAT
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_communicators import Communicators, Process
 from overlapscope.ingest.nccl_lines import MAX_MESSAGES, Lines
-from overlapscope.ingest.nccl_prefix import is_nccl_line
 from overlapscope.ingest.nccl_scan import Block, scan
 from overlapscope.ingest.nccl_shared import share_choices
 from overlapscope.ingest.nccl_timelines import timelines
 from overlapscope.ingest.nccl_world import find_world, name_communicators
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import Codes, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
 
-FORMAT: Final = "nccl-log"
-_JSON: Final = re.compile(rb"\s*(?:\{|\[\s*[\[{\"\]])")
 _PLAIN_VERSION: Final = re.compile(r"\d+\.\d+(?:\.\d+)?")
 
 
-def recognises(head: Head) -> bool:
-    """Whether the beginning of a file holds a line of the library, with its prefix; other words on it do not count."""
-    if _JSON.match(head.content):
-        return False
-    return any(is_nccl_line(line) for line in head.content.split(b"\n") if b" NCCL " in line)
-
-
-def read(path: Path, context: ReadContext) -> Reading:
+def read_nccl_log(path: Path, context: ReadContext) -> Reading:
     """Read one log, of one process or of several that wrote into it. Raises InputError when nothing in it is NCCL's."""
     stream = ByteStream(path, context.max_bytes, context.progress)
     log = _Log()
@@ -184,6 +175,3 @@ class _Log:
             "nccl_version": "mixed" if len(versions) > 1 else next(iter(versions), None)
         }
         return {**self.lines.settings, **(version if versions else {})}
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read, anywhere=True)

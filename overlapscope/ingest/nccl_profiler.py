@@ -5,49 +5,23 @@ not on the host's clock, and computation is not in it: a timeline has the calls 
 beside it as measurements, and nothing is said of overlap.
 """
 
-import re
 from pathlib import Path
-from typing import Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, PLUGIN, format_of
 from overlapscope.ingest.json_objects import JsonObjects
 from overlapscope.ingest.nccl_event_traces import quoted, read_event_lines, read_example_plugin
 from overlapscope.ingest.nccl_inspector import read_inspector
-from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import HEAD_BYTES, ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
-
-INSPECTOR, PLUGIN, EVENT_LINES = "nccl-inspector", "nccl-profiler-plugin", "nccl-profiler-events"
-_INSPECTOR: Final = re.compile(
-    rb'\s*+(?:\[\s*+)?\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
-    rb'(?:"metadata"\s*:\s*\{[^{}]{0,4000}\}\s*,\s*)?"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'
-)
-_PLUGIN: Final = re.compile(
-    rb'\s*\[\s*\{\s*"name"\s*:\s*"[^"]{0,100}"\s*,\s*"cat"\s*:\s*"(?:GROUP|GROUP_API|COLL|COLL_API|P2P|P2P_API|PROXY|NET'
-    rb'|NET_IB|NET_SOCK|GPU|KERNEL_LAUNCH|CE_COLL|CE_SYNC|CE_BATCH)"\s*,\s*"ph"\s*:\s*"[be]"'
-)
-_EVENT_LINES: Final = re.compile(
-    rb'\s*\{\s*(?:"recordType"\s*:\s*"(?:event|state|cuptiActivity)"\s*,\s*"(?:type|eventAddr)"\s*:'
-    rb'|"type"\s*:\s*"ProfilerLifecycle"\s*,\s*"func"\s*:)'
-)
-
-
-def recognises(head: Head) -> bool:
-    """Whether the first record is one of a profiler plugin's."""
-    return _format(head.content) is not None
-
-
-def _format(content: bytes) -> str | None:
-    content = content.removeprefix(b"\xef\xbb\xbf")
-    kinds = ((INSPECTOR, _INSPECTOR), (PLUGIN, _PLUGIN), (EVENT_LINES, _EVENT_LINES))
-    return next((name for name, pattern in kinds if pattern.match(content)), None)
 
 
 def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
     """Read one process's file. Raises InputError when it cannot be read or tells of no call."""
     first = next(ByteStream(path, context.max_bytes).blocks(), b"")
-    format_ = _format(first[:HEAD_BYTES])
+    format_ = format_of(first[:HEAD_BYTES])
     stream = ByteStream(path, context.max_bytes, context.progress)
     objects = JsonObjects(stream, mend=quoted if format_ == PLUGIN else None)
     if format_ == INSPECTOR:
@@ -85,6 +59,3 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
         groups=calls.groups(),
         facts=calls.facts(shown(path)),
     )
-
-
-READER = Reader(format="nccl-profiler", recognises=recognises, read=read_nccl_profiler)

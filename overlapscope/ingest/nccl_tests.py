@@ -6,55 +6,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.bandwidth_files import CSV_HEADER, BandwidthFile, read_rccl, read_report
+from overlapscope.ingest.bandwidth_files import BandwidthFile, read_rccl, read_report
 from overlapscope.ingest.bandwidth_lines import BandwidthLines, BandwidthTable
 from overlapscope.ingest.bandwidth_rows import Row, Timing
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.formats.nccl_tests import FORMAT, REPORT, is_report
 from overlapscope.ingest.lines import lines
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import NO, YES, Facts, Measurements
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
 
-FORMAT = "nccl-tests"
 MAX_BYTES: Final = 256 << 20
 """A report of every size and type is smaller by orders."""
-_REPORT: Final = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:\s*"[^"]{0,64}"\s*,\s*"args"\s*:')
-_RCCL: Final = re.compile(rb'\s*+(?:\[\s*+)?\{\s*"numCycle"\s*:\s*\d+\s*,\s*"name"\s*:\s*"')
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file is a report of the tests, or a text that is their table more than anything else.
-
-    A log of NCCL with a table in it is not: its reader calls `BandwidthLines` itself.
-    """
-    if _is_report(head.content):
-        return True
-    text = head.text
-    if text.lstrip()[:1] in ("{", "<", "") or not re.search(
-        r"^[^\n]{0,200}?\b\d+\s+\d+\s+[a-z]\w+\s+[^\n]{20}", text, re.MULTILINE
-    ):
-        return False
-    collector = BandwidthLines()
-    told = [collector.take(line) for line in text.splitlines() if line.strip()]
-    return bool(collector.finish()) and 2 * sum(told) >= len(told)
-
-
-def holds_some(head: Head) -> bool:
-    """Whether a text holds a line of a table, or a table's header, among whatever else."""
-    collector = BandwidthLines()
-    for line in head.text.splitlines():
-        collector.take(line)
-    return bool(collector.finish()) or collector.headers > 0
 
 
 def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     """Read one file. Raises InputError when it cannot be read or holds no measurement."""
     first = next(ByteStream(path, context.max_bytes).blocks(), b"")
     stream = ByteStream(path, context.max_bytes, context.progress)
-    found = _read_file(stream) if _is_report(first) else _read_text(stream)
+    found = _read_file(stream) if is_report(first) else _read_text(stream)
     rows = sum(len(table.rows) for table in found.tables)
     if not rows:
         broken = f" but {found.dropped} that cannot be read" if found.dropped else ""
@@ -76,17 +49,10 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     )
 
 
-def _is_report(content: bytes) -> bool:
-    """Whether it begins like one of the files that the tests write, rather than print."""
-    content = content.removeprefix(b"\xef\xbb\xbf")
-    csv_head = content[:200].decode("utf-8", "replace").lstrip()
-    return bool(_REPORT.match(content) or _RCCL.match(content) or CSV_HEADER.match(csv_head))
-
-
 def _read_file(stream: ByteStream) -> BandwidthFile:
     stream.max_bytes = min(stream.max_bytes, MAX_BYTES)
     content = b"".join(stream.blocks()).removeprefix(b"\xef\xbb\xbf")
-    found = read_report(content) if _REPORT.match(content) else read_rccl(content)
+    found = read_report(content) if re.match(REPORT, content) else read_rccl(content)
     return found or BandwidthFile(tables=())
 
 
@@ -147,6 +113,3 @@ def _measurement(table: BandwidthTable, row: Row, timing: Timing, in_place: int,
         "busbw_gbs": timing.busbw_gbs.value if timing.busbw_gbs else None,
         "wrong": timing.wrong,
     }
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_nccl_tests, holds_some=holds_some)

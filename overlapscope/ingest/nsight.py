@@ -12,30 +12,24 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.communicator_members import member_facts
 from overlapscope.ingest.device_recording import RankBuilt, order_note, rank_timelines
+from overlapscope.ingest.formats.nsight import FORMAT, REPORT_MAGIC
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
 from overlapscope.ingest.nsight_ranges import RANGES
 from overlapscope.ingest.nsight_strings import STRINGS
 from overlapscope.ingest.nsight_tables import KERNELS, NsightTables
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
-from overlapscope.ingest.sqlite_file import MAGIC, SqliteFile, as_text
+from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 
-FORMAT = "nsight"
-REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
-"""What .nsys-rep and .qdrep files begin with."""
 _ITS_TABLES: Final = re.compile(
     rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
 )
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
 
 
-def recognises(head: Head) -> bool:
-    """Whether the file is a report of Nsight Systems or its SQLite export; other SQLite files are not ours."""
-    if head.content.startswith(REPORT_MAGIC):
-        return True
-    if not head.content.startswith(MAGIC):
-        return False
+def is_export(head: Head) -> bool:
+    """Whether a SQLite file is Nsight Systems'."""
     try:
         compressed = _begins(head.path, GZIP_MAGIC)
         tables = frozenset() if compressed else _tables(head.path)
@@ -209,6 +203,3 @@ def _fingerprint(info: Mapping[str, list[str]]) -> dict[str, str | int | None]:
     if re.fullmatch(r"[0-9]{1,9}", driver):
         known["cuda_driver_version"] = int(driver)
     return known
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_nsight)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import kineto
 from overlapscope.ingest.archives import is_archive, renamed
+from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
 from overlapscope.ingest.remote import local_copy, url_of

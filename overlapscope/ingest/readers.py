@@ -9,7 +9,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest import (
+from overlapscope.ingest.bytestream import GZIP_MAGIC
+from overlapscope.ingest.formats import (
     ascend,
     ascend_communication,
     ascend_database,
@@ -34,7 +35,6 @@ from overlapscope.ingest import (
     topo_xml,
     training_log,
 )
-from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import in_later_text, in_text

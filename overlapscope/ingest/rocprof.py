@@ -1,6 +1,5 @@
 """Read the JSON of rocprofv3 (`--output-format json`): kernels, copies, calls and markers of each rank in it."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +18,11 @@ from overlapscope.ingest.device_recording import (
     order_note,
     rank_timelines,
 )
+from overlapscope.ingest.formats.rocprof import FORMAT
 from overlapscope.ingest.json_file import json_text
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.nvtx_names import RangeNames
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.rocprof_records import MAX_TIME_NS, Agent, Call, Copy, Dispatch, ProcessRecords, processes
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY
@@ -31,15 +31,8 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
-FORMAT = "rocprofv3"
-_BEGINS: Final = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]')
 _GPU: Final = 2
 """ROCPROFILER_AGENT_TYPE_GPU."""
-
-
-def recognises(head: Head) -> bool:
-    """Whether the file begins as rocprofv3's JSON does."""
-    return _BEGINS.match(head.content.removeprefix(b"\xef\xbb\xbf")) is not None
 
 
 def read_rocprof(path: Path, context: ReadContext) -> Reading:
@@ -258,6 +251,3 @@ def _ints(values: Iterable[int]) -> Ints:
 
 def _codes(values: Iterable[int]) -> npt.NDArray[np.int32]:
     return np.fromiter(values, np.int32)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_rocprof)

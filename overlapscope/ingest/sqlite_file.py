@@ -17,7 +17,6 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.shown import shown
 
-MAGIC: Final = b"SQLite format 3\x00"
 CHUNK_ROWS: Final = 1 << 15
 CHUNK_ROWS_WITH_TEXT: Final = 1 << 12
 MAX_VALUE_BYTES: Final = 1 << 20

@@ -12,14 +12,14 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.formats.topo_matrix import FORMAT
 from overlapscope.ingest.lines import lines
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
 
-FORMAT: Final = "topo-matrix"
 MAX_DEVICES: Final = 1024
 MAX_LINE: Final = 64 << 10
 MAX_NOTE: Final = 400
@@ -151,25 +151,6 @@ def _named(device: str) -> str:
     return f"GPU {device}" if _ADDRESS.fullmatch(device) else device
 
 
-def recognises(head: Head) -> bool:
-    """Whether the text is such a matrix more than anything else, with a row that fits its header."""
-    text = head.text
-    if "GPU0" not in text and "TABLE:" not in text:
-        return False
-    collector = MatrixLines()
-    told = [collector.take(line) for line in text.splitlines() if line.strip()]
-    return collector.rows > 0 and 2 * sum(told) >= len(told)
-
-
-def holds_some(head: Head) -> bool:
-    """Whether a text holds a matrix, with a row that fits its header, among whatever else."""
-    collector = MatrixLines()
-    if "GPU0" in head.text:
-        for line in head.text.splitlines():
-            collector.take(line)
-    return collector.rows > 0
-
-
 def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     """Read one output. Raises InputError when it cannot be read or holds no matrix."""
     stream = ByteStream(path, context.max_bytes, context.progress)
@@ -199,6 +180,3 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
         ),
         facts=Facts(names=tuple(names.to_list()), links=table),
     )
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_topo_matrix, holds_some=holds_some)

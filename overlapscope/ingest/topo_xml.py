@@ -12,30 +12,21 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.formats.topo_xml import FORMAT
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.xml_tree import Element, read_xml
 from overlapscope.timeline.facts import Facts, Figures, Links, Paths
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
 
-FORMAT: Final = "nccl-topology"
 LANE_100MBPS: Final = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 """GT/s to what NCCL counts on per PCIe lane, in 100 Mbit/s (`kvDictPciGen` in topo.cc): three quarters of the rate."""
 MAX_PAIRS: Final = 250_000
-_BEGIN: Final = re.compile(
-    r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<(system|graphs)\s+version\s*="
-)
 _WHOLE: Final = re.compile(r"-?(?:0x[0-9a-fA-F]{1,16}|[0-9]{1,18})", re.ASCII)
 _REAL: Final = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,15})?(?:e[+-]?[0-9]{1,3})?", re.ASCII)
 _PATTERNS: Final = {1: "tree", 2: "tree", 3: "tree", 4: "ring", 5: "nvls", 6: "collnet"}
 """`NCCL_TOPO_PATTERN_*` of graph.h; the first three are kinds of trees."""
-
-
-def recognises(head: Head) -> bool:
-    """Whether the root element is NCCL's: `<system version=...>` with CPUs, or `<graphs version=...>` with graphs."""
-    found = _BEGIN.match(head.text)
-    return found is not None and re.search(r"<cpu\b" if found[1] == "system" else r"<graph\b", head.text) is not None
 
 
 def read_topo_xml(path: Path, context: ReadContext) -> Reading:
@@ -259,6 +250,3 @@ def _figures(root: Element, source: str) -> list[dict[str, Any]]:
             if value is not None:
                 rows.append({"source": source, "subject": name, "name": figure, "value": value})
     return rows
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read_topo_xml)

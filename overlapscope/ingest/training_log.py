@@ -3,7 +3,6 @@
 A further format is one more LogFormat in FORMATS.
 """
 
-import re
 from pathlib import Path
 
 from overlapscope.errors import InputError
@@ -12,18 +11,12 @@ from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.launcher_prefix import plain
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.log_lines import LogFormat
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.run import Source
 
 FORMATS: tuple[LogFormat, ...] = (deepspeed_comms.LINES, megatron_timers.LINES)
-_JSON = re.compile(rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])")
-
-
-def recognises(head: Head) -> bool:
-    """Whether a text holds lines of a known format."""
-    return _JSON.match(head.content) is None and any(each.in_text(head.content) for each in FORMATS)
 
 
 def read_training_log(path: Path, context: ReadContext) -> Reading:
@@ -53,6 +46,3 @@ def read_training_log(path: Path, context: ReadContext) -> Reading:
             warnings=tuple(warnings),
         ),
     )
-
-
-READER = Reader(format="training_log", recognises=recognises, read=read_training_log, anywhere=True)

@@ -12,7 +12,7 @@ from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.critical_path import Chosen, follow
 from overlapscope.analysis.steps import StepWindow, step_windows
-from overlapscope.ingest.perfetto_export import SCHEMA
+from overlapscope.ingest.formats.perfetto_export import SCHEMA
 from overlapscope.report import perfetto_tracks as tracks
 from overlapscope.report.trace_events import EventWriter, Slices, joined
 from overlapscope.timeline.columns import NONE, size

@@ -15,16 +15,16 @@ from overlapscope.ingest.shown import shown
 SCHEMA: Final = "overlapscope.perfetto/1"
 """Stands in the first lines of every export."""
 FORMAT: Final = "perfetto export"
-_MARK: Final = re.compile(rb'"schema"\s*:\s*"overlapscope\.perfetto/')
+_MARK: Final = rb'"schema"\s*:\s*"overlapscope\.perfetto/'
 _WITHIN: Final = 1024
 
 
 def recognises(head: Head) -> bool:
     """Whether the file says of itself that it is one."""
-    return _MARK.search(head.content[:_WITHIN]) is not None
+    return re.search(_MARK, head.content[:_WITHIN]) is not None
 
 
-def refuse(path: Path, context: ReadContext) -> Reading:
+def read(path: Path, context: ReadContext) -> Reading:
     """Raise InputError."""
     del context
     raise InputError(
@@ -33,4 +33,4 @@ def refuse(path: Path, context: ReadContext) -> Reading:
     )
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=refuse)
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.ascend_folder import trace_stands_beside
+from overlapscope.ingest.formats.nsight import SQLITE_MAGIC
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
@@ -14,13 +14,15 @@ _TABLES = (b"RANK_DEVICE_MAP", b"COMPUTE_TASK_INFO", b"COMMUNICATION_TASK_INFO",
 
 def recognises(head: Head) -> bool:
     """Whether the file is a database with one of the tables that only msprof and torch_npu create."""
-    return head.content.startswith(b"SQLite format 3\x00") and any(
+    return head.content.startswith(SQLITE_MAGIC) and any(
         b"CREATE TABLE " + quote + table in head.content for table in _TABLES for quote in (b"", b'"', b"'", b"`", b"[")
     )
 
 
-def read_database(path: Path, context: ReadContext) -> Reading:
+def read(path: Path, context: ReadContext) -> Reading:
     """Give nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
+    from overlapscope.ingest.ascend_folder import trace_stands_beside  # noqa: PLC0415 - loaded for such a file
+
     del context
     if trace_stands_beside(path):
         return Reading(source=Source(path=shown(path), format=FORMAT))
@@ -30,4 +32,4 @@ def read_database(path: Path, context: ReadContext) -> Reading:
     )
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read_database)
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

@@ -1,0 +1,33 @@
+"""Know an Ascend profiler's `trace_view.json`."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+FORMAT: Final = "ascend"
+_MARKS: Final = (
+    rb'"ts"\s*:\s*"\d+(?:\.\d+)?(?:\\t)?"'
+    rb'|"name"\s*:\s*"(?:Ascend Hardware|Overlap Analysis|CANN)"'
+    rb'|"labels"\s*:\s*"NPU'
+    rb'|"cat"\s*:\s*"(?:async_npu|async_task_queue|HostToDevice|enqueue|dequeue)"'
+    rb'|"Input (?:Dims|type)"\s*:\s*"'
+)
+"""What only this profiler writes: times as text, its processes, its flows, shapes as text."""
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is a bare array of events with marks that only this profiler makes."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.ascend`."""
+    from overlapscope.ingest.ascend import read_ascend  # noqa: PLC0415 - loaded for such a file
+
+    return read_ascend(path, context)
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

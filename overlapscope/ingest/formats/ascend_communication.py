@@ -1,0 +1,26 @@
+"""Know `communication.json` and `communication_matrix.json`, what HCCL measured."""
+
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+FORMAT: Final = "ascend_communication"
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is an object that holds the profiler's communication times or links."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] != b"{" or b'"traceEvents"' in text:
+        return False
+    return b'"Communication Time Info"' in text or (b'"Transport Type"' in text and b'"Transit Size(MB)"' in text)
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.ascend_communication`."""
+    from overlapscope.ingest.ascend_communication import read_communication  # noqa: PLC0415 - loaded for such a file
+
+    return read_communication(path, context)
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

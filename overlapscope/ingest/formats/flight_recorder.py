@@ -1,0 +1,35 @@
+"""Know a dump of torch's flight recorder."""
+
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+FORMAT: Final = "flight_recorder"
+PICKLE: Final = b"\x80"
+"""What a pickle begins with; other dumps are JSON."""
+_TELLING: Final = (
+    b"collective_seq_id", b"p2p_seq_id", b"record_id", b"profiling_name", b"time_created_ns", b"input_sizes",
+    b"output_sizes", b"time_discovered_started_ns", b"pg_status", b"pg_config", b"last_enqueued_collective",
+    b"nccl_comm_state", b"comm_lib_version", b"nccl_version", b"retired",
+)  # fmt: skip
+_ENOUGH_TELLING: Final = 3
+
+
+def recognises(head: Head) -> bool:
+    """Whether a pickle or a JSON object begins, and holds several of the recorder's own keys."""
+    content = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if content[:1] not in (b"{", PICKLE) or b'"traceEvents"' in content:
+        return False
+    quote = b"" if content[:1] == PICKLE else b'"'
+    return sum(quote + key + quote in content for key in _TELLING) >= _ENOUGH_TELLING
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.flight_recorder`."""
+    from overlapscope.ingest.flight_recorder import read_flight_recorder  # noqa: PLC0415 - loaded for such a file
+
+    return read_flight_recorder(path, context)
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

@@ -1,0 +1,31 @@
+"""Know a Horovod timeline."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+FORMAT: Final = "horovod"
+_OPERATIONS: Final = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
+_MARKS: Final = (
+    rb'"name"\s*:\s*"NEGOTIATE_' + _OPERATIONS + rb'"',
+    rb'"name"\s*:\s*"CYCLE_START"',
+    rb'"ph"\s*:\s*"B"\s*,\s*"name"\s*:\s*"' + _OPERATIONS + rb'"',
+)
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is an array that begins with Horovod's own events."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return re.match(rb"\[\s*\{", text) is not None and any(re.search(mark, text) for mark in _MARKS)
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.horovod`."""
+    from overlapscope.ingest.horovod import read_horovod  # noqa: PLC0415 - loaded for such a file
+
+    return read_horovod(path, context)
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

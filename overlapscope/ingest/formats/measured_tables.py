@@ -1,0 +1,28 @@
+"""Know a user's own table of measured collectives, steps or buckets."""
+
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+FORMAT: Final = "measured-table"
+
+
+def recognises(head: Head) -> bool:
+    """Whether the first lines are a header that is understood and a row that has numbers where it says so."""
+    text = head.text
+    if text.lstrip()[:1] in ("{", "[", "<", "") or "\x00" in text:
+        return False
+    from overlapscope.ingest.measured_tables import begins_a_table  # noqa: PLC0415 - loaded for what may be a table
+
+    return begins_a_table(text)
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.measured_tables`."""
+    from overlapscope.ingest.measured_tables import read_measured_table  # noqa: PLC0415 - loaded for such a file
+
+    return read_measured_table(path, context)
+
+
+READER = Reader(format=FORMAT, recognises=recognises, read=read)

@@ -1,0 +1,44 @@
+"""Know what plugins of NCCL's profiler interface write."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+
+INSPECTOR, PLUGIN, EVENT_LINES = "nccl-inspector", "nccl-profiler-plugin", "nccl-profiler-events"
+_BEGINS: Final = {
+    INSPECTOR: (
+        rb'\s*+(?:\[\s*+)?\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
+        rb'(?:"metadata"\s*:\s*\{[^{}]{0,4000}\}\s*,\s*)?"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'
+    ),
+    PLUGIN: (
+        rb'\s*\[\s*\{\s*"name"\s*:\s*"[^"]{0,100}"\s*,\s*"cat"\s*:\s*"(?:GROUP|GROUP_API|COLL|COLL_API|P2P|P2P_API|PROXY'
+        rb'|NET|NET_IB|NET_SOCK|GPU|KERNEL_LAUNCH|CE_COLL|CE_SYNC|CE_BATCH)"\s*,\s*"ph"\s*:\s*"[be]"'
+    ),
+    EVENT_LINES: (
+        rb'\s*\{\s*(?:"recordType"\s*:\s*"(?:event|state|cuptiActivity)"\s*,\s*"(?:type|eventAddr)"\s*:'
+        rb'|"type"\s*:\s*"ProfilerLifecycle"\s*,\s*"func"\s*:)'
+    ),
+}
+
+
+def recognises(head: Head) -> bool:
+    """Whether the first record is one of a profiler plugin's."""
+    return format_of(head.content) is not None
+
+
+def format_of(content: bytes) -> str | None:
+    """Give which plugin's records a file begins with; None for none's."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    return next((name for name, begins in _BEGINS.items() if re.match(begins, content)), None)
+
+
+def read(path: Path, context: ReadContext) -> Reading:
+    """Read it, see `ingest.nccl_profiler`."""
+    from overlapscope.ingest.nccl_profiler import read_nccl_profiler  # noqa: PLC0415 - loaded for such a file
+
+    return read_nccl_profiler(path, context)
+
+
+READER = Reader(format="nccl-profiler", recognises=recognises, read=read)
