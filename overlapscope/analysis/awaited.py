@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, WaitNames, host_waits
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
@@ -105,7 +106,7 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames
     runs = (spans.end_ns > begin_ns) & (spans.start_ns < end_ns)
     comes = (spans.launch_ns != NONE) & (spans.launch_ns >= begin_ns) & (spans.launch_ns < end_ns)
     row = np.flatnonzero(runs | comes)
-    row = row[np.lexsort((row, spans.end_ns[row], spans.start_ns[row]))]
+    row = row[order_of(spans.start_ns[row], spans.end_ns[row])]
     start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
     # A thread that computes was not launched; a library's thread that communicates was.
     launch = spans.launch_ns[row] if timeline.has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
@@ -114,7 +115,7 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames
     free = np.where(before == NONE, LONG_AGO, np.minimum(end[np.maximum(before, 0)], start))
     floor = np.maximum(free, np.where(launch == NONE, LONG_AGO, arrived))
     may_wait = (start - free > BACK_TO_BACK_NS) & (timeline.has_device | (launch == NONE))
-    by_end = np.argsort(end, kind="stable")
+    by_end = order_of(end)
     other = _on_other_lane(start, end[by_end], by_end, spans.lane[row], launch, floor, may_wait)
     by = np.where(
         other != NONE,
@@ -122,7 +123,7 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames
         np.where(floor == LONG_AGO, BY_NOTHING, np.where(free >= floor, BY_LANE, BY_LAUNCH)),
     )
     launched = np.flatnonzero(launch != NONE)
-    launched = launched[np.argsort(launch[launched], kind="stable")]
+    launched = launched[order_of(launch[launched])]
     waits = host_waits(timeline, named, row, end, launched, by_end) if timeline.has_device else NO_WAITS
     own_call = spans.collective[row]
     call, span = _spans_of_calls(own_call)
@@ -150,7 +151,7 @@ def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
 
 def _before_on_lane(lane: Ints) -> Ints:
     """Give for each span the one before it on its lane; NONE for the first."""
-    by_lane = np.argsort(lane, kind="stable")
+    by_lane = order_of(lane)
     before = np.full(lane.size, NONE, np.int64)
     same = lane[by_lane[1:]] == lane[by_lane[:-1]]
     before[by_lane[1:][same]] = by_lane[:-1][same]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from overlapscope.timeline.columns import COPY, NONE, Ints
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
@@ -84,7 +85,7 @@ def host_waits(
     else:
         span, resumed, dry = _by_standing_still(launch, end, launched, after_copies)
     span, resumed = np.concatenate([copies, span]), np.concatenate([after_copies, resumed])
-    order = np.argsort(resumed, kind="stable")
+    order = order_of(resumed)
     span, resumed = span[order], resumed[order]
     # Whoever waited for an earlier span once more had waited for the later one already.
     latest = np.maximum.accumulate(end[span]) if span.size else span

@@ -11,6 +11,7 @@ from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, Awaited, awaite
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.host_waits import LONG_AGO, WaitNames
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Small
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import Run
 
 PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
@@ -83,7 +84,7 @@ class Walker:
         last = int(arrivals.last[row])
         if last not in self._by_call:
             calls = self._arrivals[last].call
-            order = np.argsort(calls, kind="stable")
+            order = order_of(calls)
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, arrivals.call[row])])
