@@ -8,7 +8,7 @@ import numpy as np
 from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, take
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.interference import Slowdown, slowdown
@@ -60,10 +60,10 @@ def interference(given: Given) -> Recommendation | None:
 
 
 def _slowed(given: Given, timeline: RankTimeline) -> Slowdown | None:
-    rows = np.flatnonzero(timeline.spans.kind == COMPUTE)
-    if not rows.size or rows.size > MOST_SPANS:
+    kernels = np.count_nonzero(timeline.spans.kind == COMPUTE)
+    if not kernels or kernels > MOST_SPANS:
         return None
-    return slowdown(take(timeline.spans, rows), _moving(given, timeline))
+    return slowdown(timeline.spans, _moving(given, timeline))
 
 
 def _moving(given: Given, timeline: RankTimeline) -> Intervals:

@@ -21,6 +21,7 @@ from overlapscope.analysis.peer_times import PeerTimes
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, parts_inside, union
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
 
@@ -106,7 +107,7 @@ def owned(timeline: RankTimeline) -> Owned:
     row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
     start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
     end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
-    order = np.lexsort((start, -end))
+    order = order_of(-end, start)
     row, start, end = row[order], start[order], end[order]
     earliest = np.minimum.accumulate(start) if start.size else start
     taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
@@ -210,7 +211,7 @@ def _by_what_the_last_did(
     """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
     begin, until = waiting
     held = np.flatnonzero((last != NONE) & (until > begin))
-    held = held[np.argsort(begin[held], kind="stable")]  # what owners own is disjoint
+    held = held[order_of(begin[held])]  # what owners own is disjoint
     pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
     others = last[held][owner]
     compute = computing.within(rank, pieces, others)
@@ -249,7 +250,7 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
         return launch
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
-    rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
+    rows = rows[order_of(spans.launch_ns[rows])]
     if rows.size == 0:
         return np.full(launch.size, NONE, np.int64)
     done = np.maximum.accumulate(spans.end_ns[rows])
