@@ -24,10 +24,12 @@ from overlapscope.ingest.read_apart import (
     task_folder,
     told,
 )
+from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.reading_folder import load_reading
 from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.run import Source
 
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
@@ -35,7 +37,8 @@ DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecErro
 
 def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     """Give what there is to read, each into a folder of its own in `work`."""
-    how = [options.comm, options.compute, options.max_bytes]
+    code = read_by()
+    how = [options.comm, options.compute, options.max_bytes, code]
     tasks = []
     for path in found.inputs.files:
         origin, member = found.origin(path)
@@ -52,18 +55,18 @@ def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
                 comm=options.comm,
                 compute=options.compute,
                 max_bytes=options.max_bytes,
+                code=code,
             )
         )
     return tasks
 
 
 def _version(path: Path) -> Version:
-    """Give a file's size and time; reading one that is not there will tell."""
+    """Give a file's state; reading one that is not there will tell."""
     try:
-        at = path.stat()
+        return file_state(path.stat())
     except OSError:
         return ()
-    return at.st_size, at.st_mtime_ns
 
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:

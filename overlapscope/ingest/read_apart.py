@@ -1,7 +1,7 @@
 """Files read by whoever has time: other processes, other machines. Columns go to disk; only words travel.
 
-A file's readings lie in a folder of their own that is named after the file, its size and time, and how it is read. The
-folder is whole or not there, so what an interrupted reading left behind is gone on with.
+A file's readings lie in a folder of their own that is named after the file, its state, how it is read, and by which
+code. The folder is whole or not there, so what an interrupted reading left behind is gone on with.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.archives import renamed, reworded
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError
+from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.reading import ReadContext
-from overlapscope.ingest.reading_folder import FORMAT, save_reading
+from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.worker import tell
-from overlapscope.version import __version__
 
 _TOLD: Final = "file.json"
 _TELL_SECONDS: Final = 0.1
@@ -47,13 +47,15 @@ class Task:
     comm: tuple[str, ...]
     compute: tuple[str, ...]
     max_bytes: int
+    code: str
+    """By which code, as `read_by` tells: by no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of a task besides what lies in its folder."""
 
-    kind: Literal["read", "refused", "unwritable"] = "read"
+    kind: Literal["read", "refused", "unwritable", "other_code"] = "read"
     why: str = ""
 
 
@@ -93,7 +95,7 @@ class Told(msgspec.Struct, kw_only=True):
 
 def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) -> Path:
     """Give the folder for a file's readings: another one as soon as the file, or how it is read, is another."""
-    words = [__version__, FORMAT, *file, *how]
+    words = [*file, *how]
     return within / hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:32]
 
 
@@ -114,6 +116,8 @@ def reading_folders(task: Task) -> list[Path]:
 
 def read_apart(task: Task, number: int = -1) -> Outcome:
     """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
+    if task.code != read_by():
+        return Outcome(kind="other_code")
     classifier = Classifier(task.comm, task.compute)
     context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=_progress(number))
     try:
@@ -181,6 +185,11 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
     outcome = future.result()
     if outcome.kind == "unwritable":
         raise InputError(f"{outcome.why}: what files hold cannot be written there")
+    if outcome.kind == "other_code":
+        raise InputError(
+            f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a reader, "
+            "than this command: install the same everywhere; what was read until then is kept"
+        )
     if outcome.kind == "read" and not _is_seen(task):
         return (
             f"was read where {shown(task.folder.parent)} is another disk than here: choose a place for the run that "
