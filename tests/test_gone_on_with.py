@@ -93,3 +93,19 @@ def test_code_that_is_no_files_is_never_the_same(monkeypatch: pytest.MonkeyPatch
     source_digest.cache_clear()
     assert source_digest("overlapscope.ingest") != first
     source_digest.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "nulls", "gone", "marker"])
+def test_what_a_power_cut_damaged_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+    (whole,) = (tmp_path / ".apart.ingest" / "read").glob("[0-9a-f]*")
+    table = whole / "0" / "0" / "spans.parquet"
+    content = table.read_bytes()
+    if damage == "gone":
+        table.unlink()
+    elif damage == "marker":
+        (whole / "file.json").write_bytes(b"")
+    else:
+        half = len(content) // 2
+        left = {"emptied": b"", "cut": content[:half], "nulls": content[:half].ljust(len(content), b"\0")}
+        table.write_bytes(left[damage])
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0

@@ -6,6 +6,7 @@ code. The folder is whole or not there, so what an interrupted reading left behi
 
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,9 @@ from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.whole_folder import content_digest
 from overlapscope.ingest.worker import tell
+from overlapscope.timeline.read_ahead import in_threads
 
 _TOLD: Final = "file.json"
 _TELL_SECONDS: Final = 0.1
@@ -91,6 +94,8 @@ class Told(msgspec.Struct, kw_only=True):
     readings: int
     idle_patterns: list[str]
     """The user's patterns that no kernel of it matched."""
+    content: str
+    """What tells whether the folder is as it was written."""
 
 
 def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) -> Path:
@@ -102,6 +107,22 @@ def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) 
 def is_read(task: Task) -> bool:
     """Whether the file was read before."""
     return (task.folder / _TOLD).is_file()
+
+
+def go_on_with(tasks: Sequence[Task]) -> int:
+    """Remove the folders that a power cut damaged, and give the number of files that were read before."""
+    return sum(in_threads(_is_whole, [task.folder for task in tasks if is_read(task)]))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        content = msgspec.json.decode((folder / _TOLD).read_bytes(), type=Told).content
+        whole = content == content_digest(folder, but=_TOLD)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        whole = False
+    if not whole:
+        shutil.rmtree(folder)
+    return whole
 
 
 def told(task: Task) -> Told:
@@ -134,7 +155,8 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
                 place = temporary / str(at)
                 place.mkdir()
                 save_reading(renamed(reading, task.renamings), task.named, place)
-            words = Told(readings=len(readings), idle_patterns=classifier.idle_patterns)
+            content = content_digest(temporary, but=_TOLD)
+            words = Told(readings=len(readings), idle_patterns=classifier.idle_patterns, content=content)
             (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
             os.rename(temporary, task.folder)
     except OSError as error:

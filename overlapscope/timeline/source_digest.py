@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 
@@ -20,7 +21,9 @@ def source_digest(*packages: str) -> str:
     try:
         for package in packages:
             for folder in import_module(package).__path__:
-                _add(told, folder)
+                for name, content in _files(folder):
+                    told.update(b"%b\0%d\0" % (os.fsencode(name), len(content)))
+                    told.update(content)
     except OSError:
         return secrets.token_hex(16)
     return told.hexdigest()
@@ -35,11 +38,9 @@ def module_digest(name: str) -> str:
         return secrets.token_hex(16)
 
 
-def _add(told: "hashlib._Hash", folder: str) -> None:
+def _files(folder: str) -> Iterator[tuple[str, bytes]]:
     with os.scandir(folder) as inside:
-        files = sorted(each.name for each in inside if each.is_file() and not each.name.startswith("."))
-    for name in files:
+        names = sorted(each.name for each in inside if each.is_file() and not each.name.startswith("."))
+    for name in names:
         with open(os.path.join(folder, name), "rb", buffering=0) as file:
-            content = file.read()
-        told.update(b"%b\0%d\0" % (os.fsencode(name), len(content)))
-        told.update(content)
+            yield name, file.read()
