@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli.main import main
-from overlapscope.errors import UsageError
+from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline import flushed, held_folder
 from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope_dashboards.runs import find
 from tests.test_write_run import files_in, job, trace
 
 WEEK_S = 7 * 24 * 3600
@@ -93,10 +94,11 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
     run = older_run(tmp_path / "my run")
     before = files_in(run)
     killed(REPLACING.format(steps=1, run=str(run)))
-    for verb in ("analyze", "serve"):
-        assert main([verb, str(run)]) == 3
-        said = capsys.readouterr().err
-        assert "replacing a run there was interrupted" in said
+    assert main(["analyze", str(run)]) == 3
+    said = capsys.readouterr().err
+    assert "replacing a run there was interrupted" in said
+    with pytest.raises(InputError, match="replacing a run there was interrupted"):
+        find([run])  # as `serve` does
     subprocess.run(shlex.split(said.partition("this puts it back: ")[2]), check=True)
     assert files_in(run) == before
 
