@@ -291,7 +291,10 @@ def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path
 def workers() -> list[int]:
     """Give the processes that read for this one; other tests' may be its children, too."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    children = [int(each) for task in tasks for each in task.read_text(encoding="ascii").split()]
+    children = []
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            children += [int(each) for each in task.read_text(encoding="ascii").split()]
     return [each for each in children if _is_worker(Path(f"/proc/{each}/cmdline"))]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,13 @@ from overlapscope.ingest.read_apart import (
     task_folder,
     told,
 )
+from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, idle_everywhere, task_of
+from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.run import Source
 
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
@@ -32,24 +35,24 @@ DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecErro
 
 def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     """Give what there is to read, each into a folder of its own in `work`."""
-    how = [options.comm, options.compute, options.max_bytes]
+    code = read_by()
+    how = [options.comm, options.compute, options.max_bytes, code]
     tasks = []
     for path in found.inputs.files:
         origin, _ = found.origin(path)
         there = found.inputs.remote.get(path)
         version = there if there is not None else _version(origin)
         file = (ascii(origin.absolute()), ascii(found.shown_path(path)), *version)
-        tasks.append(task_of(found, path, options, task_folder(work, file, how)))
+        tasks.append(replace(task_of(found, path, options, task_folder(work, file, how)), code=code))
     return tasks
 
 
 def _version(path: Path) -> Version:
-    """Give a file's size and time; reading one that is not there will tell."""
+    """Give a file's state; reading one that is not there will tell."""
     try:
-        at = path.stat()
+        return file_state(path.stat())
     except OSError:
         return ()
-    return at.st_size, at.st_mtime_ns
 
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:

@@ -1,11 +1,12 @@
 """Files read by whoever has time: other processes, other machines. Columns go to disk; only words travel.
 
-A file's readings lie in a folder of their own that is named after the file, its size and time, and how it is read. The
-folder is whole or not there, so what an interrupted reading left behind is gone on with.
+A file's readings lie in a folder of their own that is named after the file, its state, how it is read, and by which
+code. The folder is whole or not there, so what an interrupted reading left behind is gone on with.
 """
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
@@ -18,10 +19,12 @@ import msgspec
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.processes import ProcessDiedError, said_of
-from overlapscope.ingest.reading_folder import FORMAT, save_reading
+from overlapscope.ingest.read_by import read_by
+from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, read_task, telling
-from overlapscope.version import __version__
+from overlapscope.ingest.whole_folder import content_digest
+from overlapscope.timeline.read_ahead import in_threads
 
 _TOLD: Final = "file.json"
 
@@ -30,7 +33,7 @@ _TOLD: Final = "file.json"
 class Outcome:
     """What came of a task besides what lies in its folder."""
 
-    kind: Literal["read", "refused", "unwritable"] = "read"
+    kind: Literal["read", "refused", "unwritable", "other_code"] = "read"
     why: str = ""
 
 
@@ -66,17 +69,35 @@ class Told(msgspec.Struct, kw_only=True):
     readings: int
     idle_patterns: tuple[str, ...]
     """The user's patterns that no kernel of it matched."""
+    content: str
+    """What tells whether the folder is as it was written."""
 
 
 def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) -> Path:
     """Give the folder for a file's readings: another one as soon as the file, or how it is read, is another."""
-    words = [__version__, FORMAT, *file, *how]
+    words = [*file, *how]
     return within / hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:32]
 
 
 def is_read(task: Task) -> bool:
     """Whether the file was read before."""
     return (task.folder / _TOLD).is_file()
+
+
+def go_on_with(tasks: Sequence[Task]) -> int:
+    """Remove the folders that a power cut damaged, and give the number of files that were read before."""
+    return sum(in_threads(_is_whole, [task.folder for task in tasks if is_read(task)]))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        content = msgspec.json.decode((folder / _TOLD).read_bytes(), type=Told).content
+        whole = content == content_digest(folder, but=_TOLD)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        whole = False
+    if not whole:
+        shutil.rmtree(folder)
+    return whole
 
 
 def told(task: Task) -> Told:
@@ -91,6 +112,8 @@ def reading_folders(task: Task) -> list[Path]:
 
 def read_apart(task: Task, number: int = -1) -> Outcome:
     """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
+    if task.code != read_by():
+        return Outcome(kind="other_code")
     read = read_task(task, telling(number))
     if read.refused:
         return Outcome(kind="refused", why=read.refused)
@@ -102,7 +125,8 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
                 place = temporary / str(at)
                 place.mkdir()
                 save_reading(reading, task.named, place)
-            words = Told(readings=len(read.readings), idle_patterns=read.idle_patterns)
+            content = content_digest(temporary, but=_TOLD)
+            words = Told(readings=len(read.readings), idle_patterns=read.idle_patterns, content=content)
             (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
             os.rename(temporary, task.folder)
     except OSError as error:
@@ -153,6 +177,11 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
     outcome = future.result()
     if outcome.kind == "unwritable":
         raise InputError(f"{outcome.why}: what files hold cannot be written there")
+    if outcome.kind == "other_code":
+        raise InputError(
+            f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a reader, "
+            "than this command: install the same everywhere; what was read until then is kept"
+        )
     if outcome.kind == "read" and not _is_seen(task):
         return (
             f"was read where {shown(task.folder.parent)} is another disk than here: choose a place for the run that "

@@ -39,8 +39,6 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.store import FACTS, load_facts, save_facts, table_file, write_table
 from overlapscope.timeline.stored import TABLES
 
-FORMAT: Final = 1
-"""Raised whenever what readers give changes: a folder of another number is not gone on with."""
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,
     "annotations": Annotations,

@@ -33,6 +33,8 @@ class Task:
     comm: tuple[str, ...]
     compute: tuple[str, ...]
     max_bytes: int
+    code: str = ""
+    """By which code, as `read_by` tells, and by no other; empty where that goes without saying."""
 
 
 @dataclass(frozen=True, slots=True)
