@@ -80,8 +80,6 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
 
 def _cost(given: Given, timeline: RankTimeline, windows: Windows, found: Slowdown) -> float | None:
     """Give how much longer compute took for the transfers beside it, mean over windows."""
-    spans = timeline.spans
-    rows = spans.kind == COMPUTE
-    beside = intersection(union((spans.start_ns[rows], spans.end_ns[rows])), _moving(given, timeline))
+    beside = intersection(given.coverage[timeline.rank].compute, _moving(given, timeline))
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
     return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean) if found.mean > 1 else None

@@ -20,6 +20,7 @@ from overlapscope.analysis.following import following
 from overlapscope.analysis.peer_times import PeerTimes
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, parts_inside, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
@@ -273,9 +274,8 @@ def _rest_causes(
 def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
     """Say of each collective whether it is a send or receive of a pipeline group."""
     calls, names = timeline.collectives, timeline.names
-    sends = [code for code, name in enumerate(names) if name in POINT_TO_POINT]
-    stages = [code for code, name in enumerate(names) if name == PIPELINE]
-    return np.asarray(np.isin(calls.op, sends) & np.isin(calls.dimension, stages), np.bool_)
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
 def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:

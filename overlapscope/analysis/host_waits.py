@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
@@ -47,19 +48,18 @@ class WaitNames:
     """What of a rank's names tells that its host waited."""
 
     to_host: npt.NDArray[np.bool_]
-    """Whether a name is that of a copy to the host."""
+    """Of each of its spans, whether it is a copy to the host."""
     calls: Ints
     """Rows in `Annotations`, of calls of synchronisation."""
 
     @classmethod
     def of(cls, timeline: RankTimeline) -> Self:
         """Look through a rank's names: they are the same for all of its windows."""
-        names, notes = timeline.names, timeline.annotations
-        waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in names], np.bool_)
-        return cls(
-            to_host=np.array([TO_HOST.search(name) is not None for name in names] + [False], np.bool_),
-            calls=np.flatnonzero(np.append(waits, False)[notes.name]),
-        )
+        spans, names = timeline.spans, timeline.names
+        to_host = spans.kind == COPY
+        to_host[to_host] = rows_named(spans.name[to_host], names, TO_HOST.search)
+        calls = rows_named(timeline.annotations.name, names, WAITS_FOR_DEVICE.fullmatch)
+        return cls(to_host=to_host, calls=np.flatnonzero(calls))
 
 
 _NOTHING: Final = np.empty(0, np.int64)
@@ -76,7 +76,7 @@ def host_waits(
     to the host that had ended when it launched again is taken to have been waited for.
     """
     launch = timeline.spans.launch_ns[row]
-    copies, after_copies = _copies(timeline, named, row, launch, end, launched)
+    copies, after_copies = _copies(named, row, launch, end, launched)
     if named.calls.size:
         notes = timeline.annotations
         begun, ended = notes.start_ns[named.calls], notes.end_ns[named.calls]
@@ -93,15 +93,11 @@ def host_waits(
     return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
 
 
-def _copies(
-    timeline: RankTimeline, named: WaitNames, row: Ints, launch: Ints, end: Ints, launched: Ints
-) -> tuple[Ints, Ints]:
+def _copies(named: WaitNames, row: Ints, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
     """Give copies to the host that had ended when it launched again, and that launch."""
-    spans = timeline.spans
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]
-    to_host = (spans.kind[row[of]] == COPY) & named.to_host[spans.name[row[of]]]
-    waited = to_host & (end[of] <= then) & (end[of] > at)
+    waited = named.to_host[row[of]] & (end[of] <= then) & (end[of] > at)
     return of[waited], then[waited]
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.timeline.order import ascending
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -39,7 +41,7 @@ def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
         starts, ends = starts[covering], ends[covering]
     if starts.size == 0:
         return EMPTY
-    starts, ends = _ascending(starts), _ascending(ends)
+    starts, ends = ascending(starts), ascending(ends)
     # As many have ended as had begun, and the next one begins strictly later: only there is nothing covered.
     gaps = np.flatnonzero(starts[1:] > ends[:-1])
     return Intervals(
@@ -52,10 +54,6 @@ def _joined(parts: Sequence[Int64s]) -> Int64s:
     if len(parts) == 1:
         return np.asarray(parts[0], np.int64)
     return np.concatenate([np.asarray(part, np.int64) for part in parts]) if parts else EMPTY.starts
-
-
-def _ascending(times: Int64s) -> Int64s:
-    return np.sort(times) if (times[1:] < times[:-1]).any() else times
 
 
 def length(a: Intervals) -> int:

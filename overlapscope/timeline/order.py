@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.timeline.columns import Ints
-
+FEW: Final = 16
+"""With fewer than one fall in so many, merging the stretches in order is quicker than sorting all anew."""
 MOST: Final = int(np.iinfo(np.int64).max)
 Column = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
 
 
 def order_of(*columns: Column) -> Ints:
@@ -24,7 +25,10 @@ def order_of(*columns: Column) -> Ints:
     order: Ints | None = None
     for key, is_packed in _keys(columns, MOST >> bits):
         given = key if order is None else key[order]
-        if is_packed:
+        falls = num_falls(given)
+        if not falls:
+            continue
+        if is_packed and falls * FEW > rows:
             given = (given << bits) | np.arange(rows)
             given.sort()
             found: Ints = given & ((1 << bits) - 1)
@@ -32,6 +36,19 @@ def order_of(*columns: Column) -> Ints:
             found = np.argsort(given, kind="stable")
         order = found if order is None else order[found]
     return np.arange(rows) if order is None else order
+
+
+def ascending(values: Ints) -> Ints:
+    """Give values in order."""
+    falls = num_falls(values)
+    if not falls:
+        return values
+    return np.sort(values, kind=None if falls * FEW > values.size else "stable")
+
+
+def num_falls(values: Column) -> int:
+    """Count the values that are smaller than the one before."""
+    return int(np.count_nonzero(values[1:] < values[:-1]))
 
 
 def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]:
