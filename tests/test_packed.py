@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.timeline.columns import NONE, Collectives, Spans, column_kinds, make, size
-from overlapscope.timeline.packed import Packed, PackedCollectives, PackedTable
+from overlapscope.timeline.intervals import union
+from overlapscope.timeline.packed import Packed, PackedCollectives, PackedIntervals, PackedTable
 from tests.builders import EPOCH_NS
 
 EVERY = st.integers(NONE, -NONE - 1)
@@ -37,6 +38,13 @@ def test_a_table_comes_back_as_it_was(rows: list[tuple[int, ...]]) -> None:
         expected = getattr(table, column)
         assert getattr(found.table(Spans), column).dtype == expected.dtype
         assert found.column(column).tolist() == expected.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(EPOCH_NS, EPOCH_NS + 2**34), st.integers(0, 2**33)), max_size=20))
+def test_intervals_come_back_as_they_were(spans: list[tuple[int, int]]) -> None:
+    plain = union((np.array([at for at, _ in spans], np.int64), np.array([at + more for at, more in spans], np.int64)))
+    found = PackedIntervals.of(plain).intervals()
+    assert [each.tolist() for each in found] == [each.tolist() for each in plain]
 
 
 def _calls() -> Collectives:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import MISSING, NONE, Collectives, Columns, Ints, T, column_kinds
+from overlapscope.timeline.intervals import EMPTY, Intervals
 
 NARROW: Final = (np.uint8, np.uint16, np.uint32)
 COURSE: Final = "start_ns"
@@ -64,6 +65,37 @@ class Packed:
         if self.missing is not None:
             found[self.places == 0] = self.missing
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedIntervals:
+    """Sorted, disjoint intervals by what lies in and between them."""
+
+    first: int
+    lengths: Packed
+    gaps: Packed
+    """Between each and the next."""
+
+    @classmethod
+    def of(cls, plain: Intervals) -> Self:
+        """Pack intervals."""
+        starts, ends = plain
+        return cls(
+            first=int(starts[0]) if starts.size else 0,
+            lengths=Packed.of(ends - starts, NONE),
+            gaps=Packed.of(starts[1:] - ends[:-1], NONE),
+        )
+
+    def intervals(self) -> Intervals:
+        """Give them as they were."""
+        if not self.lengths.rows:
+            return EMPTY
+        edges = np.empty(2 * self.lengths.rows, np.int64)
+        edges[0] = self.first
+        edges[1::2] = self.lengths.values()
+        edges[2::2] = self.gaps.values()
+        np.cumsum(edges, out=edges)
+        return Intervals(np.ascontiguousarray(edges[::2]), np.ascontiguousarray(edges[1::2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
