@@ -3,16 +3,15 @@
 python benchmarks/load_and_break_down.py TRACE.json[.gz]
 """
 
-import gc
 import sys
 import time
 from pathlib import Path
 
 from overlapscope.analysis.alone import alone_of
-from overlapscope.cli.main import OBJECTS_BETWEEN_COLLECTIONS
+from overlapscope.cycles import search_seldom
 from overlapscope.ingest.read import read_inputs
 
-gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as the command does
+search_seldom()  # as the command does
 begin = time.perf_counter()
 run = read_inputs([Path(sys.argv[1])])
 (own,) = alone_of(run).values()

@@ -25,7 +25,10 @@ RANKS: Final = (64, 256, 1024)
 TURNS: Final = 3
 OFFSETS_WITHIN_NS: Final = 10_000
 FILES: Final = 8
-"""Trace files of the simulated job whose reading is measured."""
+"""Trace files of the simulated job that is read again and again."""
+MANY: Final = 128
+SOME: Final = 17
+"""Trace files that are read side by side, and by one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,26 +131,36 @@ def of_traces(folder: Path) -> list[str]:
         shown = " | ".join(f"{each:.2f}" for each in times)
         lines.append(f"| {named} | {shown} | **{times[0] / times[2]:.0f}** |")
         print(lines[-1], flush=True)
-    return [*lines, "", _of_ingest(traces, folder)]
+    return lines
 
 
-def _of_ingest(traces: Path, folder: Path) -> str:
-    """Say what reading several files at once reaches of one file's rate on each core."""
+def of_ingest(folder: Path) -> list[str]:
+    """Say what reading many files side by side reaches of one file's rate on each core.
+
+    One file's rate is that of one more file among some that one process reads: a command's start is not in it.
+    """
     cores = available_cores()
-    one, every = folder / "one", folder / "every"
-    alone = _middle("ingest", min(traces.iterdir()), "-f", "-o", one)
-    together = _middle("ingest", traces, "--workers", str(cores), "-f", "-o", every)
-    reached = alone * FILES / cores / together
-    return (
-        f"`ingest --workers {cores}` of {FILES} files takes {together:.2f} s, of one {alone:.2f} s: "
-        f"**{reached:.0%}** of one file's rate on each core."
+    traces, out = folder / "traces", folder / "run"
+    _made("traces", traces, MANY)
+    files = sorted(traces.iterdir())
+    few = files[:SOME]
+    alone, some, together = (
+        _middle("ingest", *these, "--workers", str(workers), "-f", "-o", out)
+        for these, workers in ((few[:1], 1), (few, 1), (files, cores))
     )
+    a_file = (some - alone) / (SOME - 1)
+    size = sum(file.stat().st_size for file in files) / len(files) / 1e6
+    return [
+        f"`ingest --workers {cores}` of {MANY} files of {size:.0f} MB takes {together:.2f} s. One worker takes "
+        f"{alone:.2f} s for one, {some:.2f} s for {SOME}, so {a_file:.3f} s for each further one: "
+        f"**{a_file * MANY / cores / together:.0%}** of that rate on each core."
+    ]
 
 
 def table() -> str:
     """Measure; give the tables."""
     lines = []
-    for part in (of_ranks, of_traces):
+    for part in (of_ranks, of_traces, of_ingest):
         with tempfile.TemporaryDirectory(prefix="overlapscope-scale-") as name:
             lines += [*part(Path(name)), ""]
     return "\n".join(lines)

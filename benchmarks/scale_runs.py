@@ -57,8 +57,9 @@ def write_run(place: Path, ranks: int) -> int:
 
 
 def write_traces(place: Path, ranks: int) -> int:
-    """Write the trace files of the first ranks of the smallest job; give their number."""
-    job = replace(_job(TENSOR * STAGES), recorded=tuple(range(ranks)))
+    """Write the trace files of the first ranks of the smallest job that has so many; give their number."""
+    whole = TENSOR * STAGES
+    job = replace(_job(-(-ranks // whole) * whole), recorded=tuple(range(ranks)))
     return len(write_kineto(simulate(job), place))
 
 

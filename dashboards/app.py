@@ -8,7 +8,7 @@ from typing import Any, Final
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
 from flask import Response, request
 
-from overlapscope.ingest.read import ReadOptions
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope_dashboards import comparison_steps, pages, router, security, shell
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.site import Site, query_of

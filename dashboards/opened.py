@@ -15,7 +15,8 @@ from overlapscope.analysis.predictions import Noted, Outcome
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.prediction_file import read_predictions
-from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.report.amounts import count
 from overlapscope.timeline.run import Run, is_run_directory
 from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks

@@ -12,6 +12,7 @@ from typing import Final
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run_folder import where_is
 from overlapscope.timeline.store import read_manifest, recorded_ranks
 
 MAX_DEPTH: Final = 6
@@ -72,7 +73,7 @@ def find(roots: Sequence[Path]) -> Places:
     """
     for path in roots:
         if not path.exists():
-            raise InputError(f"{shown(path)}: no such file or folder")
+            raise InputError(f"{shown(path)}: {where_is(path)}")
     only = roots[0]
     if len(roots) > 1 or not only.is_dir():
         common = Path(os.path.commonpath([each.resolve().parent for each in roots]))

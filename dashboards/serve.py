@@ -11,7 +11,7 @@ import msgspec
 from waitress.server import create_server
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.read import ReadOptions
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.perfetto import perfetto_app
 from overlapscope_dashboards.security import TOKEN, guard_for, is_loopback

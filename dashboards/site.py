@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from overlapscope.ingest.read import ReadOptions
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope_dashboards.opened import Opened, OpenedRuns
 from overlapscope_dashboards.runs import Listed, Place, Places, find, newest_first
 from overlapscope_dashboards.work import Work

@@ -58,7 +58,7 @@ def load(
     Raises InputError when nothing is usable; a bad file among good ones costs only itself and stands in
     `run.sources`.
     """
-    from overlapscope.ingest.read import given_options  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.ingest.read_options import given_options  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
     from overlapscope.loaded import read  # noqa: PLC0415
 
     return read(paths, given_options(ranks=ranks, comm=comm, compute=compute), workers=workers)
@@ -85,7 +85,7 @@ def write_run(
     """
     from pathlib import Path  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
 
-    from overlapscope.ingest.read import given_options  # noqa: PLC0415
+    from overlapscope.ingest.read_options import given_options  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
 
     options = given_options(ranks=ranks, comm=comm, compute=compute)

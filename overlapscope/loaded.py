@@ -15,7 +15,8 @@ from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.replicate import replicate
 from overlapscope.errors import UsageError
-from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.timeline.arrow import to_arrow
 from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source

@@ -1,9 +1,9 @@
 """What decided how long a step took: against graphs of known truth, what the graph says of changes, and real traces."""
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ import overlapscope
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.analysis.awaited import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
-from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow, name_of
-from overlapscope.analysis.path_walk import Path
+from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow, names_of
+from overlapscope.analysis.path_walk import PARTS, Path
 from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report import critical_path as shown
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Annotations, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Annotations, Steps, make
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.dag_job import COMPUTE_LANE, FIRST_COMM_LANE, Job, Kernel, changed, drawn, end_of, name, run_of, truth
@@ -48,14 +48,34 @@ def followed(run: Run) -> tuple[Path, ...]:
     return follow(run, windows, across(run)).paths
 
 
+class Piece(NamedTuple):
+    """A segment of a path as one row, with its name."""
+
+    part: str
+    rank: int
+    row: int
+    start_ns: int
+    end_ns: int
+    name: str
+
+
+def pieces(run: Run, path: Path) -> list[Piece]:
+    found = []
+    columns = [getattr(path.segments, each.name).tolist() for each in fields(path.segments)]
+    for part, rank, row, start, end in zip(*columns, strict=True):
+        code = -1
+        if row != NONE:
+            (code,) = names_of(run.ranks[rank], np.array([part], np.int8), np.array([row])).tolist()
+        found.append(Piece(PARTS[part], rank, row, start, end, run.ranks[rank].names[code] if code >= 0 else ""))
+    return found
+
+
 def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:
     """Give compute, transfers and copies by name; host and launches in sum."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
-    for each in path.segments:
+    for each in pieces(run, path):
         named = each.part not in ("host", "launch", "idle")
-        sums[each.part, name_of(run.ranks[each.rank], each.part, each.row) if named else ""] += (
-            each.end_ns - each.start_ns
-        )
+        sums[each.part, each.name if named else ""] += each.end_ns - each.start_ns
     return dict(sums)
 
 
@@ -80,7 +100,7 @@ def test_only_what_is_on_the_path_shortens_the_step(seed: int) -> None:
     assume(expected.closest > TOO_CLOSE_NS)
     run = run_of(job)
     (path,) = followed(run)
-    on_path = {(each.rank, each.row) for each in path.segments if each.part in ("compute", "transfer", "copy")}
+    on_path = {(each.rank, each.row) for each in pieces(run, path) if each.part in ("compute", "transfer", "copy")}
     calls = {job.ranks[rank][row].call for rank, row in on_path} - {None}
     before = end_of(job)
     for rank, program in enumerate(job.ranks):
@@ -218,7 +238,7 @@ def test_segments_follow_each_other_and_go_where_something_ran() -> None:
     run = read_inputs([ROOT / "traces" / "baseline"])
     for path in followed(run):
         at = path.start_ns
-        for each in path.segments:
+        for each in pieces(run, path):
             assert (each.start_ns, each.end_ns > each.start_ns) == (at, True)
             at = each.end_ns
             if each.rank == path.rank and each.part == "compute":

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.peer_times import PeerTimes
+from overlapscope.analysis.peer_times import Asked, of_peers
 from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.window_sets import WindowSets
 from tests.builders import EPOCH_NS
@@ -26,28 +26,41 @@ def moved(times: Intervals, apart: float, drift: float) -> Intervals:
     return union((starts, ends))
 
 
-@given(times=st.lists(SPANS, min_size=3, max_size=3), cuts=SPANS, clocks=CLOCKS, asked=st.lists(st.integers(0, 2)))
+@given(
+    times=st.lists(SPANS, min_size=3, max_size=3),
+    cuts=st.lists(SPANS, min_size=2, max_size=2),
+    clocks=CLOCKS,
+    asked=st.lists(st.integers(0, 2)),
+)
 def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
-    times: list[list[tuple[int, int]]], cuts: list[tuple[int, int]], clocks: list[tuple[int, float]], asked: list[int]
+    times: list[list[tuple[int, int]]],
+    cuts: list[list[tuple[int, int]]],
+    clocks: list[tuple[int, float]],
+    asked: list[int],
 ) -> None:
     offsets, drifts = zip(*clocks, strict=True)
     known = Clocks(offset_ns=dict(enumerate(offsets)), drift=dict(enumerate(drifts)), reference_ns=EPOCH_NS)
     theirs = {rank: covered(pairs, EPOCH_NS + offsets[rank]) for rank, pairs in enumerate(times)}
-    pieces = covered(cuts, EPOCH_NS + offsets[0])
-    others = np.array([asked[at % len(asked)] if asked else 1 for at in range(pieces.starts.size)], np.int64)
-    found = PeerTimes.of(theirs, known).within(0, pieces, others)
-    expected = union()
-    for start, end, other in zip(*pieces, others.tolist(), strict=True):
-        its = moved(theirs[other], offsets[0] - offsets[other], drifts[0] - drifts[other])
-        expected = union(expected, intersection(its, Intervals(np.array([start]), np.array([end]))))
-    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    questions = {}
+    for rank, cut in zip((0, 2), cuts, strict=True):
+        pieces = covered(cut, EPOCH_NS + offsets[rank])
+        others = np.array([asked[at % len(asked)] if asked else 1 for at in range(pieces.starts.size)], np.int64)
+        questions[rank] = Asked(pieces=pieces, others=others)
+    found = of_peers(questions, lambda rank: theirs[rank], known)
+    for rank, question in questions.items():
+        expected = union()
+        for start, end, other in zip(*question.pieces, question.others.tolist(), strict=True):
+            its = moved(theirs[other], offsets[rank] - offsets[other], drifts[rank] - drifts[other])
+            expected = union(expected, intersection(its, Intervals(np.array([start]), np.array([end]))))
+        assert [each.tolist() for each in found[rank]] == [each.tolist() for each in expected]
 
 
 def test_no_pieces_and_no_times_give_nothing() -> None:
-    nobody = PeerTimes.of({0: union(), 1: union()}, Clocks())
     piece = Intervals(np.array([5], np.int64), np.array([9], np.int64))
-    assert nobody.within(0, piece, np.array([1])).starts.size == 0
-    assert nobody.within(0, union(), np.array([], np.int64)).starts.size == 0
+    questions = {0: Asked(pieces=piece, others=np.array([1])), 1: Asked(pieces=union(), others=np.array([], np.int64))}
+    nothing = of_peers(questions, lambda _: union(), Clocks())
+    assert {rank: times.starts.size for rank, times in nothing.items()} == {0: 0, 1: 0}
+    assert of_peers({}, lambda _: union(), Clocks()) == {}
 
 
 def test_sets_of_windows_may_be_empty() -> None:

@@ -15,7 +15,8 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import remote
-from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.shown import shown, without_secrets
 from overlapscope.ingest.url import url_of
 from overlapscope.ingest.write_run import write_run

@@ -109,7 +109,7 @@ class Source:
     def _of_small(self) -> Kept:
         run, clocks = self._opened.run, self._opened.together.clocks
         self.figures = self._figured()
-        timelines = {rank: each for rank, each in run.ranks.items() if size(each.spans)}
+        timelines = {rank: each for rank, each in run.ranks.items() if each.num_spans}
         made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
         states = {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in made.items()}
         return Kept(states=states, clocks=clocks, coarse=None)

@@ -8,6 +8,7 @@ import numpy as np
 from overlapscope.advice.given import Given, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 OTHERS: Final = 0.5
@@ -61,7 +62,7 @@ def _blocked(timeline: RankTimeline) -> dict[tuple[_Kind, _Kind], int]:
     """Give how long calls had been enqueued while the one before them on their lane ran, by both kinds."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
-    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows]))]
+    rows = rows[order_of(spans.lane[rows], spans.start_ns[rows])]
     if rows.size < 2:
         return {}
     before, row = rows[:-1], rows[1:]

@@ -10,6 +10,7 @@ from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import COMM, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
 DDP_OUT: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -54,30 +55,26 @@ def communication_copies(given: Given) -> Recommendation | None:
 
 def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
     """Give the time of each kind of copy in the windows."""
-    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
-    spans, names = timeline.spans, timeline.names
-    of_fsdp = [at for at, name in enumerate(names) if FSDP.fullmatch(name)]
-    of_ddp = [at for at, name in enumerate(names) if name == DDP_OUT]
-    if not of_fsdp and not of_ddp:
+    spans, names, notes = timeline.spans, timeline.names, timeline.annotations
+    by_fsdp, by_ddp = (rows_named(spans.host_op, names, fits) for fits in (FSDP.fullmatch, DDP_OUT.__eq__))
+    ranges = rows_named(notes.name, names, FSDP.fullmatch)
+    if not (by_fsdp.any() or by_ddp.any() or ranges.any()):
         return {}
+    inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
     rest = spans.kind != COMM
     if timeline.has_device:
-        launched = np.isin(spans.host_op, of_fsdp) | _within(_ranges(timeline, of_fsdp), spans.launch_ns)
-        fsdp = union((spans.start_ns[rest & launched], spans.end_ns[rest & launched]))
+        told = union((notes.start_ns[ranges], notes.end_ns[ranges]))
+        by_fsdp = rest & (by_fsdp | _within(told, spans.launch_ns))
+        fsdp = union((spans.start_ns[by_fsdp], spans.end_ns[by_fsdp]))
     else:
         # A CPU run's compute is that of all threads together: only ranges that do nothing but copy can be told.
-        only = [at for at in of_fsdp if ONLY_COPIES.match(names[at])]
-        fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), _ranges(timeline, only))
-    by_host = rest & np.isin(spans.host_op, of_ddp)
-    ddp = union((spans.start_ns[by_host], spans.end_ns[by_host]))
+        ranges[ranges] = rows_named(notes.name[ranges], names, ONLY_COPIES.match)
+        told = union((notes.start_ns[ranges], notes.end_ns[ranges]))
+        fsdp = intersection(union((spans.start_ns[rest], spans.end_ns[rest])), told)
+    by_ddp &= rest
+    ddp = union((spans.start_ns[by_ddp], spans.end_ns[by_ddp]))
     found = {FSDP_OUT: length(intersection(fsdp, inside)), DDP: length(intersection(ddp, inside))}
     return {kind: ns for kind, ns in found.items() if ns}
-
-
-def _ranges(timeline: RankTimeline, codes: list[int]) -> Intervals:
-    notes = timeline.annotations
-    rows = np.isin(notes.name, codes)
-    return union((notes.start_ns[rows], notes.end_ns[rows]))
 
 
 def _within(ranges: Intervals, moments: Ints) -> Flags:

@@ -8,7 +8,6 @@ import numpy as np
 
 from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.analysis.breakdown import Coverage
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.run import RankTimeline
@@ -73,7 +72,7 @@ def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | Non
     calls = timeline.collectives
     reduces = timeline.names.index("all_reduce") if "all_reduce" in timeline.names else -2
     transfer = given.transfers[timeline.rank].transfer_ns
-    compute = BusyTime(Coverage.of(timeline.spans).compute)
+    compute = BusyTime(given.coverage[timeline.rank].compute)
     exposed: list[int] = []
     last = -1
     bucket = 0
@@ -113,7 +112,7 @@ def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
     if not gradients.size or (gradients < 0).any():
         return None
     sums = np.cumsum(gradients[::-1])
-    matching = np.flatnonzero(np.isin(sent, sums))
+    matching = np.flatnonzero(sums[np.minimum(np.searchsorted(sums, sent), sums.size - 1)] == sent)
     return int(matching[-1]) if matching.size else None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, take
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.interference import Slowdown, slowdown
@@ -60,10 +60,10 @@ def interference(given: Given) -> Recommendation | None:
 
 
 def _slowed(given: Given, timeline: RankTimeline) -> Slowdown | None:
-    rows = np.flatnonzero(timeline.spans.kind == COMPUTE)
-    if not rows.size or rows.size > MOST_SPANS:
+    kernels = np.count_nonzero(timeline.spans.kind == COMPUTE)
+    if not kernels or kernels > MOST_SPANS:
         return None
-    return slowdown(take(timeline.spans, rows), _moving(given, timeline))
+    return slowdown(timeline.spans, _moving(given, timeline))
 
 
 def _moving(given: Given, timeline: RankTimeline) -> Intervals:
@@ -80,8 +80,6 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
 
 def _cost(given: Given, timeline: RankTimeline, windows: Windows, found: Slowdown) -> float | None:
     """Give how much longer compute took for the transfers beside it, mean over windows."""
-    spans = timeline.spans
-    rows = spans.kind == COMPUTE
-    beside = intersection(union((spans.start_ns[rows], spans.end_ns[rows])), _moving(given, timeline))
+    beside = intersection(given.coverage[timeline.rank].compute, _moving(given, timeline))
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
     return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean) if found.mean > 1 else None

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation
-from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -31,6 +31,8 @@ class Given:
     """Of each rank's calls, as far as waiting could be split off."""
     per: Literal["step", "recording"]
     """What the means are of; a recording where no step is complete."""
+    coverage: Mapping[int, Coverage]
+    """Of each rank's time."""
     windows: Mapping[int, Windows]
     """(start, end) by rank, on its own clock."""
     figures: Breakdown
@@ -47,6 +49,7 @@ class Given:
             run=run,
             analysis=analysis,
             transfers=together.transfers(run),
+            coverage={rank: own.coverage for rank, own in alone.items()},
             per="step" if chosen else "recording",
             windows={rank: each for rank, each in windows.items() if each},
             figures=_mean(figures),

@@ -1,6 +1,5 @@
 """The device waits for its host: collectives are enqueued after their data was ready, and kernels stand apart."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
@@ -10,7 +9,8 @@ import numpy as np
 from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.held_by_host import LOADING
-from overlapscope.timeline.intervals import Intervals, complement, intersection, length, union
+from overlapscope.timeline.intervals import difference, intersection, length, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import RankTimeline
 
@@ -33,7 +33,7 @@ def late_launches(given: Given) -> Recommendation | None:
     gaps = gaps if gaps >= GAPS * given.step_ns else 0
     if not given.is_worth(late) and not gaps:
         return None
-    seen = [_gaps(timeline, own) for timeline, own in given.some_ranks() if timeline.has_device]
+    seen = [_gaps(timeline, given, own) for timeline, own in given.some_ranks() if timeline.has_device]
     loading = fmean([each[0] for each in seen] or [0])
     calls = max((each[1] for each in seen), key=lambda each: sum(ns for _, ns in each.values()), default={})
     parts = [f"collectives enqueued late cost {ms(late)}"] if given.is_worth(late) else []
@@ -72,33 +72,25 @@ def _on_path(given: Given) -> int:
     return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
 
 
-def _gaps(timeline: RankTimeline, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
+def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
     """Give the time that the device was idle while a batch was fetched, and calls that wait for the device, a window:
     how many of each name, and for how long.
     """
-    spans, notes = timeline.spans, timeline.annotations
-    busy = union((spans.start_ns, spans.end_ns))
-    parts = [complement(busy, start, end) for start, end in windows]
-    idle = union(*parts)
-    loading = _named(timeline, [at for at, name in enumerate(timeline.names) if LOADING.fullmatch(name)])
+    notes, names, cover = timeline.annotations, timeline.names, given.coverage[timeline.rank]
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
-    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for at, name in enumerate(timeline.names):
-        if WAITS_FOR_DEVICE.fullmatch(name):
-            rows = np.flatnonzero(notes.name == at)
-            where = np.searchsorted(inside.starts, notes.start_ns[rows], side="right") - 1
-            rows = rows[(where >= 0) & (notes.start_ns[rows] < np.append(inside.ends, 0)[where])]
-            if rows.size:
-                waited = int((notes.end_ns[rows] - notes.start_ns[rows]).sum())
-                found[name] = (round(rows.size / len(windows), 1), round(waited / len(windows)))
+    idle = difference(inside, union(cover.comm, cover.compute, cover.copy))
+    loads = rows_named(notes.name, names, LOADING.fullmatch)
+    loading = union((notes.start_ns[loads], notes.end_ns[loads]))
+    rows = np.flatnonzero(rows_named(notes.name, names, WAITS_FOR_DEVICE.fullmatch))
+    where = np.searchsorted(inside.starts, notes.start_ns[rows], side="right") - 1
+    rows = rows[(where >= 0) & (notes.start_ns[rows] < np.append(inside.ends, 0)[where])]
+    found: dict[str, tuple[float, int]] = {}
+    for code in np.unique(notes.name[rows]).tolist():
+        own = rows[notes.name[rows] == code]
+        waited = int((notes.end_ns[own] - notes.start_ns[own]).sum())
+        found[names[code]] = (round(own.size / len(windows), 1), round(waited / len(windows)))
     most = sorted(found, key=lambda name: -found[name][1])[:MOST_CALLS]
     return length(intersection(idle, loading)) / len(windows), {name: found[name] for name in most}
-
-
-def _named(timeline: RankTimeline, codes: list[int]) -> Intervals:
-    notes = timeline.annotations
-    rows = np.isin(notes.name, codes)
-    return union((notes.start_ns[rows], notes.end_ns[rows]))
 
 
 def _launching(stop: Sequence[str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
+from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, WaitNames, host_waits
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
@@ -38,6 +39,8 @@ class Awaited:
     kind: Small
     own_call: Ints
     """Row of each in the rank's `Collectives`; NONE for all but communication."""
+    is_matched: Mask
+    """Communication whose last member is known."""
     by: Small
     """What decided when the span began: the span before it on its lane, one on another lane, its launch, or nothing."""
     on: Ints
@@ -61,6 +64,16 @@ class Awaited:
     """Rows of `Collectives`, sorted ..."""
     call_span: Ints
     """... and the first span of each."""
+    next_back: list[int]
+    """The span that each waited for on its device, -1 where it was none, and for matched communication."""
+
+    def chain(self, position: int) -> Ints:
+        """Give a span, the one that it waited for, and so on."""
+        found = [position]
+        back = self.next_back
+        while (position := back[position]) >= 0:
+            found.append(position)
+        return np.array(found, np.int64)
 
     def span_of(self, call: int) -> int | None:
         """Give a call's first span; None where it is not among these."""
@@ -83,13 +96,17 @@ class Awaited:
         return last
 
 
-def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
-    """Give what was running, or was launched, in [begin_ns, end_ns) on the rank's own clock."""
+def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames, calls_matched: Mask) -> Awaited:
+    """Give what was running, or was launched, in [begin_ns, end_ns) on the rank's own clock.
+
+    `named` is what the rank's names tell of waiting; `calls_matched` says of each of its calls whether the last member
+    is known.
+    """
     spans = timeline.spans
     runs = (spans.end_ns > begin_ns) & (spans.start_ns < end_ns)
     comes = (spans.launch_ns != NONE) & (spans.launch_ns >= begin_ns) & (spans.launch_ns < end_ns)
     row = np.flatnonzero(runs | comes)
-    row = row[np.lexsort((row, spans.end_ns[row], spans.start_ns[row]))]
+    row = row[order_of(spans.start_ns[row], spans.end_ns[row])]
     start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
     # A thread that computes was not launched; a library's thread that communicates was.
     launch = spans.launch_ns[row] if timeline.has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
@@ -98,7 +115,7 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
     free = np.where(before == NONE, LONG_AGO, np.minimum(end[np.maximum(before, 0)], start))
     floor = np.maximum(free, np.where(launch == NONE, LONG_AGO, arrived))
     may_wait = (start - free > BACK_TO_BACK_NS) & (timeline.has_device | (launch == NONE))
-    by_end = np.argsort(end, kind="stable")
+    by_end = order_of(end)
     other = _on_other_lane(start, end[by_end], by_end, spans.lane[row], launch, floor, may_wait)
     by = np.where(
         other != NONE,
@@ -106,15 +123,19 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int) -> Awaited:
         np.where(floor == LONG_AGO, BY_NOTHING, np.where(free >= floor, BY_LANE, BY_LAUNCH)),
     )
     launched = np.flatnonzero(launch != NONE)
-    launched = launched[np.argsort(launch[launched], kind="stable")]
-    waits = host_waits(timeline, row, end, launched, by_end) if timeline.has_device else NO_WAITS
+    launched = launched[order_of(launch[launched])]
+    waits = host_waits(timeline, named, row, end, launched, by_end) if timeline.has_device else NO_WAITS
     own_call = spans.collective[row]
     call, span = _spans_of_calls(own_call)
+    is_matched = (kind == COMM) & np.append(calls_matched, False)[np.where(own_call == NONE, -1, own_call)]
+    on = np.where(by == BY_OTHER_LANE, other, before)
+    follows = ((by == BY_LANE) | (by == BY_OTHER_LANE)) & ~is_matched
     return Awaited(
-        row=row, start_ns=start, end_ns=end, kind=kind, own_call=own_call, by=by.astype(np.int8),
-        on=np.where(by == BY_OTHER_LANE, other, before), launch_ns=launch, arrived_ns=arrived,
+        row=row, start_ns=start, end_ns=end, kind=kind, own_call=own_call, is_matched=is_matched,
+        by=by.astype(np.int8), on=on, launch_ns=launch, arrived_ns=arrived,
         launched=launched, launched_ns=launch[launched], waits=waits,
         by_end=by_end, ended_ns=end[by_end], computing_longest=_longest(end, kind), call=call, call_span=span,
+        next_back=np.where(follows, on, -1).tolist(),
     )  # fmt: skip
 
 
@@ -130,7 +151,7 @@ def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
 
 def _before_on_lane(lane: Ints) -> Ints:
     """Give for each span the one before it on its lane; NONE for the first."""
-    by_lane = np.argsort(lane, kind="stable")
+    by_lane = order_of(lane)
     before = np.full(lane.size, NONE, np.int64)
     same = lane[by_lane[1:]] == lane[by_lane[:-1]]
     before[by_lane[1:][same]] = by_lane[:-1][same]

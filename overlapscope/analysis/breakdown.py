@@ -1,11 +1,12 @@
 """Where the time of a window went: the exact partition of DESIGN section 2, for any window, in O(log n)."""
 
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.packed import PackedIntervals
 from overlapscope.timeline.window_sets import WindowSets
 
 
@@ -49,6 +50,10 @@ class Coverage:
         self.comm, self.compute, self.copy = comm, compute, copy
         self._sums: tuple[BusyTime, ...] = ()
 
+    def packed(self) -> "Coverage":
+        """Give the same coverage in half the memory or less; what is asked of it is laid out again each time."""
+        return _PackedCoverage(self)
+
     @classmethod
     def of(cls, spans: Spans) -> Self:
         """Build from a rank's spans."""
@@ -66,11 +71,34 @@ class Coverage:
     def breakdowns(self, sets: WindowSets) -> list[Breakdown]:
         """Break down each of several sets of windows."""
         if not self._sums:
-            both = union(self.comm, self.compute)
-            kinds = (self.comm, self.compute, self.copy, both, union(both, self.copy))
-            self._sums = tuple(BusyTime(each) for each in kinds)
+            self._sums = self._busy()
         columns = [sets.lengths, *(sets.within(each) for each in self._sums)]
         return [_of_sums(*sums) for sums in zip(*columns, strict=True)]
+
+    def _busy(self) -> tuple[BusyTime, ...]:
+        both = union(self.comm, self.compute)
+        kinds = (self.comm, self.compute, self.copy, both, union(both, self.copy))
+        return tuple(BusyTime(each) for each in kinds)
+
+
+class _PackedCoverage(Coverage):
+    """A coverage of which each kind is unpacked when it is asked for."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, plain: Coverage) -> None:
+        kinds = (plain.comm, plain.compute, plain.copy)
+        self._packed = dict(zip(_KINDS, map(PackedIntervals.of, kinds), strict=True))
+        self._sums = ()
+
+    def __getattr__(self, name: str) -> Intervals:
+        """Give a kind, which is not held as it is."""
+        if name not in _KINDS:
+            raise AttributeError(name)
+        return self._packed[name].intervals()
+
+
+_KINDS: Final = ("comm", "compute", "copy")
 
 
 def _of_sums(window: int, comm: int, compute: int, copy: int, both: int, everything: int) -> Breakdown:

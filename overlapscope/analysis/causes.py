@@ -16,11 +16,14 @@ import numpy.typing as npt
 from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.following import following
-from overlapscope.analysis.peer_times import PeerTimes
+from overlapscope.analysis.peer_times import Asked, of_peers
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, parts_inside, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
 
@@ -37,6 +40,8 @@ CAUSES: Final = (
     "unknown",
 )
 PIPELINE: Final = "pipeline"
+ROWS_AT_ONCE: Final = 250_000
+"""Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ def owned(timeline: RankTimeline) -> Owned:
     row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
     start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
     end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
-    order = np.lexsort((start, -end))
+    order = order_of(-end, start)
     row, start, end = row[order], start[order], end[order]
     earliest = np.minimum.accumulate(start) if start.size else start
     taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
@@ -143,34 +148,87 @@ def each_causes(
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
 ) -> Iterator[tuple[int, Causes]]:
-    """Give one rank's causes after the other's; no spans are needed for it."""
+    """Give one rank's causes after the other's; no spans are needed for it.
+
+    Some ranks at a time: what these waited for is looked up in all others, one after the other.
+    """
     arrived = arrivals(run, together)
-    computing = PeerTimes.of({rank: each.compute for rank, each in coverage.items()}, together.clocks)
-    communicating = PeerTimes.of({rank: each.comm for rank, each in coverage.items()}, together.clocks)
+    waits: dict[int, _Waits] = {}
+    rows = 0
     for rank, timeline in run.ranks.items():
-        own = parts[rank], coverage[rank]
-        yield rank, _of_rank(timeline, *own, transfers[rank], arrived[rank], computing, communicating)
+        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
+        rows += waits[rank].rows
+        if rows >= ROWS_AT_ONCE:
+            yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+            waits, rows = {}, 0
+    yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waits:
+    """What one rank shows of its waiting, before others are asked what they did meanwhile."""
+
+    exposed: Intervals
+    hidden: Intervals
+    transfer: Ints
+    of_pipeline: npt.NDArray[np.bool_]
+    arrived: Ints
+    asked: Asked
+    """Exposed waiting, and the rank that came last."""
+
+    @property
+    def rows(self) -> int:
+        """How much there is to hold."""
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.asked.others.size
+
+
+def _waits_of(
+    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
+) -> _Waits:
+    mine, comm, compute = own.mine, cover.comm, cover.compute
+    exposed = difference(comm, compute)
+    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
+    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
+    begin, until = _cut(mine, mine.start_ns, arrived)
+    held = np.flatnonzero((last != NONE) & (until > begin))
+    held = held[order_of(begin[held])]  # what owners own is disjoint
+    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
+    return _Waits(
+        exposed=exposed,
+        hidden=intersection(comm, compute),
+        transfer=transfer,
+        of_pipeline=of_pipeline,
+        arrived=arrived,
+        asked=Asked(pieces=pieces, others=last[held][owner]),
+    )
+
+
+def _causes_of(
+    run: Run,
+    parts: Mapping[int, OwnParts],
+    coverage: Mapping[int, Coverage],
+    transfers: Mapping[int, Transfers],
+    waits: Mapping[int, _Waits],
+    clocks: Clocks,
+) -> Iterator[tuple[int, Causes]]:
+    asked = {rank: each.asked for rank, each in waits.items()}
+    computed = of_peers(asked, lambda rank: coverage[rank].compute, clocks)
+    communicated = of_peers(asked, lambda rank: coverage[rank].comm, clocks)
+    for rank, its in waits.items():
+        waited = _by_what_the_last_did(its.asked.pieces, computed[rank], communicated[rank])
+        yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
 
 
 def _of_rank(
-    timeline: RankTimeline,
-    own: OwnParts,
-    cover: Coverage,
-    transfers: Transfers,
-    arrived_last: Arrivals,
-    computing: PeerTimes,
-    communicating: PeerTimes,
+    timeline: RankTimeline, own: OwnParts, transfers: Transfers, waits: _Waits, waited: Mapping[str, Intervals]
 ) -> Causes:
-    mine = own.mine
-    exposed, hidden = difference(cover.comm, cover.compute), intersection(cover.comm, cover.compute)
-    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
+    mine, exposed, hidden, arrived = own.mine, waits.exposed, waits.hidden, waits.arrived
+    transfer, of_pipeline = waits.transfer, waits.of_pipeline
     matched = transfer != NONE
-    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & ~matched
-    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
-    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
-    waiting = _cut(mine, mine.start_ns, arrived)
     parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
-    for cause, found in _by_what_the_last_did(timeline.rank, waiting, last, exposed, computing, communicating).items():
+    for cause, found in waited.items():
         parts[cause].append(found)
     slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
     for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
@@ -180,7 +238,7 @@ def _of_rank(
     return Causes(
         busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
         exposed_ns=_by_row(timeline, mine, exposed),
-        hidden_wait=BusyTime(intersection(_only(waiting), hidden)),
+        hidden_wait=BusyTime(intersection(_only(_cut(mine, mine.start_ns, arrived)), hidden)),
         hidden_unknown=BusyTime(intersection(_only(_cut(mine, mine.start_ns, mine.end_ns), ~matched), hidden)),
     )
 
@@ -199,22 +257,9 @@ def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None)
     return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
 
 
-def _by_what_the_last_did(
-    rank: int,
-    waiting: tuple[Ints, Ints],
-    last: Ints,
-    exposed: Intervals,
-    computing: PeerTimes,
-    communicating: PeerTimes,
-) -> dict[str, Intervals]:
+def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
     """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
-    begin, until = waiting
-    held = np.flatnonzero((last != NONE) & (until > begin))
-    held = held[np.argsort(begin[held], kind="stable")]  # what owners own is disjoint
-    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
-    others = last[held][owner]
-    compute = computing.within(rank, pieces, others)
-    comm = difference(communicating.within(rank, pieces, others), compute)
+    comm = difference(communicated, compute)
     host = difference(difference(union(pieces), compute), comm)
     return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
 
@@ -249,7 +294,7 @@ def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
         return launch
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
-    rows = rows[np.argsort(spans.launch_ns[rows], kind="stable")]
+    rows = rows[order_of(spans.launch_ns[rows])]
     if rows.size == 0:
         return np.full(launch.size, NONE, np.int64)
     done = np.maximum.accumulate(spans.end_ns[rows])
@@ -272,9 +317,8 @@ def _rest_causes(
 def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
     """Say of each collective whether it is a send or receive of a pipeline group."""
     calls, names = timeline.collectives, timeline.names
-    sends = [code for code, name in enumerate(names) if name in POINT_TO_POINT]
-    stages = [code for code, name in enumerate(names) if name == PIPELINE]
-    return np.asarray(np.isin(calls.op, sends) & np.isin(calls.dimension, stages), np.bool_)
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
 
 
 def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:

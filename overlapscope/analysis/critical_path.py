@@ -4,25 +4,37 @@ Backwards from the end of the step: a span to what it waited for before it began
 aligned clocks. So waiting is not on the path, but what the others waited for is.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import median_low
 from typing import Final, Literal
 
 import msgspec
+import numpy as np
 
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.arrivals import arrivals
-from overlapscope.analysis.path_walk import MOST_SEGMENTS, PARTS, NoPathError, Path, Walker
+from overlapscope.analysis.distinct import distinct
+from overlapscope.analysis.path_walk import (
+    COMMUNICATION,
+    HOST,
+    HOST_OR_WAIT,
+    LAUNCH,
+    MOST_SEGMENTS,
+    PARTS,
+    TRANSFER,
+    NoPathError,
+    Path,
+    Walker,
+)
 from overlapscope.analysis.steps import StepWindow, whole_windows
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, Ints, Small
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST_STEPS: Final = 11
 """Steps whose path is followed: where there are more, of every length from the shortest to the longest."""
 MOST_OPERATIONS: Final = 20
+UNNAMED: Final = "unnamed"
 
 
 class PathOperation(msgspec.Struct, kw_only=True, frozen=True):
@@ -109,7 +121,7 @@ def follow(
         except NoPathError as error:
             why = str(error)
             continue
-        left -= len(path.segments)
+        left -= path.segments.part.size
         paths.append(path)
     if not paths:
         return Chosen(reason=f"the path could not be followed: {why}", left_out=len(ends))
@@ -186,20 +198,21 @@ def _spread(ends: Sequence[_End]) -> Iterable[_End]:
 
 
 def _summed(run: Run, path: Path) -> StepPath:
-    parts = dict.fromkeys(PARTS, 0)
-    ranks: dict[int, int] = defaultdict(int)
-    operations: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for rank, own in groupby(sorted(path.segments, key=lambda each: each.rank), key=lambda each: each.rank):
-        timeline = run.ranks[rank]
-        for each in own:
-            length = each.end_ns - each.start_ns
-            parts[each.part] += length
-            ranks[rank] += length
-            if each.row != NONE and each.part != "launch":
-                total = operations[each.part, name_of(timeline, each.part, each.row)]
-                total[0] += length
-                total[1] += 1
+    segments = path.segments
+    length = segments.end_ns - segments.start_ns
+    ranks: dict[int, int] = {}
+    operations: dict[tuple[str, str], tuple[int, int]] = {}
+    for rank in np.unique(segments.rank).tolist():
+        own = segments.rank == rank
+        ranks[rank] = int(length[own].sum())
+        own &= (segments.row != NONE) & (segments.part != LAUNCH)
+        timeline, part = run.ranks[rank], segments.part[own]
+        for (at, code), ns, count in _totals(part, names_of(timeline, part, segments.row[own]), length[own]):
+            key = PARTS[at], timeline.names[code] if code >= 0 else UNNAMED
+            before = operations.get(key, (0, 0))
+            operations[key] = before[0] + ns, before[1] + count
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
+    parts = {part: int(length[segments.part == at].sum()) for at, part in enumerate(PARTS)}
     return StepPath(
         step=path.step,
         rank=path.rank,
@@ -210,14 +223,26 @@ def _summed(run: Run, path: Path) -> StepPath:
     )
 
 
-def name_of(timeline: RankTimeline, part: str, row: int) -> str:
-    """Give the name of a segment: the collective's operation, what the host was about to launch, or the span's."""
+def _totals(part: Small, code: Ints, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Give (part, name), nanoseconds and number of each that there is."""
+    which, first = distinct([part, code])
+    total = np.zeros(first.size, np.int64)
+    np.add.at(total, which, length)
+    count = np.bincount(which, minlength=first.size)
+    keys = zip(part[first].tolist(), code[first].tolist(), strict=True)
+    return zip(keys, total.tolist(), count.tolist(), strict=True)
+
+
+def names_of(timeline: RankTimeline, part: Small, row: Ints) -> Ints:
+    """Give the name of each segment of a rank that has a row, as a code of the rank's names; -1 for none.
+
+    It is the collective's operation, what the host was about to launch, or the span's.
+    """
     spans, names = timeline.spans, timeline.names
-    call = int(spans.collective[row])
-    op = int(timeline.collectives.op[call]) if call != NONE else -1
-    if part in ("transfer", "communication") and op >= 0 and names[op] != "unknown":
-        return names[op]
-    code = int(spans.host_op[row]) if part in ("host", "host_or_wait") else int(spans.name[row])
-    if code < 0:
-        code = int(spans.name[row])
-    return names[code] if code >= 0 else "unnamed"
+    unknown = names.index("unknown") if "unknown" in names else -1
+    call = spans.collective[row]
+    op = np.append(timeline.collectives.op, np.int32(-1))[np.where(call == NONE, -1, call)]
+    communicates = ((part == TRANSFER) | (part == COMMUNICATION)) & (op >= 0) & (op != unknown)
+    host_op = np.where((part == HOST) | (part == HOST_OR_WAIT), spans.host_op[row], -1)
+    told: Ints = np.where(communicates, op, np.where(host_op >= 0, host_op, spans.name[row])).astype(np.int64)
+    return told

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
@@ -36,13 +37,12 @@ class Following:
 def following(timeline: RankTimeline) -> Following:
     """Look at what each step computes."""
     spans, notes = timeline.spans, timeline.annotations
-    wanted = [code for code, name in enumerate(timeline.names) if OPTIMIZER.match(name)]
-    marks = np.isin(notes.name, wanted)
+    marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
     marked = union((notes.start_ns[marks], notes.end_ns[marks]))
     computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
     begun = np.where(spans.launch_ns == NONE, spans.start_ns, spans.launch_ns)[computes]
     at = np.searchsorted(marked.starts, begun, side="right") - 1
-    optimizes = np.isin(spans.name[computes], wanted)
+    optimizes = rows_named(spans.name[computes], timeline.names, OPTIMIZER.match)
     if marked.starts.size:
         optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
     steps = spans.step[computes]

@@ -14,6 +14,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline, Run
 
 MOST: Final = 0.5
@@ -211,9 +212,9 @@ def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
 
 def _loading(timeline: RankTimeline) -> Intervals:
     """Give when batches were fetched: between steps, and in ranges whose names say so."""
-    names = [code for code, name in enumerate(timeline.names) if LOADING.fullmatch(name)]
-    ranges = np.isin(timeline.annotations.name, names)
-    named = (timeline.annotations.start_ns[ranges], timeline.annotations.end_ns[ranges])
+    notes = timeline.annotations
+    ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
+    named = (notes.start_ns[ranges], notes.end_ns[ranges])
     pauses = _pauses(timeline, BETWEEN_STEPS)
     return union(named, (pauses.starts, pauses.ends), _between_steps(timeline))
 
@@ -262,8 +263,7 @@ def taken(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
 
 
 def _readings(timeline: RankTimeline, pattern: re.Pattern[str]) -> Floats:
-    codes = [code for code, name in enumerate(timeline.names) if pattern.match(name)]
-    values = timeline.telemetry.value[np.isin(timeline.telemetry.name, codes)]
+    values = timeline.telemetry.value[rows_named(timeline.telemetry.name, timeline.names, pattern.match)]
     return values[np.isfinite(values)]
 
 

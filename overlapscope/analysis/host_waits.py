@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from overlapscope.timeline.columns import COPY, NONE, Ints
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
@@ -40,30 +43,49 @@ class HostWaits:
         return int(self.span[at]) if at >= 0 else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNames:
+    """What of a rank's names tells that its host waited."""
+
+    to_host: npt.NDArray[np.bool_]
+    """Of each of its spans, whether it is a copy to the host."""
+    calls: Ints
+    """Rows in `Annotations`, of calls of synchronisation."""
+
+    @classmethod
+    def of(cls, timeline: RankTimeline) -> Self:
+        """Look through a rank's names: they are the same for all of its windows."""
+        spans, names = timeline.spans, timeline.names
+        to_host = spans.kind == COPY
+        to_host[to_host] = rows_named(spans.name[to_host], names, TO_HOST.search)
+        calls = rows_named(timeline.annotations.name, names, WAITS_FOR_DEVICE.fullmatch)
+        return cls(to_host=to_host, calls=np.flatnonzero(calls))
+
+
 _NOTHING: Final = np.empty(0, np.int64)
 NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
 
 
-def host_waits(timeline: RankTimeline, row: Ints, end: Ints, launched: Ints, by_end: Ints) -> HostWaits:
+def host_waits(
+    timeline: RankTimeline, named: WaitNames, row: Ints, end: Ints, launched: Ints, by_end: Ints
+) -> HostWaits:
     """Give the waits of a host whose device runs the spans `row` (which end at `end`; `by_end` sorts them).
 
     `launched` are those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
     In others, that a host waited shows only when it stood still and went on as soon as its device had run dry. A copy
     to the host that had ended when it launched again is taken to have been waited for.
     """
-    calls = [code for code, name in enumerate(timeline.names) if WAITS_FOR_DEVICE.fullmatch(name)]
-    notes = timeline.annotations
-    recorded = np.flatnonzero(np.isin(notes.name, calls)) if calls else _NOTHING
     launch = timeline.spans.launch_ns[row]
-    copies, after_copies = _copies(timeline, row, launch, end, launched)
-    if recorded.size:
-        begun, ended = notes.start_ns[recorded], notes.end_ns[recorded]
+    copies, after_copies = _copies(named, row, launch, end, launched)
+    if named.calls.size:
+        notes = timeline.annotations
+        begun, ended = notes.start_ns[named.calls], notes.end_ns[named.calls]
         span, resumed = _by_calls(begun, ended, launch, end, launched, by_end)
         dry = np.full(launched.size, NONE, np.int64)
     else:
         span, resumed, dry = _by_standing_still(launch, end, launched, after_copies)
     span, resumed = np.concatenate([copies, span]), np.concatenate([after_copies, resumed])
-    order = np.argsort(resumed, kind="stable")
+    order = order_of(resumed)
     span, resumed = span[order], resumed[order]
     # Whoever waited for an earlier span once more had waited for the later one already.
     latest = np.maximum.accumulate(end[span]) if span.size else span
@@ -71,14 +93,11 @@ def host_waits(timeline: RankTimeline, row: Ints, end: Ints, launched: Ints, by_
     return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
 
 
-def _copies(timeline: RankTimeline, row: Ints, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
+def _copies(named: WaitNames, row: Ints, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
     """Give copies to the host that had ended when it launched again, and that launch."""
-    spans = timeline.spans
-    names = [code for code, name in enumerate(timeline.names) if TO_HOST.search(name)]
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]
-    to_host = (spans.kind[row[of]] == COPY) & np.isin(spans.name[row[of]], names)
-    waited = to_host & (end[of] <= then) & (end[of] > at)
+    waited = named.to_host[row[of]] & (end[of] <= then) & (end[of] > at)
     return of[waited], then[waited]
 
 

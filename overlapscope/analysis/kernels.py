@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2
@@ -79,7 +80,8 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     """Sum up the kernels of a rank."""
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
-    order = rows[_by_name_and_grid(spans.name[rows], spans.blocks[rows])]
+    grid = spans.blocks[rows]
+    order = rows[order_of(spans.name[rows], np.where(grid == NONE, -1, grid))]
     name, blocks = spans.name[order], spans.blocks[order]
     opens = np.flatnonzero((np.diff(name, prepend=-2) != 0) | (np.diff(blocks, prepend=NONE + 1) != 0))
     nothing = np.zeros(0, np.int64)
@@ -89,17 +91,6 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
         count=np.diff(np.append(opens, order.size)),
         total_ns=np.add.reduceat(spans.end_ns[order] - spans.start_ns[order], opens) if order.size else nothing,
     )
-
-
-def _by_name_and_grid(name: Codes, blocks: Ints) -> Ints:
-    """Sort by both. As one number where they fit into it: two keys take several times as long."""
-    if not blocks.size:
-        return np.empty(0, np.int64)
-    grid = np.where(blocks == NONE, -1, blocks)
-    low, high = int(grid.min()), int(grid.max())
-    if low < -1 or (high - low + 1) * (int(name.max()) + 2) >= np.iinfo(np.int64).max:
-        return np.lexsort((blocks, name))
-    return np.argsort(name * np.int64(high - low + 1) + (grid - low))
 
 
 def _rows(table: Kernels) -> list[tuple[str, int, int, int]]:

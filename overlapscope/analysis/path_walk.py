@@ -9,41 +9,48 @@ import numpy as np
 from overlapscope.analysis.arrivals import Arrivals
 from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, Awaited, awaited
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.host_waits import LONG_AGO
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.analysis.host_waits import LONG_AGO, WaitNames
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Small
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import Run
 
 PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
 """`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
 `host_or_wait`: the host launched nothing, and whether it waited for its device was not recorded."""
-_RUNNING: Final = ("compute", "communication", "copy")
+COMPUTING, TRANSFER, COMMUNICATION, COPYING, LAUNCH, HOST, HOST_OR_WAIT, IDLE = range(len(PARTS))
+"""Their places in `PARTS`."""
+_RUNNING: Final = np.array([COMPUTING, COMMUNICATION, COPYING], np.int8)
+"""What a span of each kind is on a path."""
+_STRETCH: Final = np.array([HOST, HOST_OR_WAIT], np.int8)
 MARGIN_NS: Final = 10_000_000
 """Aligned clocks agree better than this."""
 MOST_SEGMENTS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """One piece of a path, on the clock of the path's rank."""
+class Segments:
+    """The pieces of a path, in order of time: each begins where the one before it ends."""
 
-    part: str
-    rank: int
-    row: int
+    part: Small
+    """Place in `PARTS`."""
+    rank: Ints
+    row: Ints
     """The span in the rank's `Spans` that ran, or that the host was about to launch; NONE where it is none."""
-    start_ns: int
-    end_ns: int
+    start_ns: Ints
+    end_ns: Ints
+    """On the clock of the path's rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What decided how long a step took: segments in order of time, each ending where the next one starts."""
+    """What decided how long a step took."""
 
     step: int | None
     rank: int
     """The rank on which the step ended last: the window and the clock are its own."""
     start_ns: int
     end_ns: int
-    segments: tuple[Segment, ...]
+    segments: Segments
 
 
 class NoPathError(Exception):
@@ -65,32 +72,48 @@ class Walker:
     def __init__(self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks) -> None:
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
+        self._names: dict[int, WaitNames] = {}
 
     def path(self, rank: int, step: int | None, window: tuple[int, int], most: int = MOST_SEGMENTS) -> Path:
         """Follow the path of one window of a rank. Raises NoPathError, also for more than `most` segments."""
         return _Walk(self, rank, step, window, most).path()
 
-    def last_member(self, rank: int, row: int) -> tuple[int, int] | None:
-        """Give (rank, row in its `Collectives`) of the last to arrive at a call; None where that is not known."""
+    def last_member(self, rank: int, row: int) -> tuple[int, int]:
+        """Give (rank, row in its `Collectives`) of the last to arrive at a call of those that `is_matched`."""
         arrivals = self._arrivals[rank]
-        call = int(arrivals.call[row])
-        if call == NONE:
-            return None
         last = int(arrivals.last[row])
         if last not in self._by_call:
             calls = self._arrivals[last].call
-            order = np.argsort(calls, kind="stable")
+            order = order_of(calls)
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]
-        return last, int(order[np.searchsorted(calls, call)])
+        return last, int(order[np.searchsorted(calls, arrivals.call[row])])
+
+    def awaited(self, rank: int, begin_ns: int, end_ns: int) -> Awaited:
+        """Give what a rank's spans waited for in [begin_ns, end_ns) on its own clock."""
+        timeline = self.run.ranks[rank]
+        if rank not in self._names:
+            self._names[rank] = WaitNames.of(timeline)
+        return awaited(timeline, begin_ns, end_ns, self._names[rank], self._arrivals[rank].call != NONE)
 
     def told(self, rank: int, other: int, time_ns: int) -> int:
         """Give a time of `other` on the clock of `rank`."""
         if rank == other:
             return time_ns
-        offset, drift, at = self._clocks.offset_ns, self._clocks.drift, time_ns - self._clocks.reference_ns
-        apart = offset.get(rank, 0.0) - offset.get(other, 0.0)
-        return time_ns + round(apart + (drift.get(rank, 0.0) - drift.get(other, 0.0)) * at)
+        apart, drift = self._apart(rank, other)
+        return time_ns + round(apart + drift * (time_ns - self._clocks.reference_ns))
+
+    def each_told(self, rank: int, other: int, times_ns: Ints) -> Ints:
+        """Give many times of `other` likewise."""
+        if rank == other:
+            return times_ns
+        apart, drift = self._apart(rank, other)
+        moved: Ints = np.rint(apart + drift * (times_ns - self._clocks.reference_ns)).astype(np.int64)
+        return times_ns + moved
+
+    def _apart(self, rank: int, other: int) -> tuple[float, float]:
+        offset, drift = self._clocks.offset_ns, self._clocks.drift
+        return offset.get(rank, 0.0) - offset.get(other, 0.0), drift.get(rank, 0.0) - drift.get(other, 0.0)
 
 
 class _Walk:
@@ -100,7 +123,10 @@ class _Walk:
         self._walker, self._rank, self._step = walker, rank, step
         self._begin, self._end = window
         self._now, self._left = self._end, most
-        self._segments: list[Segment] = []
+        self._part: list[int] = []
+        self._on: list[int] = []
+        self._row: list[int] = []
+        self._begins: list[int] = []
         self._ranks: dict[int, Awaited] = {}
         self._been: set[tuple[int, int]] = set()
 
@@ -109,12 +135,19 @@ class _Walk:
         while place is not None and self._now > self._begin:
             place = self._through(place) if place.inside else self._before(place)
         self._add(self._gap(self._rank), self._rank, NONE, self._begin)
+        begins = np.array(self._begins[::-1], np.int64)
         return Path(
             step=self._step,
             rank=self._rank,
             start_ns=self._begin,
             end_ns=self._end,
-            segments=tuple(reversed(self._segments)),
+            segments=Segments(
+                part=np.array(self._part[::-1], np.int8),
+                rank=np.array(self._on[::-1], np.int64),
+                row=np.array(self._row[::-1], np.int64),
+                start_ns=begins,
+                end_ns=np.append(begins[1:], self._end)[: begins.size],
+            ),
         )
 
     def _last(self) -> _Place | None:
@@ -129,27 +162,31 @@ class _Walk:
             return _Place(self._rank, int(follows[0]), inside=False)
         if last is None:
             return None
-        self._add("idle", self._rank, NONE, int(found.end_ns[last]))
+        self._add(IDLE, self._rank, NONE, int(found.end_ns[last]))
         return _Place(self._rank, last, inside=True)
 
     def _through(self, place: _Place) -> _Place | None:
-        """Go back to where a span began, or for a collective, to where its last member did."""
-        rank, position = place.rank, place.position
-        if (rank, position) in self._been:
+        """Go back to where a span began, or for a matched collective, to where its last member did.
+
+        What a span waited for on its own device is gone back through at once: there are long chains of those.
+        """
+        rank = place.rank
+        if (rank, place.position) in self._been:
             raise NoPathError("its dependencies run in a circle: calls may be matched wrongly")
-        self._been.add((rank, position))
+        self._been.add((rank, place.position))
         found = self._of(rank)
-        row = int(found.row[position])
-        if found.kind[position] == COMM:
-            call = int(found.own_call[position])
-            last = self._walker.last_member(rank, call) if call != NONE else None
-            if last is not None:
-                other, begun = last[0], self._of(last[0]).span_of(last[1])
-                if begun is None:
-                    return None
-                self._add("transfer", rank, row, self._told(other, int(self._of(other).start_ns[begun])))
-                return _Place(other, begun, inside=False)
-        self._add(_RUNNING[found.kind[position]], rank, row, self._told(rank, int(found.start_ns[position])))
+        chain = found.chain(place.position)
+        position, row = int(chain[-1]), int(found.row[chain[-1]])
+        if chain.size > 1:
+            self._add_chain(rank, found, chain)
+        if found.is_matched[position]:
+            other, call = self._walker.last_member(rank, int(found.own_call[position]))
+            begun = self._of(other).span_of(call)
+            if begun is None:
+                return None
+            self._add(TRANSFER, rank, row, self._told(other, int(self._of(other).start_ns[begun])))
+            return _Place(other, begun, inside=False)
+        self._add(int(_RUNNING[found.kind[position]]), rank, row, self._told(rank, int(found.start_ns[position])))
         return _Place(rank, position, inside=False)
 
     def _before(self, place: _Place) -> _Place | None:
@@ -161,9 +198,9 @@ class _Walk:
             return None
         if by == BY_LAUNCH:
             if self._walker.run.ranks[rank].has_device:
-                self._add("idle", rank, NONE, self._told(rank, int(found.arrived_ns[position])))
+                self._add(IDLE, rank, NONE, self._told(rank, int(found.arrived_ns[position])))
             launch = int(found.launch_ns[position])
-            self._add("launch", rank, int(found.row[position]), self._told(rank, launch))
+            self._add(LAUNCH, rank, int(found.row[position]), self._told(rank, launch))
             return self._host(rank, launch)
         on = int(found.on[position])
         self._add(self._gap(rank), rank, NONE, self._told(rank, int(found.end_ns[on])))
@@ -176,43 +213,71 @@ class _Walk:
             position = found.on_host_before(moment)
             if position is None:
                 return None
-            self._add("host", rank, NONE, self._told(rank, int(found.end_ns[position])))
+            self._add(HOST, rank, NONE, self._told(rank, int(found.end_ns[position])))
             return _Place(rank, position, inside=True)
         waited = found.waits.before(moment)
         until = LONG_AGO if waited is None else int(found.end_ns[waited])
-        for at in range(int(np.searchsorted(found.launched_ns, moment, side="right")) - 1, -1, -1):
-            prior = max(until, int(found.launched_ns[at - 1]) if at else LONG_AGO)
-            row = int(found.row[found.launched[at]])
-            if at and (dry := int(found.waits.dry_ns[at - 1])) != NONE:
-                self._add("host", rank, row, self._told(rank, max(dry, prior)))
-                self._add("host_or_wait", rank, row, self._told(rank, prior))
-            self._add("host", rank, row, self._told(rank, prior))
-            if prior == until or self._now <= self._begin:
-                break
+        self._add_launches(rank, found, until, moment)
         if waited is None:
             return None
-        self._add("host", rank, NONE, self._told(rank, until))
+        self._add(HOST, rank, NONE, self._told(rank, until))
         return _Place(rank, waited, inside=True)
+
+    def _add_chain(self, rank: int, found: Awaited, chain: Ints) -> None:
+        """Go back through spans of which each waited for the next, to the end of the last."""
+        ran, waited_for = chain[:-1], chain[1:]
+        parts = np.stack([_RUNNING[found.kind[ran]], np.full(ran.size, self._gap(rank), np.int8)], axis=1)
+        rows = np.stack([found.row[ran], np.full(ran.size, NONE)], axis=1)
+        begins = np.stack([found.start_ns[ran], found.end_ns[waited_for]], axis=1)
+        self._add_each(rank, parts.ravel(), rows.ravel(), begins.ravel())
+
+    def _add_launches(self, rank: int, found: Awaited, until: int, moment: int) -> None:
+        """Go back from launch to launch, to the one that was the first after `until`, and to that moment.
+
+        Between two, the host was about to launch the second, but for what it may have waited for.
+        """
+        last = int(np.searchsorted(found.launched_ns, moment, side="right")) - 1
+        first = min(int(np.searchsorted(found.launched_ns, until, side="right")), last)
+        if last < 0:
+            return
+        at = np.arange(last, first - 1, -1)
+        prior = np.where(at > 0, np.maximum(found.launched_ns[at - 1], until), until)
+        dry = np.where(at > 0, found.waits.dry_ns[at - 1], NONE)
+        begins = np.stack([np.maximum(dry, prior), prior], axis=1)
+        rows = np.repeat(found.row[found.launched[at]], 2)
+        self._add_each(rank, np.tile(_STRETCH, at.size), rows, begins.ravel())
 
     def _of(self, rank: int) -> Awaited:
         if rank not in self._ranks:
             begin, end = (self._walker.told(rank, self._rank, each) for each in (self._begin, self._end))
-            self._ranks[rank] = awaited(self._walker.run.ranks[rank], begin - MARGIN_NS, end + MARGIN_NS)
+            self._ranks[rank] = self._walker.awaited(rank, begin - MARGIN_NS, end + MARGIN_NS)
         return self._ranks[rank]
 
     def _told(self, rank: int, time_ns: int) -> int:
         return self._walker.told(self._rank, rank, time_ns)
 
-    def _gap(self, rank: int) -> str:
-        return "idle" if self._walker.run.ranks[rank].has_device else "host"
+    def _gap(self, rank: int) -> int:
+        return IDLE if self._walker.run.ranks[rank].has_device else HOST
 
-    def _add(self, part: str, rank: int, row: int, begin: int) -> None:
+    def _add(self, part: int, rank: int, row: int, begin: int) -> None:
         """Go back to `begin`, or to the window's begin; never forward, as clocks are not exact."""
         begin = max(begin, self._begin)
-        if begin >= self._now:
-            return
-        self._left -= 1
+        if begin < self._now:
+            self._grow(rank, [part], [row], [begin])
+
+    def _add_each(self, rank: int, parts: Small, rows: Ints, begins: Ints) -> None:
+        """Go back likewise to each of several moments of a rank, on its own clock, one after the other."""
+        begins = np.maximum(self._walker.each_told(self._rank, rank, begins), self._begin)
+        reached = np.minimum.accumulate(np.append(self._now, begins))
+        goes = begins < reached[:-1]
+        self._grow(rank, parts[goes].tolist(), rows[goes].tolist(), begins[goes].tolist())
+
+    def _grow(self, rank: int, parts: list[int], rows: list[int], begins: list[int]) -> None:
+        self._left -= len(begins)
         if self._left < 0:
             raise NoPathError("it has too many segments to be followed")
-        self._segments.append(Segment(part=part, rank=rank, row=row, start_ns=begin, end_ns=self._now))
-        self._now = begin
+        self._part += parts
+        self._on += [rank] * len(begins)
+        self._row += rows
+        self._begins += begins
+        self._now = begins[-1] if begins else self._now

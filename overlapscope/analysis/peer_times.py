@@ -1,12 +1,12 @@
-"""What every rank did, laid end to end, so that a rank's waiting for many others is looked up in all of them at once.
+"""What every rank did while others waited for it: looked up rank by rank, for all that wait for it at once.
 
-The time of each rank fills a stretch of its own in one row of integers; a moment outside what it recorded falls on the
-edge of its stretch. Looking up pieces of time costs no more for many ranks than for one.
+Each rank tells in which pieces of its own time it waited for whom. Sorted by whom, one rank's times are laid out at a
+time, and answer all of them; no more of a run need be laid out at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final
 
 import numpy as np
 
@@ -14,81 +14,76 @@ from overlapscope.analysis.clocks import Clocks, Reals
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, union
 
-ROUNDING_NS = 2
+ROUNDING_NS: Final = 2
 """Clocks are moved by whole nanoseconds: what lies this near to a piece is looked at, and then cut exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTimes:
-    """One kind of time of all ranks, each on its own clock."""
+class Asked:
+    """Pieces of one rank's time, disjoint, on its own clock, and the other rank of each."""
 
-    place: Mapping[int, int]
-    """Where a rank stands in what follows."""
-    begin_ns: Ints
-    """First start of each rank."""
-    length_ns: Ints
-    """From there to its last end."""
-    shift: Ints
-    """Where its stretch begins."""
-    starts: Ints
-    ends: Ints
-    rank: Ints
-    """Place of the rank of each interval."""
-    offset_ns: Reals
+    pieces: Intervals
+    others: Ints
+
+
+def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], clocks: Clocks) -> dict[int, Intervals]:
+    """Give, for each rank that asks, what of the other rank's `times` falls into each piece, on its own clock."""
+    ranks = list(asked)
+    none = np.empty(0, np.int64)
+    if not ranks:
+        return {}
+    start, end = (np.concatenate([each.pieces[side] for each in asked.values()]) for side in (0, 1))
+    other = np.concatenate([each.others for each in asked.values()])
+    asker = np.repeat(np.arange(len(ranks)), [each.others.size for each in asked.values()])
+    offset_ns = np.array([clocks.offset_ns.get(rank, 0.0) for rank in ranks])
+    drift = np.array([clocks.drift.get(rank, 0.0) for rank in ranks])
+    order = np.argsort(other, kind="stable")
+    peers, first = np.unique(other[order], return_index=True)
+    found: list[tuple[Ints, Ints, Ints]] = [(none, none, none)]
+    for peer, rows in zip(peers.tolist(), np.split(order, first[1:]), strict=False):
+        by = asker[rows]
+        moved = _Moved(
+            apart=offset_ns[by] - clocks.offset_ns.get(peer, 0.0),
+            drift=drift[by] - clocks.drift.get(peer, 0.0),
+            reference_ns=clocks.reference_ns,
+        )
+        piece, begun, ended = _inside(Intervals(start[rows], end[rows]), times(peer), moved)
+        found.append((by[piece], begun, ended))
+    by, begun, ended = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(by, kind="stable")
+    cuts = np.searchsorted(by[order], np.arange(1, len(ranks)))
+    parts = zip(ranks, np.split(begun[order], cuts), np.split(ended[order], cuts), strict=True)
+    return {rank: union((starts, ends)) for rank, starts, ends in parts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moved:
+    """How one rank's clock stands against those of the ranks that ask, piece by piece."""
+
+    apart: Reals
     drift: Reals
     reference_ns: int
 
-    @classmethod
-    def of(cls, times: Mapping[int, Intervals], clocks: Clocks) -> Self:
-        """Lay out the times of ranks."""
-        ranks, all_times = list(times), list(times.values())
-        counts = np.array([each.starts.size for each in all_times], np.int64)
-        begin = np.array([int(each.starts[0]) if each.starts.size else 0 for each in all_times], np.int64)
-        length = np.array([int(each.ends[-1]) if each.ends.size else 0 for each in all_times], np.int64) - begin
-        shift = np.concatenate([np.zeros(1, np.int64), np.cumsum(length + 1)[:-1]])[: len(ranks)]
-        moved = np.repeat(shift - begin, counts)
-        none = [np.empty(0, np.int64)]
-        return cls(
-            place={rank: at for at, rank in enumerate(ranks)},
-            begin_ns=begin,
-            length_ns=length,
-            shift=shift,
-            starts=np.concatenate([each.starts for each in all_times] or none) + moved,
-            ends=np.concatenate([each.ends for each in all_times] or none) + moved,
-            rank=np.repeat(np.arange(len(ranks)), counts),
-            offset_ns=np.array([clocks.offset_ns.get(rank, 0.0) for rank in ranks]),
-            drift=np.array([clocks.drift.get(rank, 0.0) for rank in ranks]),
-            reference_ns=clocks.reference_ns,
-        )
+    def theirs(self, time_ns: Ints) -> Ints:
+        """Give moments that a clock of those who ask shows as the other clock shows them."""
+        ahead = (self.apart + self.drift * (time_ns - self.reference_ns)) / (1.0 + self.drift)
+        return time_ns - np.rint(ahead).astype(np.int64)
 
-    def within(self, rank: int, pieces: Intervals, others: Ints) -> Intervals:
-        """Give what the other rank of each piece did in it; pieces, and the answer, are on the clock of `rank`.
+    def own(self, time_ns: Ints, piece: Ints) -> Ints:
+        """Give moments of the other clock as it is shown to those who ask."""
+        ahead = self.apart[piece] + self.drift[piece] * (time_ns - self.reference_ns)
+        told: Ints = time_ns + np.rint(ahead).astype(np.int64)
+        return told
 
-        Pieces are disjoint; `others` holds a rank for each.
-        """
-        if pieces.starts.size == 0:
-            return union()
-        peers, which = np.unique(others, return_inverse=True)
-        of = np.array([self.place[other] for other in peers.tolist()], np.int64)[which]
-        mine = self.place[rank]
-        apart, drift = self.offset_ns[mine] - self.offset_ns[of], self.drift[mine] - self.drift[of]
-        first = np.searchsorted(self.ends, self._at(pieces.starts - ROUNDING_NS, of, apart, drift), side="right")
-        until = np.searchsorted(self.starts, self._at(pieces.ends + ROUNDING_NS, of, apart, drift), side="left")
-        counts = np.maximum(until - first, 0)
-        piece = np.repeat(np.arange(of.size), counts)
-        row = np.arange(piece.size) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-        back = self.begin_ns[of[piece]] - self.shift[of[piece]]
-        starts, ends = (self._told(each[row] + back, apart[piece], drift[piece]) for each in (self.starts, self.ends))
-        return union((np.maximum(starts, pieces.starts[piece]), np.minimum(ends, pieces.ends[piece])))
 
-    def _at(self, time_ns: Ints, of: Ints, apart: Reals, drift: Reals) -> Ints:
-        """Give where moments, told by this rank's clock, stand in the stretches of the others."""
-        ahead = (apart + drift * (time_ns - self.reference_ns)) / (1.0 + drift)
-        theirs = time_ns - np.rint(ahead).astype(np.int64)
-        at: Ints = self.shift[of] + np.clip(theirs - self.begin_ns[of], 0, self.length_ns[of])
-        return at
-
-    def _told(self, at: Ints, apart: Reals, drift: Reals) -> Ints:
-        """Give moments of another rank as this rank's clock shows them."""
-        moved: Ints = at + np.rint(apart + drift * (at - self.reference_ns)).astype(np.int64)
-        return moved
+def _inside(pieces: Intervals, times: Intervals, moved: _Moved) -> tuple[Ints, Ints, Ints]:
+    """Give what of `times` falls into pieces: the place of the piece, and start and end on its clock."""
+    first = np.searchsorted(times.ends, moved.theirs(pieces.starts - ROUNDING_NS), side="right")
+    until = np.searchsorted(times.starts, moved.theirs(pieces.ends + ROUNDING_NS), side="left")
+    counts = np.maximum(until - first, 0)
+    piece = np.repeat(np.arange(counts.size), counts)
+    row = np.arange(piece.size) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    begun = np.maximum(moved.own(times.starts[row], piece), pieces.starts[piece])
+    ended = np.minimum(moved.own(times.ends[row], piece), pieces.ends[piece])
+    there = ended > begun
+    return piece[there], begun[there], ended[there]

@@ -13,6 +13,7 @@ import numpy as np
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
+from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
 
 POWER: Final = re.compile(r"^gpu\d+\.power_w$")
@@ -96,13 +97,12 @@ def _series(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, str, Ints,
     """Give (rank, device, times, watts) of each device, in order of time."""
     for rank, timeline in ranks.items():
         table = timeline.telemetry
-        for code, name in enumerate(timeline.names):
-            if not POWER.match(name):
-                continue
+        named = rows_named(table.name, timeline.names, POWER.match)
+        for code in np.unique(table.name[named]).tolist():
             good = (table.name == code) & (table.time_ns != NONE) & np.isfinite(table.value) & (table.value > 0)
             order = np.argsort(table.time_ns[good], kind="stable")
             if order.size:
-                yield rank, name.partition(".")[0], table.time_ns[good][order], table.value[good][order]
+                yield rank, timeline.names[code].partition(".")[0], table.time_ns[good][order], table.value[good][order]
 
 
 def _interval(times: Ints) -> int:

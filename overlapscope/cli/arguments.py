@@ -12,7 +12,7 @@ from overlapscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from overlapscope.ingest.read import ReadOptions
+    from overlapscope.ingest.read_options import ReadOptions
 
 MAX_WORKERS = 1024
 
@@ -61,7 +61,7 @@ def _workers(text: str) -> int:
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":
     """Give the reading options; raises UsageError for a bad one."""
-    from overlapscope.ingest.read import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
+    from overlapscope.ingest.read_options import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
 
     if not 0 < args.max_gib <= 2**30:
         raise UsageError("--max-gib must be more than 0 and a possible size")

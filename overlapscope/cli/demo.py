@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.demo_job import train_and_record  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.report import json, text  # noqa: PLC0415
-    from overlapscope.timeline.run_folder import replace_run  # noqa: PLC0415
+    from overlapscope.timeline.run_folder import is_taken, replace_run  # noqa: PLC0415
     from overlapscope.timeline.store import load_run  # noqa: PLC0415
 
     if args.json and args.serve:
         raise UsageError("--json prints a document, --serve goes on until it is interrupted: name one of them")
-    if args.output.exists() and not args.force:
+    if is_taken(args.output) and not args.force:
         raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")
     print("training a small model on 2 processes over gloo ...", file=sys.stderr)
     with replace_run(args.output) as place:

@@ -4,7 +4,6 @@ Exit codes: 0 fine, 1 regression, 2 usage or configuration, 3 nothing usable in 
 """
 
 import argparse
-import gc
 import io
 import os
 import sys
@@ -13,6 +12,7 @@ from importlib import import_module
 
 from overlapscope.cli.printable import one_line
 from overlapscope.cli.told_aside import told_aside
+from overlapscope.cycles import search_seldom
 from overlapscope.errors import OverlapScopeError
 from overlapscope.version import __version__
 
@@ -32,8 +32,6 @@ VERBS = {
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130
-OBJECTS_BETWEEN_COLLECTIONS = 200_000
-"""Python looks for cycles of dead objects after 700 new ones; here there are few, and that took a tenth of reading."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a name shows its code, rather than nothing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    search_seldom()
     parser = _parser()
     args = parser.parse_args(argv)
     if args.verb is None:

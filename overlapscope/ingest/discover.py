@@ -10,6 +10,7 @@ from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.url import url_of
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.run_folder import where_is
 
 if TYPE_CHECKING:
     from overlapscope.ingest.remote import Version
@@ -51,7 +52,7 @@ def discover(paths: list[Path]) -> Inputs:
                 remote.update(there.files)
                 continue
             if not path.exists():
-                raise InputError(f"{shown(path)}: no such file or folder")
+                raise InputError(f"{shown(path)}: {where_is(path)}")
             run = _run_around(path)
             if run is not None:
                 raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")

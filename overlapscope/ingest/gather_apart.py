@@ -1,10 +1,9 @@
 """The files of a job read apart, and what they gave brought together."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,10 +12,8 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import processes_for
 from overlapscope.ingest.processes import executor_of
-from overlapscope.ingest.read import Gathered, ReadOptions, refused
+from overlapscope.ingest.read import Gathered, refused
 from overlapscope.ingest.read_apart import (
-    Task,
-    Unwatched,
     Watch,
     is_read,
     read_all,
@@ -24,10 +21,13 @@ from overlapscope.ingest.read_apart import (
     task_folder,
     told,
 )
+from overlapscope.ingest.read_by import read_by
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.reading_folder import load_reading
 from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.task import Task, idle_everywhere, task_of
+from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.run import Source
 
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
@@ -35,35 +35,24 @@ DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecErro
 
 def tasks_of(found: Unpacked, options: ReadOptions, work: Path) -> list[Task]:
     """Give what there is to read, each into a folder of its own in `work`."""
-    how = [options.comm, options.compute, options.max_bytes]
+    code = read_by()
+    how = [options.comm, options.compute, options.max_bytes, code]
     tasks = []
     for path in found.inputs.files:
-        origin, member = found.origin(path)
+        origin, _ = found.origin(path)
         there = found.inputs.remote.get(path)
         version = there if there is not None else _version(origin)
-        named, absolute = found.shown_path(path), path if there is not None else path.absolute()
-        as_given = ((shown(absolute), shown(named)),) if member is None else ()
-        tasks.append(
-            Task(
-                path=absolute,
-                named=named,
-                renamings=(*found.renamings, *as_given),
-                folder=task_folder(work, (ascii(origin.absolute()), ascii(named), *version), how),
-                comm=options.comm,
-                compute=options.compute,
-                max_bytes=options.max_bytes,
-            )
-        )
+        file = (ascii(origin.absolute()), ascii(found.shown_path(path)), *version)
+        tasks.append(replace(task_of(found, path, options, task_folder(work, file, how)), code=code))
     return tasks
 
 
 def _version(path: Path) -> Version:
-    """Give a file's size and time; reading one that is not there will tell."""
+    """Give a file's state; reading one that is not there will tell."""
     try:
-        at = path.stat()
+        return file_state(path.stat())
     except OSError:
         return ()
-    return at.st_size, at.st_mtime_ns
 
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:
@@ -79,7 +68,7 @@ def gather_apart(tasks: Sequence[Task], executor: Executor, watch: Watch, load: 
     """
     readings: list[tuple[Path, Reading]] = []
     failed: list[Source] = []
-    idle: list[Any] = []
+    idle: list[tuple[str, ...]] = []
     for task, why in zip(tasks, read_all(tasks, executor, watch), strict=True):
         if why is not None:
             failed.append(refused(task.named, why))
@@ -90,27 +79,4 @@ def gather_apart(tasks: Sequence[Task], executor: Executor, watch: Watch, load: 
         except DAMAGED as error:
             words = " ".join(str(error).split())[:200]
             raise InputError(f"{shown(task.folder)}: damaged ({words}); delete {shown(task.folder.parent)}") from error
-    nowhere = [each for each in idle[0] if all(each in others for others in idle)] if idle else []
-    return Gathered(readings=readings, failed=failed, idle_patterns=nowhere)
-
-
-def gather_whole(
-    found: Unpacked, options: ReadOptions, count: int, progress: Callable[[Path, int], None] | None
-) -> Gathered:
-    """Read all of the files in so many processes of this machine."""
-    watch = _Bytes(progress)
-    with tempfile.TemporaryDirectory(prefix="overlapscope-") as work:
-        tasks = tasks_of(found, options, Path(work))
-        with own_executor(tasks, count, watch) as executor:
-            return gather_apart(tasks, executor, watch, load_reading)
-
-
-class _Bytes(Unwatched):
-    """Watches for somebody who wants to know no more than what is read."""
-
-    def __init__(self, progress: Callable[[Path, int], None] | None) -> None:
-        self._progress = progress
-
-    def __call__(self, path: Path, read_bytes: int) -> None:
-        if self._progress is not None:
-            self._progress(path, read_bytes)
+    return Gathered(readings=readings, failed=failed, idle_patterns=idle_everywhere(idle))

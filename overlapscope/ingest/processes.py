@@ -37,6 +37,12 @@ class ProcessDiedError(Exception):
         super().__init__(_words(code))
 
 
+def said_of(error: BaseException) -> str:
+    """Give in one line what became of a task."""
+    said = str(error) if isinstance(error, ProcessDiedError | TaskFailedError) else f"{type(error).__name__}: {error}"
+    return " ".join(said.split())[:300]
+
+
 def _words(code: int) -> str:
     """Say how a process ended: its exit code, or the negative number of the signal that killed it."""
     if code >= 0:
@@ -88,9 +94,12 @@ class _Process:
 
 def executor_of(count: int, heard: Callable[[Any], None] | None = None) -> Executor:
     """Give so many processes; one is this process itself. `heard` gets what their tasks tell."""
-    # A frozen program is no Python: started anew, it would do anew what it does.
-    alone = count == 1 or not sys.executable or getattr(sys, "frozen", False)
-    return InThisProcess(heard) if alone else Processes(count, heard)
+    return Processes(count, heard) if count > 1 and can_start() else InThisProcess(heard)
+
+
+def can_start() -> bool:
+    """Whether processes can be started: a frozen program is no Python, and would do anew what it does."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 class InThisProcess(Executor):

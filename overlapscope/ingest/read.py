@@ -1,54 +1,19 @@
 """Any inputs to one run: find the files, read each, put what they give together."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.archives import Unpacked, renamed, unpacked
+from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
-from overlapscope.ingest.bytestream import MAX_BYTES
-from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.cores import processes_for
-from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
-from overlapscope.ingest.reading import ReadContext, Reading
+from overlapscope.ingest.processes import can_start
+from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
-from overlapscope.timeline.run import MAX_RANKS, Run, Source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How to read."""
-
-    comm: tuple[str, ...] = ()
-    """Patterns of kernel names that communicate, besides the known ones."""
-    compute: tuple[str, ...] = ()
-    """Patterns of kernel names that compute."""
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    """Rank by file name; the name "" stands for a single file."""
-    max_bytes: int = MAX_BYTES
-
-
-def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
-    """Read `3` or `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
-    ranks: dict[str, int] = {}
-    for value in values:
-        found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>[0-9]{1,9})", value, re.DOTALL)
-        if not found or int(found["rank"]) > MAX_RANKS:
-            raise UsageError(f"--rank {value}: give a number up to {MAX_RANKS}, or FILE=NUMBER")
-        ranks[Path(found["name"]).name if found["name"] else ""] = int(found["rank"])
-    return ranks
-
-
-def given_options(
-    *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
-) -> ReadOptions:
-    """Give the options as a user of the package writes them."""
-    patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (comm, compute)]
-    return ReadOptions(
-        comm=patterns[0], compute=patterns[1], ranks={"": ranks} if isinstance(ranks, int) else dict(ranks or {})
-    )
+from overlapscope.ingest.task import Task, idle_everywhere, read_task, task_of, told_to
+from overlapscope.timeline.run import Run, Source
 
 
 def read_inputs(
@@ -70,13 +35,7 @@ def read_inputs(
         if run is not None:
             return run
         require_files(found, paths)
-        count = 1 if workers == 1 else processes_for(workers, found.inputs.files)
-        if count == 1:
-            gathered = _read_here(found, options, progress)
-        else:
-            from overlapscope.ingest.gather_apart import gather_whole  # noqa: PLC0415 - traces need no Arrow
-
-            gathered = gather_whole(found, options, count, progress)
+        gathered = _gathered(_tasks(found, options), workers, progress)
         return joined(gathered, found, options)
 
 
@@ -119,21 +78,25 @@ def require_files(found: Unpacked, paths: Sequence[Path]) -> None:
         raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(others)} files is a trace{listed}{why}")
 
 
-def _read_here(found: Unpacked, options: ReadOptions, progress: Callable[[Path, int], None] | None) -> Gathered:
-    classifier = Classifier(options.comm, options.compute)
-    readings: list[tuple[Path, Reading]] = []
-    failed: list[Source] = []
-    for path in found.inputs.files:
-        named = found.shown_path(path)
-        report = (lambda done, path=named: progress(path, done)) if progress else None
-        context = ReadContext(classifier=classifier, max_bytes=options.max_bytes, progress=report)
-        try:
-            readings += [(named, renamed(reading, found.renamings)) for reading in read_file(path, context)]
-        except InputError as error:
-            failed.append(refused(named, reason(error, path)))
-        except MemoryError:
-            failed.append(refused(named, NO_MEMORY))
-    return Gathered(readings=readings, failed=failed, idle_patterns=classifier.idle_patterns)
+def _tasks(found: Unpacked, options: ReadOptions) -> list[Task]:
+    nowhere = Path()
+    return [task_of(found, path, options, nowhere) for path in found.inputs.files]
+
+
+def _gathered(tasks: list[Task], workers: int | None, progress: Callable[[Path, int], None] | None) -> Gathered:
+    """Read the files, where it is worth it in other processes besides this one."""
+    count = 1 if workers == 1 else processes_for(workers, [task.path for task in tasks])
+    if count > 1 and can_start():
+        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415 - few runs need it
+
+        read = read_beside(tasks, count - 1, progress)
+    else:
+        read = [read_task(task, told_to(progress, task)) for task in tasks]
+    return Gathered(
+        readings=[(task.named, reading) for task, each in zip(tasks, read, strict=True) for reading in each.readings],
+        failed=[refused(task.named, each.refused) for task, each in zip(tasks, read, strict=True) if each.refused],
+        idle_patterns=idle_everywhere([each.idle_patterns for each in read if not each.refused]),
+    )
 
 
 def refused(named: Path, why: str) -> Source:

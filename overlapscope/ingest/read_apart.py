@@ -1,14 +1,14 @@
 """Files read by whoever has time: other processes, other machines. Columns go to disk; only words travel.
 
-A file's readings lie in a folder of their own that is named after the file, its size and time, and how it is read. The
-folder is whole or not there, so what an interrupted reading left behind is gone on with.
+A file's readings lie in a folder of their own that is named after the file, its state, how it is read, and by which
+code. The folder is whole or not there, so what an interrupted reading left behind is gone on with.
 """
 
 import hashlib
 import os
+import shutil
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -18,42 +18,22 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import renamed, reworded
-from overlapscope.ingest.classify import Classifier
-from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError
-from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
-from overlapscope.ingest.reading import ReadContext
-from overlapscope.ingest.reading_folder import FORMAT, save_reading
+from overlapscope.ingest.processes import ProcessDiedError, said_of
+from overlapscope.ingest.read_by import read_by
+from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.worker import tell
-from overlapscope.version import __version__
+from overlapscope.ingest.task import Task, read_task, telling
+from overlapscope.ingest.whole_folder import content_digest
+from overlapscope.timeline.read_ahead import in_threads
 
 _TOLD: Final = "file.json"
-_TELL_SECONDS: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One file to read."""
-
-    path: Path
-    """Absolute: workers may be elsewhere."""
-    named: Path
-    """What it is called: as the user writes it; a member of an archive by the archive's name."""
-    renamings: tuple[tuple[str, str], ...] = ()
-    """What to say in place of which beginnings of paths."""
-    folder: Path
-    """Where its readings go."""
-    comm: tuple[str, ...]
-    compute: tuple[str, ...]
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of a task besides what lies in its folder."""
 
-    kind: Literal["read", "refused", "unwritable"] = "read"
+    kind: Literal["read", "refused", "unwritable", "other_code"] = "read"
     why: str = ""
 
 
@@ -87,19 +67,37 @@ class Told(msgspec.Struct, kw_only=True):
     """What reading a file told besides its readings."""
 
     readings: int
-    idle_patterns: list[str]
+    idle_patterns: tuple[str, ...]
     """The user's patterns that no kernel of it matched."""
+    content: str
+    """What tells whether the folder is as it was written."""
 
 
 def task_folder(within: Path, file: Sequence[str | int], how: Sequence[object]) -> Path:
     """Give the folder for a file's readings: another one as soon as the file, or how it is read, is another."""
-    words = [__version__, FORMAT, *file, *how]
+    words = [*file, *how]
     return within / hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:32]
 
 
 def is_read(task: Task) -> bool:
     """Whether the file was read before."""
     return (task.folder / _TOLD).is_file()
+
+
+def go_on_with(tasks: Sequence[Task]) -> int:
+    """Remove the folders that a power cut damaged, and give the number of files that were read before."""
+    return sum(in_threads(_is_whole, [task.folder for task in tasks if is_read(task)]))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        content = msgspec.json.decode((folder / _TOLD).read_bytes(), type=Told).content
+        whole = content == content_digest(folder, but=_TOLD)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        whole = False
+    if not whole:
+        shutil.rmtree(folder)
+    return whole
 
 
 def told(task: Task) -> Told:
@@ -114,23 +112,21 @@ def reading_folders(task: Task) -> list[Path]:
 
 def read_apart(task: Task, number: int = -1) -> Outcome:
     """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
-    classifier = Classifier(task.comm, task.compute)
-    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=_progress(number))
-    try:
-        readings = read_file(task.path, context)
-    except InputError as error:
-        return Outcome(kind="refused", why=reworded(reason(error, task.path), task.renamings))
-    except MemoryError:
-        return Outcome(kind="refused", why=NO_MEMORY)
+    if task.code != read_by():
+        return Outcome(kind="other_code")
+    read = read_task(task, telling(number))
+    if read.refused:
+        return Outcome(kind="refused", why=read.refused)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.folder.name}.", dir=task.folder.parent) as made:
             temporary = Path(made) / "whole"
             temporary.mkdir()
-            for at, reading in enumerate(readings):
+            for at, reading in enumerate(read.readings):
                 place = temporary / str(at)
                 place.mkdir()
-                save_reading(renamed(reading, task.renamings), task.named, place)
-            words = Told(readings=len(readings), idle_patterns=classifier.idle_patterns)
+                save_reading(reading, task.named, place)
+            content = content_digest(temporary, but=_TOLD)
+            words = Told(readings=len(read.readings), idle_patterns=read.idle_patterns, content=content)
             (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
             os.rename(temporary, task.folder)
     except OSError as error:
@@ -173,14 +169,19 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
     error = future.exception()
     if isinstance(error, BrokenExecutor):
         raise InputError(
-            f"{shown(task.named)}: the executor that was to read it broke down ({_one_line(error)}); "
+            f"{shown(task.named)}: the executor that was to read it broke down ({said_of(error)}); "
             "what was read until then is kept, and the same call goes on from there"
         )
     if error is not None:
-        return f"could not be read: {_one_line(error)}"
+        return f"could not be read: {said_of(error)}"
     outcome = future.result()
     if outcome.kind == "unwritable":
         raise InputError(f"{outcome.why}: what files hold cannot be written there")
+    if outcome.kind == "other_code":
+        raise InputError(
+            f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a reader, "
+            "than this command: install the same everywhere; what was read until then is kept"
+        )
     if outcome.kind == "read" and not _is_seen(task):
         return (
             f"was read where {shown(task.folder.parent)} is another disk than here: choose a place for the run that "
@@ -192,23 +193,3 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
 def _is_seen(task: Task) -> bool:
     os.listdir(task.folder.parent)  # network file systems look again at what they knew not to be there
     return is_read(task)
-
-
-def _one_line(error: BaseException) -> str:
-    said = str(error) if isinstance(error, ProcessDiedError | TaskFailedError) else f"{type(error).__name__}: {error}"
-    return " ".join(said.split())[:300]
-
-
-def _progress(number: int) -> Callable[[int], None]:
-    """Give what tells the bytes read from time to time."""
-    unsaid, last = 0, 0.0
-
-    def read(done: int) -> None:
-        nonlocal unsaid, last
-        unsaid += done
-        now = time.monotonic()
-        if now - last >= _TELL_SECONDS:
-            tell((number, unsaid))
-            unsaid, last = 0, now
-
-    return read

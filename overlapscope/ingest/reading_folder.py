@@ -39,8 +39,6 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.store import FACTS, load_facts, save_facts, table_file, write_table
 from overlapscope.timeline.stored import TABLES
 
-FORMAT: Final = 1
-"""Raised whenever what readers give changes: a folder of another number is not gone on with."""
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,
     "annotations": Annotations,
@@ -131,17 +129,6 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
         timelines=timelines,
     )
     (folder / _SUMMARY).write_bytes(msgspec.json.encode(summary))
-
-
-def load_reading(folder: Path) -> Reading:
-    """Read all of it. Raises OSError, ValueError, pyarrow.ArrowException for a damaged folder."""
-    summary = _summary(folder)
-    timelines = []
-    for part, told in _parts(folder, summary):
-        names = NameTable(part.names)
-        tables: Any = {name: _table(part.folder, name, kind, part.rows, names) for name, kind in LARGE.items()}
-        timelines.append(_timeline(told, part.names, tables | _load_small(part)))
-    return _reading(folder, summary, timelines)
 
 
 def load_outline(folder: Path, parts: list[Part]) -> Reading:

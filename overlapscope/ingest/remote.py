@@ -5,6 +5,7 @@ as that takes: some formats are read more than once, or from their end.
 """
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ _VERSIONS: Final = (
     "mtime",
     "updated",
     "created",
+    "ino",
 )
 """What filesystems call that by which a file's content is told from an earlier one's."""
 T = TypeVar("T")
@@ -168,4 +170,6 @@ def _parts(name: str, root: str) -> tuple[str, ...]:
 
 
 def _version(told: Mapping[str, Any]) -> Version:
-    return (int(told.get("size") or 0), *(str(told[key]) for key in _VERSIONS if key in told))
+    told_by = [str(told[key]) for key in _VERSIONS if told.get(key) is not None]
+    # Of a file that is told by nothing nobody knows whether it is the one of before.
+    return (int(told.get("size") or 0), *(told_by or [secrets.token_hex(8)]))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from overlapscope.cycles import search_seldom
+
 GONE: Final = (EOFError, OSError)
 """What a pipe says whose other end has gone."""
 _heard: ContextVar[Callable[[Any], None] | None] = ContextVar("heard", default=None)
@@ -42,6 +44,7 @@ def listening(heard: Callable[[Any], None] | None) -> Iterator[None]:
 def work(number: int) -> None:
     """Do the tasks of the pipe with this file number until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends this process
+    search_seldom()
     pipe = Connection(number)
     with listening(pipe.send):
         try:

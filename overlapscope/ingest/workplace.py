@@ -1,20 +1,26 @@
 """The folder beside a run directory in which it is prepared; what is ready in it outlasts an interruption."""
 
-import fcntl
 import os
+import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.held_folder import is_same, locked
 
 _LOCK: Final = "lock"
 READ: Final = "read"
 """In it: what files gave. All else is of no use to anybody else."""
+ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
+"""Nobody goes on with what was interrupted so long ago."""
+_NAMED: Final = re.compile(r"\..+\.ingest", re.DOTALL)
+_TRIES: Final = 100
 
 
 @contextmanager
@@ -26,40 +32,58 @@ def workplace(out: Path) -> Iterator[Path]:
     """
     work = out.parent / f".{out.name}.ingest"
     try:
-        (work / READ).mkdir(parents=True, exist_ok=True)
-        _require_own(work)
-        with open(os.open(work / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as lock:
-            if not _taken(lock):
-                raise UsageError(f"{shown(out)}: another process is writing this run; wait for it, or end it")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(work, out)
+        try:
+            (work / READ).mkdir(exist_ok=True)
             _clear(work)
+            _remove_abandoned(out.parent)
             try:
                 yield work
             except BaseException:
                 _clear(work)
                 if not any((work / READ).iterdir()):
-                    shutil.rmtree(work, ignore_errors=True)
+                    _remove(work)
                 raise
-            shutil.rmtree(work, ignore_errors=True)
+            _remove(work)
+        finally:
+            os.close(lock)
     except OSError as error:
         raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}") from error
 
 
-def _require_own(work: Path) -> None:
+def _locked(work: Path, out: Path) -> int:
+    """Make the folder and take its lock, which is another one as soon as whoever had it removed the folder."""
+    for _ in range(_TRIES):
+        with suppress(FileExistsError):
+            work.mkdir()
+        _require_own(work, out)
+        with suppress(FileNotFoundError):  # the folder was removed meanwhile
+            handle = os.open(work / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            if _is_ours(handle) and is_same(work / _LOCK, handle):
+                return handle
+            os.close(handle)
+    raise UsageError(f"{shown(out)}: another process is writing this run; wait for it, or end it")
+
+
+def _is_ours(handle: int) -> bool:
+    """Lock a file; where there are no locks, nobody else can be seen either."""
+    try:
+        locked(handle)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _require_own(work: Path, out: Path) -> None:
     """Raise InputError where others may have put the folder there, for us to go on with: where everybody can write."""
-    there, around = os.lstat(work), work.parent.stat()
+    try:
+        there, around = os.lstat(work), work.parent.stat()
+    except FileNotFoundError:
+        return  # removed meanwhile: its lock will not be there either
     foreign = there.st_uid != os.geteuid() and around.st_mode & stat.S_IWOTH
     if foreign or not stat.S_ISDIR(there.st_mode):
         raise InputError(f"{shown(work)}: is not ours, but where this run is to be prepared; remove it")
-
-
-def _taken(lock: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks: then nobody else can be seen either
-    return True
 
 
 def _clear(work: Path) -> None:
@@ -67,3 +91,40 @@ def _clear(work: Path) -> None:
     for entry in [*work.iterdir(), *(work / READ).glob(".*")]:
         if entry.is_dir() and entry.name != READ:
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def _remove(work: Path) -> None:
+    """Remove the folder whose lock this process has: the lock last, so that nobody else makes anything in it before."""
+    for entry in work.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _LOCK:
+            with suppress(OSError):
+                entry.unlink()
+    with suppress(OSError):
+        (work / _LOCK).unlink()
+        work.rmdir()  # unless somebody has taken a new lock in it
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what other ingests to this folder left long ago."""
+    with os.scandir(folder) as inside:
+        others = [Path(each.path) for each in inside if _NAMED.fullmatch(each.name)]
+    for work in others:
+        with suppress(OSError):
+            _remove_if_abandoned(work)
+
+
+def _remove_if_abandoned(work: Path) -> None:
+    """Raises OSError for a folder that is not as we make them, BlockingIOError for one in use."""
+    states = [os.lstat(each) for each in (work, work / READ)]
+    own = all(stat.S_ISDIR(each.st_mode) and each.st_uid == os.geteuid() for each in states)
+    if not own or time.time() - max(each.st_mtime for each in states) < ABANDONED_SECONDS:
+        return
+    handle = os.open(work / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        locked(handle)
+        if is_same(work / _LOCK, handle):
+            _remove(work)
+    finally:
+        os.close(handle)

@@ -19,14 +19,15 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import unpacked
 from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_of
 from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
-from overlapscope.ingest.read import ReadOptions, joined, require_files, stored_run
-from overlapscope.ingest.read_apart import Unwatched, Watch, is_read
+from overlapscope.ingest.read import joined, require_files, stored_run
+from overlapscope.ingest.read_apart import Unwatched, Watch, go_on_with
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading_folder import LARGE, SMALL, Part, load_outline
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.timeline.columns import make, size
 from overlapscope.timeline.run import RankTimeline, Run, Source, is_run_directory
-from overlapscope.timeline.run_folder import take_place
+from overlapscope.timeline.run_folder import is_taken, take_place
 from overlapscope.timeline.store import (
     RankEntry,
     rank_folder,
@@ -69,13 +70,11 @@ def write_run(
     only itself. Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable or
     `out` cannot be written; what was read until then need not be read again by the next call for the same `out`.
     """
-    if out.exists() and not force:
-        raise UsageError(f"{shown(out)} exists already; choose another place, or replace it with -f")
-    if out.exists() and not is_run_directory(out):
-        raise UsageError(f"{shown(out)} exists and is no run directory: it is not replaced")
+    _require_free(out, force=force)  # before anything is read
     options = options or ReadOptions()
     out = out.absolute()
     with workplace(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found:
+        _require_free(out, force=force)  # another process may have written it meanwhile
         run = stored_run(found, options)
         if run is not None:
             save_run(run, out, version=__version__, force=force)
@@ -83,7 +82,7 @@ def write_run(
         require_files(found, paths)
         watch = watch or Unwatched()
         tasks = tasks_of(found, options, work / READ)
-        resumed = sum(map(is_read, tasks))
+        resumed = go_on_with(tasks)
         parts: list[Part] = []
         with _open(executor, lambda: own_executor(tasks, workers, watch)) as running:
             gathered = gather_apart(tasks, running, watch, partial(load_outline, parts=parts))
@@ -94,6 +93,14 @@ def write_run(
         write_job(run, entries, prepared, version=__version__)
         take_place(prepared, out)
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
+
+
+def _require_free(out: Path, *, force: bool) -> None:
+    taken = is_taken(out)
+    if taken and not force:
+        raise UsageError(f"{shown(out)} exists already; choose another place, or replace it with -f")
+    if taken and not is_run_directory(out):
+        raise UsageError(f"{shown(out)} exists and is no run directory: it is not replaced")
 
 
 def _open(given: Executor | None, make_own: Callable[[], Executor]) -> AbstractContextManager[Executor]:

@@ -68,7 +68,7 @@ class PerfettoTrace:
     def is_empty(self) -> bool:
         """Whether nothing that ran has times."""
         timelines = [self.run.ranks[rank] for rank in self.ranks]
-        return not any(size(each.spans) or size(each.annotations) for each in timelines)
+        return not any(each.num_spans or size(each.annotations) for each in timelines)
 
     def pieces(self) -> Iterator[str]:
         """Give the text, piece by piece."""

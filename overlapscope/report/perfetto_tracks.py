@@ -10,8 +10,8 @@ from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.causes import CAUSES, Causes
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.critical_path import name_of
-from overlapscope.analysis.path_walk import Path, Segment
+from overlapscope.analysis.critical_path import UNNAMED, names_of
+from overlapscope.analysis.path_walk import PARTS, Path, Segments
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.report.call_words import CallWords
 from overlapscope.report.trace_events import Slices
@@ -174,24 +174,32 @@ def _span_args(timeline: RankTimeline, row: int, of_call: CallWords) -> dict[str
 def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
     """Give the segments of all paths that were followed, on the common clock."""
     starts, ends = [], []
-    segments: list[tuple[int | None, Segment]] = []
+    said: list[str] = []
+    told: list[dict[str, Any]] = []
     for path in paths:
-        edges = np.array([path.start_ns, *(each.end_ns for each in path.segments)], np.int64)
-        moved = on_common_clock(clocks, path.rank, edges)
+        moved = on_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
         starts.append(moved[:-1])
         ends.append(moved[1:])
-        segments += [(path.step, each) for each in path.segments]
-
-    def said(row: int) -> str:
-        _, each = segments[row]
-        what = "" if each.row == NONE else f" {name_of(run.ranks[each.rank], each.part, each.row)}"
-        return f"rank {each.rank} {each.part}{what}"
-
+        for rank, part, name in _segments(run, path.segments):
+            said.append(f"rank {rank} {part}{name}")
+            told.append({"step": path.step, "part": part, "rank": rank})
     return Slices(
         track="critical path",
         start_ns=np.concatenate(starts),
         end_ns=np.concatenate(ends),
         category=lambda row: "critical_path",
-        name=said,
-        args=lambda row: {"step": segments[row][0], "part": segments[row][1].part, "rank": segments[row][1].rank},
+        name=said.__getitem__,
+        args=told.__getitem__,
     )
+
+
+def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
+    """Give the rank, the part and, where there is a row, the name of each segment."""
+    words = np.full(segments.row.size, "", object)
+    for rank in np.unique(segments.rank).tolist():
+        own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))
+        timeline = run.ranks[rank]
+        codes = names_of(timeline, segments.part[own], segments.row[own])
+        words[own] = [f" {timeline.names[code] if code >= 0 else UNNAMED}" for code in codes.tolist()]
+    parts = [PARTS[part] for part in segments.part.tolist()]
+    return zip(segments.rank.tolist(), parts, words.tolist(), strict=True)

@@ -1,5 +1,6 @@
 """Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,20 +19,19 @@ def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) ->
     """Give a table as Arrow columns, with a column `rank` before them where one is given."""
     columns: dict[str, Any] = {}
     if rank is not None:
-        columns["rank"] = pa.array(np.full(size(table), rank, np.int32))
+        columns["rank"] = _column(np.full(size(table), rank, np.int32))
     for column, kind in column_kinds(table).items():
         values = getattr(table, column)
         if kind == "name":
             columns[column] = _dictionary(values, names)
         elif kind == "enum":
-            spelled = pa.array(enum_values(type(table), column))
-            columns[column] = pa.DictionaryArray.from_arrays(pa.array(values), spelled)
+            columns[column] = pa.DictionaryArray.from_arrays(_column(values), _words(enum_values(type(table), column)))
         elif kind == "int64":
-            columns[column] = pa.array(values, mask=values == NONE)
+            columns[column] = _column(values, values != NONE)
         elif kind == "float64":
-            columns[column] = pa.array(values, mask=np.isnan(values))
+            columns[column] = _column(values, ~np.isnan(values))
         else:
-            columns[column] = pa.array(values)
+            columns[column] = _column(values)
     return pa.table(columns)
 
 
@@ -51,8 +51,28 @@ def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
     used = np.unique(codes[codes >= 0])
     place = np.zeros(len(names) + 1, np.int32)
     place[used] = np.arange(used.size, dtype=np.int32)
-    indices = pa.array(place[codes], mask=codes < 0)
-    return pa.DictionaryArray.from_arrays(indices, pa.array([names[code] for code in used.tolist()], pa.string()))
+    words = _words([names[code] for code in used.tolist()])
+    return pa.DictionaryArray.from_arrays(_column(place[codes], codes >= 0), words)
+
+
+def _column(values: Any, present: Any = None) -> Any:
+    """Give numpy values as a column, null where they are not present.
+
+    Of Arrow's own buffers: its `array` loads pandas, which takes longer than most runs.
+    """
+    known = None if present is None or present.all() else _buffer(np.packbits(present, bitorder="little"))
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [known, _buffer(data)])
+
+
+def _words(words: Sequence[str]) -> Any:
+    encoded = [word.encode() for word in words]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(words), _buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
+def _buffer(values: Any) -> Any:
+    return pa.py_buffer(np.ascontiguousarray(values))
 
 
 def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
@@ -87,7 +107,7 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
 def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
     """Give a column of fixed width as numpy values, with `missing` for null.
 
-    From Arrow's own buffers: its `to_numpy` loads pandas, which takes longer than most runs.
+    From Arrow's own buffers, as in `_column`.
     """
     wanted = pa.from_numpy_dtype(dtype)
     if array.type != wanted:

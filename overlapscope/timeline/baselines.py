@@ -16,8 +16,8 @@ import msgspec
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.run import MANIFEST, Run, is_run_directory
-from overlapscope.timeline.run_folder import beside_place
-from overlapscope.timeline.store import Manifest, save_run
+from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope.timeline.store import Manifest, fill_run
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
@@ -56,7 +56,7 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
     Raises UsageError where something stands there and `force` is not given, or that is no baseline; InputError when it
     cannot be written.
     """
-    if place.exists() and not force:
+    if is_taken(place) and not force:
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
     if place.exists() and not runs_inside(place):
         raise UsageError(f"{place} holds no run, so it is left alone; choose another name")
@@ -64,12 +64,13 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
         place.parent.mkdir(parents=True, exist_ok=True)
         with beside_place(place) as temporary:
             if len(runs) == 1:
-                temporary.rmdir()
-                save_run(runs[0], temporary, version=version)
+                fill_run(runs[0], temporary, version=version)
             else:
                 width = max(2, len(str(len(runs))))  # so that their names sort as they do
                 for at, run in enumerate(runs, 1):
-                    save_run(run, temporary / f"run-{at:0{width}d}", version=version)
+                    each = temporary / f"run-{at:0{width}d}"
+                    each.mkdir()
+                    fill_run(run, each, version=version)
     except OSError as error:
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
 

@@ -7,7 +7,6 @@ reading of it is possible. Else it stays unknown.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -70,7 +69,7 @@ def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimelin
     dimension = calls.dimension.copy()
     for code, told in of_code.items():
         dimension[calls.group == code] = names.index(told)
-    return timeline.with_calls(names, replace(calls, dimension=dimension))
+    return timeline.with_dimension(names, dimension)
 
 
 def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:

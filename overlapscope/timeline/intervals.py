@@ -6,10 +6,13 @@ All arithmetic is on integer nanoseconds, so identities such as
 ``length(a) + length(b) == length(union(a, b)) + length(intersection(a, b))`` hold exactly.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from overlapscope.timeline.order import ascending
 
 Int64s = npt.NDArray[np.int64]
 
@@ -22,6 +25,8 @@ class Intervals(NamedTuple):
 
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+_FIRST, _LAST = np.array([[np.iinfo(np.int64).min], [np.iinfo(np.int64).max]])
+"""Of all times."""
 
 
 def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
@@ -30,21 +35,25 @@ def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
     Each part is a pair (starts, ends) in any order, overlapping or not; empty and reversed intervals
     (end <= start) cover nothing.
     """
-    starts = np.concatenate([np.asarray(part[0], np.int64) for part in parts] or [EMPTY.starts])
-    ends = np.concatenate([np.asarray(part[1], np.int64) for part in parts] or [EMPTY.ends])
+    starts, ends = _joined([part[0] for part in parts]), _joined([part[1] for part in parts])
     covering = ends > starts
     if not covering.all():
         starts, ends = starts[covering], ends[covering]
     if starts.size == 0:
         return EMPTY
-    if np.any(starts[1:] < starts[:-1]):
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], ends[order]
-    reach = np.maximum.accumulate(ends)
-    # A new block opens where a start lies strictly past everything before it.
-    opens = np.concatenate(([True], starts[1:] > reach[:-1]))
-    closes = np.concatenate((opens[1:], [True]))
-    return Intervals(starts[opens], reach[closes])
+    starts, ends = ascending(starts), ascending(ends)
+    # As many have ended as had begun, and the next one begins strictly later: only there is nothing covered.
+    gaps = np.flatnonzero(starts[1:] > ends[:-1])
+    return Intervals(
+        np.concatenate((starts[:1], starts[gaps + 1])),
+        np.concatenate((ends[gaps], ends[-1:])),
+    )
+
+
+def _joined(parts: Sequence[Int64s]) -> Int64s:
+    if len(parts) == 1:
+        return np.asarray(parts[0], np.int64)
+    return np.concatenate([np.asarray(part, np.int64) for part in parts]) if parts else EMPTY.starts
 
 
 def length(a: Intervals) -> int:
@@ -91,7 +100,7 @@ def difference(a: Intervals, b: Intervals) -> Intervals:
     """Give the set covered by `a` and not by `b`."""
     if a.starts.size == 0 or b.starts.size == 0:
         return a
-    return intersection(a, complement(b, int(a.starts[0]), int(a.ends[-1])))
+    return intersection(a, Intervals(np.concatenate((_FIRST, b.ends)), np.concatenate((b.starts, _LAST))))
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:

@@ -1,11 +1,21 @@
 """Names stored once: a growing table that turns strings into small integers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Codes = npt.NDArray[np.int32]
+
+
+def rows_named(codes: Codes, names: Sequence[str], fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """Say of each row whether its name fits; what has no name does not. Each name that occurs is asked for once."""
+    answers = np.zeros(len(names) + 1, np.bool_)  # index -1 is the last
+    answers[codes] = True
+    for code in np.flatnonzero(answers[:-1]).tolist():
+        answers[code] = bool(fits(names[code]))
+    answers[-1] = False
+    return answers[codes]
 
 
 class NameTable:

@@ -9,6 +9,7 @@ from typing import Any
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import (
     Annotations,
+    Codes,
     Collectives,
     Gradients,
     Lanes,
@@ -84,9 +85,9 @@ class RankTimeline:
         """Give the timeline with all its tables in memory."""
         return self
 
-    def with_calls(self, names: tuple[str, ...], collectives: Collectives) -> "RankTimeline":
-        """Give the timeline with other collectives; `names` may hold more than before."""
-        return replace(self, names=names, collectives=collectives)
+    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "RankTimeline":
+        """Give the timeline with the dimensions of its collectives; `names` may hold more than before."""
+        return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

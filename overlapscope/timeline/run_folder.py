@@ -1,14 +1,28 @@
-"""A folder that is written under a temporary name and takes its place whole, or not at all."""
+"""A folder that is written under a temporary name and takes its place whole, or not at all.
+
+What it replaces cannot be exchanged for it in one step everywhere, so it goes aside in a first one. A process that is
+killed between the two leaves the older run aside; the next one that writes there puts it back, and who only looks for
+it is told where it is.
+
+    .RUN.overlapscope-new-XXXXXXXX/       being written
+    .RUN.overlapscope-old-XXXXXXXX/RUN    being replaced
+"""
 
 import os
+import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from overlapscope.errors import InputError, UsageError
+from overlapscope.timeline.flushed import flush_below, flush_folder
+from overlapscope.timeline.held_folder import held_folder, left_by_others, make_held, remove_left, taken
 from overlapscope.timeline.run import is_run_directory
+
+REPLACING_SECONDS: Final = 60.0
+"""Nobody needs so long for the two steps."""
 
 
 @contextmanager
@@ -17,7 +31,7 @@ def replace_run(path: Path) -> Iterator[Path]:
 
     Raises UsageError when something that is no run stands there, InputError when it cannot be written.
     """
-    if path.exists() and not is_run_directory(path):
+    if is_taken(path) and not is_run_directory(path):
         raise UsageError(f"{path} exists and is no run directory: it is not replaced")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,34 +42,84 @@ def replace_run(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def beside_place(path: Path) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
+
+    `durable` is as in `take_place`.
+    """
+    _put_in_order(path)
+    with held_folder(path.parent, _prefix(path, "new")) as temporary:
         yield temporary
-        take_place(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        take_place(temporary, path, durable=durable)
 
 
-def take_place(temporary: Path, path: Path) -> None:
-    """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError."""
+def take_place(temporary: Path, path: Path, *, durable: bool = True) -> None:
+    """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError.
+
+    If it is to be `durable`, a power cut finds one of them whole: the new one's files are on disk before it gets its
+    name, and its name is before the older one goes.
+    """
     os.chmod(temporary, 0o777 & ~umask())
+    if durable:
+        flush_below(temporary)
     if path.exists():
-        # Aside first: at no moment is the place taken by half a run.
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-        os.replace(path, aside / path.name)
-        try:
-            os.replace(temporary, path)
-        except BaseException:
-            if not path.exists():
-                os.replace(aside / path.name, path)
-                aside.rmdir()
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
+        _exchange(temporary, path, durable=durable)
     else:
         os.replace(temporary, path)
+        if durable:
+            flush_folder(path.parent)
+
+
+def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
+    # Aside first: at no moment is the place taken by half a run.
+    aside, handle = make_held(path.parent, _prefix(path, "old"))
+    try:
+        os.replace(path, aside / path.name)
+        os.replace(temporary, path)
+        if durable:
+            flush_folder(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    except BaseException:
+        with suppress(OSError):
+            if not path.exists():
+                os.replace(aside / path.name, path)
+            aside.rmdir()  # not with a run in it
+        raise
+    finally:
+        os.close(handle)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something stands at a place where somebody wants to write, once that is put in order."""
+    _put_in_order(path)
+    return path.exists()
+
+
+def _put_in_order(path: Path) -> None:
+    """Put back what a killed process had put aside to replace it; where the place is taken, that is removed."""
+    for aside in _asides(path):
+        with suppress(OSError), taken(aside, REPLACING_SECONDS):
+            if not path.exists():
+                os.replace(aside / path.name, path)
+    if path.exists():
+        remove_left(path.parent, _prefix(path, "old"))
+
+
+def where_is(path: Path) -> str:
+    """Say of a path that does not exist where the run is that stood there, if replacing it was interrupted."""
+    for aside in _asides(path):
+        back = f"mv {shlex.quote(str(aside / path.name))} {shlex.quote(str(path))}"
+        return f"no such file or folder; replacing a run there was interrupted, and this puts it back: {back}"
+    return "no such file or folder"
+
+
+def _asides(path: Path) -> list[Path]:
+    found = left_by_others(path.parent, _prefix(path, "old")) if path.name else []
+    return [each for each in found if (each / path.name).exists()]
+
+
+def _prefix(path: Path, what: str) -> str:
+    return f".{path.name}.overlapscope-{what}-"
 
 
 def umask() -> int:

@@ -29,7 +29,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
-from overlapscope.timeline.run_folder import beside_place, replace_run, umask
+from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run, umask
 from overlapscope.timeline.stored import EMPTY, TABLES, UNREADABLE, Kept, one_line, open_rank, read_rank
 
 SCHEMA: Final = "overlapscope.run/1"
@@ -75,11 +75,16 @@ def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None
     Raises UsageError when it exists, or when `force` would replace a folder that is no run; InputError when it
     cannot be written.
     """
-    if path.exists() and not force:
+    if is_taken(path) and not force:
         raise UsageError(f"{path} exists already; choose another place, or replace it with -f")
     with replace_run(path) as temporary:
-        entries = [_save_rank(timeline, temporary) for _, timeline in sorted(run.ranks.items())]
-        write_job(run, entries, temporary, version=version)
+        fill_run(run, temporary, version=version)
+
+
+def fill_run(run: Run, folder: Path, *, version: str) -> None:
+    """Write the run into an empty folder. Raises OSError."""
+    entries = [_save_rank(timeline, folder) for _, timeline in sorted(run.ranks.items())]
+    write_job(run, entries, folder, version=version)
 
 
 def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: str) -> None:
@@ -119,7 +124,8 @@ def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) ->
     itself in its `rank.json`. Raises OSError when it cannot be written.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with beside_place(run / rank_folder(timeline.rank)) as temporary:
+    # A job that ends waits for no disk: what a power cut damages costs that rank, with a warning.
+    with beside_place(run / rank_folder(timeline.rank), durable=False) as temporary:
         _write_rank(timeline, temporary)
         for file in beside:
             shutil.move(file, temporary / file.name)

@@ -20,6 +20,7 @@ from overlapscope.timeline.arrow import from_arrow
 from overlapscope.timeline.columns import (
     NONE,
     Annotations,
+    Codes,
     Collectives,
     Columns,
     Gradients,
@@ -34,6 +35,7 @@ from overlapscope.timeline.columns import (
     size,
 )
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.packed import PackedCollectives, PackedTable
 from overlapscope.timeline.run import RankTimeline
 
 TABLES: Final[dict[str, type[Columns]]] = {
@@ -50,9 +52,9 @@ EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.
 LARGE: Final = ("spans", "annotations")
 """Tables that are let go."""
 KEPT_ROWS: Final = 2_000_000
-"""Rows of these that stay in memory: those of a few ranks, or all of a small run ..."""
+"""Rows of these that stay in memory, packed: those of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
-"""... and so many tables however large they are: who looks at one or two ranks asks for theirs again and again."""
+"""... and so many tables as they are, however large: who looks at one or two ranks asks for theirs again and again."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
@@ -89,6 +91,9 @@ class StoredRank(RankTimeline):
         for each in fields(timeline):
             if each.name not in LARGE:
                 object.__setattr__(found, each.name, getattr(timeline, each.name))
+        if not isinstance(timeline.collectives, PackedCollectives):
+            calls = PackedCollectives.of(PackedTable.of(timeline.collectives))
+            object.__setattr__(found, "collectives", calls)
         for name, value in (("_folder", folder), ("_kept", kept), ("_large", large)):
             object.__setattr__(found, name, value)
         return found
@@ -99,11 +104,13 @@ class StoredRank(RankTimeline):
             raise AttributeError(name)
         return self._kept.table(self._folder, name, self.names, self._large[name])
 
-    def with_calls(self, names: tuple[str, ...], collectives: Collectives) -> "StoredRank":
-        """Give the rank with other collectives, its large tables where they are."""
+    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
+        """Give the rank with the dimensions of its calls, its large tables where they are."""
         found = StoredRank.of(self, self._folder, self._kept, self._large)
+        calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
+        packed = calls.packed.with_column("dimension", dimension, -1)
         object.__setattr__(found, "names", names)
-        object.__setattr__(found, "collectives", collectives)
+        object.__setattr__(found, "collectives", PackedCollectives.of(packed))
         return found
 
     @property
@@ -113,8 +120,12 @@ class StoredRank(RankTimeline):
         return large["spans"].rows
 
     def at_hand(self) -> RankTimeline:
-        """Give a plain timeline with all tables in memory."""
-        return RankTimeline(**{each.name: getattr(self, each.name) for each in fields(self)})
+        """Give a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LARGE}
+        for name in LARGE:
+            values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
+        values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]
+        return RankTimeline(**values)
 
 
 class Kept:
@@ -122,43 +133,64 @@ class Kept:
 
     def __init__(self, rows: int = KEPT_ROWS) -> None:
         self._room = rows
-        self._tables: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
+        self._packed: OrderedDict[tuple[Path, str], PackedTable] = OrderedDict()
+        self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
         self._lock = Lock()
 
-    def table(self, folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+    def table(
+        self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
+    ) -> Columns:
         """Give a table of the rank in `folder`, whose names are `names`.
 
         Raises InputError where it cannot be read, or is not what it was when the run was opened.
         """
+        place = folder, name
         with self._lock:
-            if (folder, name) in self._tables:
-                self._tables.move_to_end((folder, name))
-                return self._tables[folder, name]
-        try:
-            found = read_table(folder, name, TABLES[name], NameTable(names))
-            same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
-        except UNREADABLE as error:
-            raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
-        if not same:
-            raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
-        self._add(folder, name, found)
+            plain, packed = self._plain.get(place), self._packed.get(place)
+            for each in (self._plain, self._packed):
+                if place in each:
+                    each.move_to_end(place)
+        if plain is not None:
+            return plain
+        found = _read_again(folder, name, names, stored) if packed is None else packed.table(TABLES[name])
+        if remember:
+            if packed is None:
+                self._pack(place, found)
+            with self._lock:
+                self._plain[place] = found
+                if len(self._plain) > KEPT_TABLES:
+                    self._plain.popitem(last=False)
         return found
 
     def offer(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table if there is room for it."""
-        if size(table) <= self._room or len(self._tables) < KEPT_TABLES:
-            self._add(folder, name, table)
+        if size(table) <= self._room:
+            self._pack((folder, name), table)
+        elif len(self._plain) < KEPT_TABLES:
+            self._plain[folder, name] = table
 
-    def _add(self, folder: Path, name: str, table: Columns) -> None:
+    def _pack(self, place: tuple[Path, str], table: Columns) -> None:
         """Keep a table, in place of those that were not used for longest."""
+        packed = PackedTable.of(table)
         with self._lock:
-            if (folder, name) in self._tables:
+            if place in self._packed:
                 return
-            self._tables[folder, name] = table
+            self._packed[place] = packed
             self._room -= size(table)
-            while self._room < 0 and len(self._tables) > KEPT_TABLES:
-                _, gone = self._tables.popitem(last=False)
-                self._room += size(gone)
+            while self._room < 0:
+                _, gone = self._packed.popitem(last=False)
+                self._room += gone.rows
+
+
+def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+    try:
+        found = read_table(folder, name, TABLES[name], NameTable(names))
+        same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
+    except UNREADABLE as error:
+        raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+    if not same:
+        raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
+    return found
 
 
 def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:

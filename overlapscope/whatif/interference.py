@@ -9,8 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
+from overlapscope.timeline.order import order_of
 
 FREE: Final = 0.05
 """A kernel with no more of its time beside a transfer counts as free of it."""
@@ -73,23 +75,29 @@ def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
 
     Steps in which a kernel was launched another number of times than in most are left out for it: they did other work.
     """
-    rows = rows[np.lexsort((spans.start_ns[rows], spans.step[rows], spans.name[rows]))]
+    rows = rows[order_of(spans.name[rows], spans.step[rows], spans.start_ns[rows])]
     name, step = spans.name[rows], spans.step[rows]
     begins = np.ones(rows.size, np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
     group = np.cumsum(begins) - 1
     launch = np.arange(rows.size) - np.flatnonzero(begins)[group]
     count = np.bincount(group)
-    of_name = name[begins]
-    usual = np.zeros(count.size, np.int64)
-    for each in np.unique(of_name).tolist():
-        mine = of_name == each
-        values, often = np.unique(count[mine], return_counts=True)
-        usual[mine] = values[np.argmax(often)]
-    keep = (count == usual)[group]
+    keep = (count == _usual(name[begins], count))[group]
     rows, launch = rows[keep], launch[keep]
-    order = np.lexsort((spans.step[rows], launch, spans.name[rows]))
+    order = order_of(spans.name[rows], launch, spans.step[rows])
     return rows[order], launch[order]
+
+
+def _usual(name: Codes, count: Ints) -> Ints:
+    """Give for each step of a name the count that most steps of that name have; of equals, the smallest."""
+    kind, first = distinct([name, count])
+    often = np.bincount(kind)
+    best = first[order_of(name[first], -often, count[first])]
+    opens = np.ones(best.size, np.bool_)
+    opens[1:] = name[best[1:]] != name[best[:-1]]
+    best = best[opens]
+    usual: Ints = count[best][np.searchsorted(name[best], name)]
+    return usual
 
 
 def _compared(name: Codes, launch: Ints, duration: Floats, share: Floats) -> tuple[Ints, Floats, Floats]:

@@ -1,0 +1,296 @@
+"""Whoever is killed while a run is written: what is found next is the old run, the new one, or a word on it."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.workplace import READ, workplace
+from overlapscope.ingest.write_run import write_run
+from overlapscope.timeline import flushed, held_folder
+from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope_dashboards.runs import find
+from tests.test_write_run import files_in, job, trace
+
+WEEK_S = 7 * 24 * 3600
+
+
+@contextmanager
+def paused(code: str) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that runs so far as to call `pause()`, and goes on when it is told to."""
+    start = "import sys\ndef pause(*_):\n    print('paused', flush=True)\n    sys.stdin.readline()\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "paused\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def older_run(run: Path) -> Path:
+    (run / "rank_00000").mkdir(parents=True)
+    (run / "run.json").write_text("old")
+    (run / "rank_00000" / "spans.parquet").write_text("old")
+    return run
+
+
+def killed(code: str) -> None:
+    with paused(code) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+REPLACING = """
+import os
+from pathlib import Path
+from overlapscope.timeline.run_folder import beside_place, is_taken
+replace, left = os.replace, [{steps}]
+def step(*args):
+    if not left[0]:
+        pause()
+    left[0] -= 1
+    replace(*args)
+os.replace = step
+with beside_place(Path({run!r})) as place:
+    (place / "run.json").write_text("new")
+pause()
+"""
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_run_that_is_replaced_by_a_killed_process_is_the_old_or_the_new_one(steps: int, tmp_path: Path) -> None:
+    run = older_run(tmp_path / "run")
+    before = files_in(run)
+    killed(REPLACING.format(steps=steps, run=str(run)))
+    assert run.exists() == (steps != 1)
+    with pytest.raises(UsageError, match="exists already"):
+        write_run(job(tmp_path / "job"), run)
+    assert files_in(run) == (before if steps < 2 else {"run.json": b"new"})
+    with beside_place(run):
+        pass
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = older_run(tmp_path / "my run")
+    before = files_in(run)
+    killed(REPLACING.format(steps=1, run=str(run)))
+    assert main(["analyze", str(run)]) == 3
+    said = capsys.readouterr().err
+    assert "replacing a run there was interrupted" in said
+    with pytest.raises(InputError, match="replacing a run there was interrupted"):
+        find([run])  # as `serve` does
+    subprocess.run(shlex.split(said.partition("this puts it back: ")[2]), check=True)
+    assert files_in(run) == before
+
+
+def test_what_is_being_replaced_is_left_alone_by_others(tmp_path: Path) -> None:
+    run = older_run(tmp_path / "run")
+    with paused(REPLACING.format(steps=1, run=str(run))) as other:
+        assert not is_taken(run)
+        other.communicate("\n\n", timeout=60)
+    assert files_in(run) == {"run.json": b"new"}
+
+
+def test_an_older_run_is_put_back_when_the_newer_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = older_run(tmp_path / "run")
+    before, replace = files_in(run), os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if target == run and source.name != run.name:
+            raise OSError
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError), beside_place(run):  # noqa: PT011 - it has no words
+        pass
+    assert files_in(run) == before
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+WAITING_AT_THE_LOCK = """
+from pathlib import Path
+from overlapscope.ingest import workplace as module
+from overlapscope.errors import UsageError
+lock, waited = module.locked, []
+def wait(handle):
+    if not waited:
+        waited.append(pause())
+    return lock(handle)
+module.locked = wait
+try:
+    with module.workplace(Path({out!r})):
+        print("prepares", flush=True)
+        pause()
+except UsageError as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_lock_that_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
+    """One opens the lock, which another one removes with its folder, and a third one makes anew and takes."""
+    out = tmp_path / "run"
+    first = workplace(out)
+    first.__enter__()
+    with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
+        first.__exit__(None, None, None)
+        with workplace(out) as third:
+            assert second.stdin is not None
+            assert second.stdout is not None
+            second.stdin.write("\n")
+            second.stdin.flush()
+            assert "another process is writing this run" in second.stdout.readline()
+            assert (third / READ).is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = workplace(out)
+    first.__enter__()
+    with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
+        first.__exit__(None, None, None)
+        assert second.stdin is not None
+        assert second.stdout is not None
+        second.stdin.write("\n")
+        second.stdin.flush()
+        assert second.stdout.readline() == "prepares\n"
+        with pytest.raises(UsageError, match="another process is writing this run"), workplace(out):
+            pass
+
+
+def test_a_run_that_came_while_another_command_waited_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = job(tmp_path / "job")
+    module = sys.modules["overlapscope.ingest.write_run"]
+    enter = workplace
+
+    def late(out: Path) -> object:
+        monkeypatch.undo()
+        write_run(inputs, out, workers=1)
+        return enter(out)
+
+    monkeypatch.setattr(module, "workplace", late)
+    with pytest.raises(UsageError, match="exists already"):
+        write_run(inputs, tmp_path / "run", workers=1)
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def age(folder: Path, seconds: float) -> None:
+    for each in [*folder.rglob("*"), folder]:
+        os.utime(each, (time.time() - seconds,) * 2)
+
+
+def test_what_killed_processes_left_is_removed_and_what_living_ones_hold_is_not(tmp_path: Path) -> None:
+    code = "from pathlib import Path\nfrom overlapscope.timeline.held_folder import held_folder\n"
+    code += f"with held_folder(Path({str(tmp_path)!r}), '.x-') as folder:\n    pause()\n"
+    killed(code)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / ".x-backup").mkdir()
+    (tmp_path / ".x-12345678").symlink_to(left)
+    with paused(code) as living:
+        assert not left.exists()
+        with held_folder.held_folder(tmp_path, ".x-") as own:
+            assert len(list(tmp_path.iterdir())) == 4
+            assert own.exists()
+        living.communicate("\n", timeout=60)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".x-12345678", ".x-backup"]
+
+
+def test_where_there_are_no_locks_age_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(held_folder.fcntl, "flock", refuse)
+    for name, seconds in ((".x-youngers", 3600), (".x-olderold", 48 * 3600)):
+        (tmp_path / name).mkdir()
+        age(tmp_path / name, seconds)
+    with held_folder.held_folder(tmp_path, ".x-"):
+        pass
+    assert [each.name for each in tmp_path.iterdir()] == [".x-youngers"]
+
+
+def test_what_was_interrupted_long_ago_is_not_gone_on_with(tmp_path: Path) -> None:
+    left = {}
+    for name in ("recent", "long ago", "in use", "another's"):
+        left[name] = tmp_path / f".{name}.ingest"
+        (left[name] / READ / "0123").mkdir(parents=True)
+        if name != "another's":
+            (left[name] / "lock").touch()
+        age(left[name], (2 if name != "recent" else 0.5) * WEEK_S)
+    code = f"import fcntl\nfile = open({str(left['in use'] / 'lock')!r}, 'r+')\n"
+    with paused(code + "fcntl.flock(file, fcntl.LOCK_EX)\npause()\n"), workplace(tmp_path / "run"):
+        pass
+    assert {name for name, place in left.items() if not place.exists()} == {"long ago"}
+
+
+# --- a power cut ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flushes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What was put on disk, renamed and removed, in order."""
+    seen: list[tuple[str, str]] = []
+    replace, remove = os.replace, shutil.rmtree
+
+    def fsync(handle: int) -> None:
+        seen.append(("flush", os.readlink(f"/proc/self/fd/{handle}")))
+
+    def renamed(source: object, target: object) -> None:
+        seen.append(("rename", str(target)))
+        replace(source, target)  # type: ignore[arg-type]
+
+    def removed(folder: object, **how: object) -> None:
+        seen.append(("remove", str(folder)))
+        remove(folder, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(flushed.os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    return seen
+
+
+def test_a_run_is_on_disk_before_it_has_its_name_and_its_name_before_the_older_one_goes(
+    tmp_path: Path, flushes: list[tuple[str, str]]
+) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "rank0.json").write_bytes(trace(0))
+    for force in (False, True):
+        flushes.clear()
+        write_run([tmp_path / "rank0.json"], out, workers=1, force=force)
+        named = flushes.index(("rename", str(out)))
+        prepared = str(tmp_path / ".run.ingest" / "run")
+        wanted = {prepared + str(each).removeprefix(str(out)) for each in [out, *out.rglob("*")]}
+        assert {path for what, path in flushes[:named] if what == "flush"} == wanted
+        behind = flushes[named + 1 :]
+        assert behind[0] == ("flush", str(tmp_path))
+        removed = [path for what, path in behind if what == "remove"]
+        assert any(".overlapscope-old-" in path for path in removed) == force
+        assert any(".run.ingest" in path for path in removed)
