@@ -10,7 +10,6 @@ the run, and none of ours, has changed since. Where the run cannot be written th
 import hashlib
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Final
 import msgspec
 
 import overlapscope
+from overlapscope.timeline.own_files import opened_own
 from overlapscope.version import __version__
 
 KEPT: Final = ".analysis.json"
@@ -43,11 +43,7 @@ def sources_of(content: str) -> list[_Source]:
 def kept_analysis(run: Path) -> str | None:
     """Give the JSON that was kept of a run, None where there is none of these files."""
     try:
-        handle = os.open(run / KEPT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            state = os.fstat(handle)
-            if state.st_uid != os.geteuid() or not stat.S_ISREG(state.st_mode):
-                return None
+        with opened_own(run / KEPT) as file:
             if file.readline(200) != _made_of(run):
                 return None
             told_by_whole, content = file.readline(200), file.read()
