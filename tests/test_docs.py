@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.report.json import DOCUMENTS, schema
+from overlapscope.report.documents import DOCUMENTS
+from overlapscope.report.json import schema
 from tests.conftest import ROOT
 from tests.nursery import start
 

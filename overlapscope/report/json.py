@@ -1,36 +1,19 @@
 """What the verbs give, as JSON, and the JSON Schemas of it, both from the same types."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from overlapscope.analysis.analyze import Analysis
-from overlapscope.analysis.compare import Comparison
-from overlapscope.analysis.history import History
-from overlapscope.analysis.scaling import Scaling
-from overlapscope.gate.calibrate import NoiseFloor
-from overlapscope.gate.verdict import Gate
-from overlapscope.whatif.scenario import WhatIf
-
-DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
-    "analysis": Analysis,
-    "comparison": Comparison,
-    "whatif": WhatIf,
-    "gate": Gate,
-    "history": History,
-    "scaling": Scaling,
-    "floor": NoiseFloor,
-}
-"""Documents by the name in their `schema`: `overlapscope.NAME/1`."""
-
 
 def render(document: msgspec.Struct) -> str:
-    """Give one of `DOCUMENTS` under its schema, indented, ending in a newline."""
+    """Give one of `documents.DOCUMENTS` under its schema, indented, ending in a newline."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def schema(name: str) -> dict[str, Any]:
     """Give the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
+    from overlapscope.report.documents import DOCUMENTS  # noqa: PLC0415 - one is rendered without the types of the others
+
     content: dict[str, Any] = _plain(msgspec.json.schema(DOCUMENTS[name]))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"overlapscope.{name}/1", **content}
 
