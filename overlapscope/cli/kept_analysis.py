@@ -1,4 +1,4 @@
-"""The analysis of a large run directory, kept in it, so that it is not worked out again.
+"""The analysis of a run directory, kept in it, so that it is not worked out again.
 
     RUN/.analysis.json   a line that tells whether the rest is whole, a line of how long its parts are, and these: of
                          which files and which code it is, what goes to stderr, the table, what `analyze --json` prints
@@ -21,8 +21,8 @@ from overlapscope.timeline.own_files import opened_own
 from overlapscope.version import __version__
 
 KEPT: Final = ".analysis.json"
-WORTH_SPANS: Final = 50_000
-"""With fewer it takes well under a second."""
+WORTH_SPANS: Final = 5_000
+"""Smaller ones are samples, which often lie in a repository, where no file more is wanted; and they take half a second."""
 LEFT_S: Final = 3600
 """A half-written file that is older than this is a killed process's."""
 HEX: Final = 16
