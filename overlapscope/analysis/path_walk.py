@@ -65,6 +65,7 @@ class Walker:
     def __init__(self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks) -> None:
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
+        self._last: dict[int, tuple[Ints, Ints]] = {}
 
     def path(self, rank: int, step: int | None, window: tuple[int, int], most: int = MOST_SEGMENTS) -> Path:
         """Follow the path of one window of a rank. Raises NoPathError, also for more than `most` segments."""
@@ -72,17 +73,24 @@ class Walker:
 
     def last_member(self, rank: int, row: int) -> tuple[int, int] | None:
         """Give (rank, row in its `Collectives`) of the last to arrive at a call; None where that is not known."""
-        arrivals = self._arrivals[rank]
-        call = int(arrivals.call[row])
+        calls, others = self._arrived(rank)
+        call = int(calls[row])
         if call == NONE:
             return None
-        last = int(arrivals.last[row])
+        last = int(others[row])
         if last not in self._by_call:
-            calls = self._arrivals[last].call
+            calls, _ = self._arrived(last)
             order = np.argsort(calls, kind="stable")
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, call)])
+
+    def _arrived(self, rank: int) -> tuple[Ints, Ints]:
+        """Give the number of each of a rank's calls, and who came last to it."""
+        if rank not in self._last:
+            arrivals = self._arrivals[rank]
+            self._last[rank] = arrivals.call, arrivals.last
+        return self._last[rank]
 
     def told(self, rank: int, other: int, time_ns: int) -> int:
         """Give a time of `other` on the clock of `rank`."""
