@@ -23,6 +23,7 @@ from overlapscope.ingest.discover import Inputs, discover
 from overlapscope.ingest.readers import head_of, head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES, Head, Reading
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, RankTimeline, Source
 
 FORMAT: Final = "archive"
@@ -86,7 +87,7 @@ def unpacked(
     if not archives:
         yield Unpacked(inputs=inputs)
         return
-    with tempfile.TemporaryDirectory(prefix="overlapscope-", dir=within) as temporary:
+    with held_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
         folders: dict[Path, Path] = {}
         notes: list[Source] = []
         found = [
@@ -96,7 +97,7 @@ def unpacked(
         budget = _Budget(members=MAX_MEMBERS, bytes=min(max_bytes, MAX_UNPACKED_BYTES, room))
         for number, path in enumerate(archives):
             # The archive's own name may tell a rank, as a folder's does.
-            folder = Path(temporary).resolve() / str(number) / (path.name or "archive")
+            folder = temporary.resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
             folders[folder] = path
             inside, note = _inside(path, folder, budget)

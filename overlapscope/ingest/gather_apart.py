@@ -30,6 +30,7 @@ from overlapscope.ingest.reading_folder import load_reading
 from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.file_state import file_state
+from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import Source
 
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
@@ -102,8 +103,8 @@ def gather_whole(
 ) -> Gathered:
     """Read all of the files in so many processes of this machine."""
     watch = _Bytes(progress)
-    with tempfile.TemporaryDirectory(prefix="overlapscope-") as work:
-        tasks = tasks_of(found, options, Path(work))
+    with held_folder(Path(tempfile.gettempdir()), "overlapscope-read-") as work:
+        tasks = tasks_of(found, options, work)
         with own_executor(tasks, count, watch) as executor:
             return gather_apart(tasks, executor, watch, load_reading)
 
