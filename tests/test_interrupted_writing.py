@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.cli.prediction_file import NAME, note
+from overlapscope.cli.write_file import write_file
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
@@ -294,3 +296,19 @@ def test_a_run_is_on_disk_before_it_has_its_name_and_its_name_before_the_older_o
         removed = [path for what, path in behind if what == "remove"]
         assert any(".overlapscope-old-" in path for path in removed) == force
         assert any(".run.ingest" in path for path in removed)
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_an_older_one(
+    tmp_path: Path, flushes: list[tuple[str, str]]
+) -> None:
+    run = older_run(tmp_path / "run")
+    for write, file in (
+        (lambda: write_file(run / "report.html", ["new"], force=True), run / "report.html"),
+        (lambda: note(run), run / NAME),
+    ):
+        flushes.clear()
+        write()
+        (flushed_as, named) = flushes
+        assert flushed_as[0] == "flush"
+        assert Path(flushed_as[1]).name.startswith(f".{file.name}.")
+        assert named == ("rename", str(file))

@@ -21,10 +21,10 @@ from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.storage import answered, blocks_of, is_web, opened
-from overlapscope.ingest.web_folder import MAX_FILES, files_below, is_page, looked_into, place_of
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import MANIFEST
 
+MAX_FILES: Final = 100_000
 HEADS_AT_ONCE: Final = 64
 MAX_NAME_BYTES: Final = 200
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
@@ -73,10 +73,12 @@ def listed(path: Path, url: str) -> Listed:
     told: dict[str, Any] = answered(url, lambda: files.info(root))
     below: Mapping[str, Mapping[str, Any]] = {}
     if is_web(url):
+        from overlapscope.ingest.web_folder import files_below, is_page, place_of  # noqa: PLC0415 - for few
+
         if not is_page(url, files, root, told):
             return Listed(files={path: _version(told)})
         page, root = root, place_of(url, told)
-        names = files_below(url, files, page, root)
+        names = files_below(url, files, page, root, MAX_FILES)
     elif told.get("type") == "directory":
         below = answered(url, lambda: files.find(root, detail=True))
         names = list(below)
@@ -107,6 +109,8 @@ def _looked_into(
 ) -> list[tuple[Mapping[str, Any], bytes | None]]:
     """Give what is told of files, and how each begins; None for one that cannot be read."""
     if is_web(url):
+        from overlapscope.ingest.web_folder import looked_into  # noqa: PLC0415 - for few
+
         return looked_into(files, names, HEAD_BYTES)
     heads = answered(url, partial(_heads, files, names))
     return [(below[name], head if isinstance(head, bytes) else None) for name, head in zip(names, heads, strict=True)]

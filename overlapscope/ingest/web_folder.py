@@ -14,7 +14,6 @@ HEAD_BYTES: Final = 512
 """By which a page is known."""
 MAX_PAGE_BYTES: Final = 8 << 20
 MAX_FOLDERS: Final = 1_000
-MAX_FILES: Final = 100_000
 AT_ONCE: Final = 16
 
 
@@ -31,15 +30,15 @@ def place_of(url: str, told: Mapping[str, Any]) -> str:
     return plain if plain.endswith("/") else plain + "/"
 
 
-def files_below(url: str, files: Any, page: str, root: str) -> list[str]:
+def files_below(url: str, files: Any, page: str, root: str, most: int) -> list[str]:
     """Give the files below `root` that a page and those of the folders on it link to; nothing else is looked at.
 
-    Raises InputError where there is none, or no end of folders.
+    Raises InputError where there is none, or more than `most`, or no end of folders.
     """
     waiting, seen, found = [(page, root)], {root}, dict[str, None]()
     while waiting:
-        if len(seen) > MAX_FOLDERS or len(found) > MAX_FILES:
-            raise InputError(f"{without_secrets(url)}: more than {MAX_FOLDERS} folders or {MAX_FILES} files; name one")
+        if len(seen) > MAX_FOLDERS or len(found) > most:
+            raise InputError(f"{without_secrets(url)}: more than {MAX_FOLDERS} folders or {most} files; name one")
         page, here = waiting.pop(0)
         for link in _links(_page(url, files, page), here):
             if not link.startswith(here) or link == here:
