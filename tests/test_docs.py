@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.report.documents import DOCUMENTS
 from overlapscope.report.json import schema
-from overlapscope.report.schemas import DOCUMENTS
 from tests.conftest import ROOT
 from tests.nursery import start
 

@@ -6,13 +6,13 @@ import msgspec
 
 
 def render(document: msgspec.Struct) -> str:
-    """Give one of `schemas.DOCUMENTS` under its schema, indented, ending in a newline."""
+    """Give one of `documents.DOCUMENTS` under its schema, indented, ending in a newline."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def schema(name: str) -> dict[str, Any]:
     """Give the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
-    from overlapscope.report.schemas import DOCUMENTS  # noqa: PLC0415 - a schema needs every verb, a document one
+    from overlapscope.report.documents import DOCUMENTS  # noqa: PLC0415 - one is rendered without the types of the others
 
     content: dict[str, Any] = _plain(msgspec.json.schema(DOCUMENTS[name]))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"overlapscope.{name}/1", **content}

@@ -1,4 +1,4 @@
-"""The documents whose JSON Schemas are published: what each verb gives."""
+"""The types of all documents that the verbs give as JSON."""
 
 from typing import Final
 
