@@ -11,6 +11,7 @@ from typing import Final
 
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.run import is_run_directory
 from overlapscope.timeline.run_folder import where_is
 from overlapscope.timeline.store import read_manifest, recorded_ranks
@@ -101,7 +102,7 @@ def changed(place: Place) -> tuple[str, int]:
                 # Folders that are links are not followed: only links can lead out.
                 leads_on = stat.S_ISLNK(state.st_mode) or beyond
                 there = _beyond(Path(file), place) if leads_on else state
-                told.update(b"%b\0%d\0%d\0" % (os.fsencode(file), there.st_mtime_ns, there.st_size))
+                told.update(b"%b\0%d\0%d\0%d\0%d\0" % (os.fsencode(file), *file_state(there)))
                 newest = max(newest, there.st_mtime_ns)
     except OSError as error:
         named = _named(Path(os.fsdecode(error.filename or place.inputs[0])), place)

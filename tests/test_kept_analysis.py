@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str
 
 
 def change_what_is_kept(file: Path) -> None:
-    made_of, _, told = file.read_bytes().split(b"\n", 2)
+    _, told = file.read_bytes().split(b"\n", 1)
     told = told.replace(b'"step": 10', b'"step": 77')
-    file.write_bytes(made_of + b"\n" + kept_analysis.told_by(told) + told)
+    file.write_bytes(kept_analysis.told_by(told) + told)
 
 
 @pytest.mark.parametrize("form", [["--json"], [], ["--all"]])
@@ -141,3 +143,38 @@ def test_nothing_is_kept_of_ranks_behind_links_whose_changes_would_not_be_seen(
     (place / "rank_00001").symlink_to(tmp_path / "elsewhere")
     printed(capsys, place)
     assert not (place / KEPT).exists()
+
+
+def test_a_table_that_was_kept_with_all_rows_shown_is_the_usual_one(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    printed(capsys, place, "--all")
+    again = printed(capsys, place)
+    (place / KEPT).unlink()
+    assert printed(capsys, place) == again
+
+
+def test_showing_what_was_kept_loads_nothing_large(place: Path) -> None:
+    assert main(["analyze", str(place)]) == 0
+    code = (
+        "import sys; from overlapscope.cli.main import main; "
+        f"main(['analyze', {str(place)!r}]); main(['analyze', {str(place)!r}, '--json']); "
+        "print([name for name in ('numpy', 'msgspec', 'pyarrow', 'dataclasses') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "[]"
+
+
+def test_what_killed_processes_left_half_written_is_removed_and_nothing_else(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, young = place / f"{KEPT}.{'0' * 16}", place / f"{KEPT}.{'1' * 16}"
+    others = [place / f"{KEPT}.mine", place / ".analysis", place / "notes"]
+    for each in (old, young, *others):
+        each.write_text("half")
+    for each in (old, *others):
+        os.utime(each, ns=(1, 1))
+    printed(capsys, place)
+    assert (place / KEPT).exists()
+    assert not old.exists()
+    assert all(each.exists() for each in (young, *others))

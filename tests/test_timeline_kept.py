@@ -16,8 +16,10 @@ import pytest
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
+from overlapscope_dashboards.runs import changed, find
 from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep, occupancy_of_folder
 from tests.dashboard_runs import copy_run
+from tests.test_interrupted_writing import killed
 
 
 @pytest.fixture
@@ -186,3 +188,42 @@ def test_no_spans_are_read_outside_of_folders_of_ranks(run: Path) -> None:
         shutil.copy(run / "rank_00001" / f"{table}.parquet", run.parent)
     second.folder = ".."
     assert list(occupancy_of_folder(run, [first, second], "one").states) == [0]
+
+
+# --- whose, and of what ----------------------------------------------------------------------------------------------
+
+
+def test_states_that_other_code_made_are_made_anew(run: Path) -> None:
+    good = shown(run)
+    at = np.load(run / FOLDER / "at.npy")
+    np.save(run / FOLDER / "at.npy", at + 1)
+    assert shown(run) != good  # what is kept is taken
+    told = run / FOLDER / "told.json"
+    content = json.loads(told.read_bytes())
+    told.write_text(json.dumps({**content, "made_by": "0" * 32}), encoding="utf-8")
+    assert shown(run) == good
+
+
+def test_a_file_of_equal_size_and_time_makes_another_revision(run: Path) -> None:
+    (place,) = find([run]).places
+    before, file = changed(place)[0], run / "rank_00001" / "spans.parquet"
+    state, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert changed(place)[0] != before
+
+
+def test_what_a_killed_dashboard_was_writing_is_removed_by_the_next_one(run: Path) -> None:
+    shown(run)
+    code = f"""
+from pathlib import Path
+from overlapscope.timeline.held_folder import held_folder
+with held_folder(Path({str(run)!r}), {FOLDER!r} + ".") as folder:
+    (folder / "at.npy").write_bytes(bytes(100))
+    pause()
+"""
+    killed(code)
+    assert len(list(run.glob(f"{FOLDER}.*"))) == 1
+    occupancy_of_folder(run, entries(run), "two")
+    assert list(run.glob(f"{FOLDER}.*")) == []

@@ -11,9 +11,9 @@ cannot be written it is made anew in every process.
 
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,18 +28,23 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
+from overlapscope.timeline.flushed import flush_below
+from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.own_files import opened_own, own_folder
+from overlapscope.timeline.source_digest import source_digest
 from overlapscope.timeline.store import RankEntry, is_rank_folder
 from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
 from overlapscope_dashboards.timeline.heat import map_rows
-from overlapscope_dashboards.timeline.own_files import mapped, opened_own, own_folder
+from overlapscope_dashboards.timeline.mapped import mapped
 
 FOLDER: Final = ".timeline"
 AT: Final = "at.npy"
 STATE: Final = "state.npy"
 CELLS: Final = "cells.npy"
 TOLD: Final = "told.json"
-SCHEMA: Final = "overlapscope.timeline/2"
+CODE: Final = ("overlapscope.timeline", "overlapscope.analysis", "overlapscope_dashboards.timeline")
+"""What other states may come of when it changes."""
 WORKERS: Final = 2
 States = dict[int, tuple[Ints, "np.ndarray[Any, np.dtype[np.uint8]]"]]
 
@@ -47,8 +52,10 @@ States = dict[int, tuple[Ints, "np.ndarray[Any, np.dtype[np.uint8]]"]]
 class Told(msgspec.Struct, kw_only=True):
     """What `told.json` holds."""
 
-    schema: str
+    made_by: str
+    """Of which code."""
     made_of: str
+    """Of which files."""
     ranks: list[int]
     first: list[int]
     """Where each rank begins, and where the last ends."""
@@ -154,7 +161,7 @@ def _kept(place: Path, made_of: str, recorded: Set[int]) -> Kept | None:
     try:
         with own_folder(place) as folder:
             told = _told(folder)
-            if told is None or told.made_of != made_of or told.schema != SCHEMA:
+            if told is None or (told.made_by, told.made_of) != (source_digest(*CODE), made_of):
                 return None
             at, state = mapped(folder, AT, np.int64), mapped(folder, STATE, np.uint8)
             added = mapped(folder, CELLS, np.uint32) if told.has_cells else None
@@ -188,7 +195,7 @@ def _is_possible(told: Told, recorded: Set[int], size: int) -> bool:
 
 def _told(folder: int) -> Told | None:
     try:
-        with opened_own(folder, TOLD) as file:
+        with opened_own(TOLD, folder) as file:
             return msgspec.json.decode(file.read(), type=Told)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -200,23 +207,19 @@ def _keep(folder: Path, kept: Kept, made_of: str) -> None:
         return
     sizes = [at.size for at, _ in kept.states.values()]
     told = Told(
-        schema=SCHEMA, made_of=made_of, ranks=list(kept.states), first=[0, *np.cumsum(sizes).tolist()],
+        made_by=source_digest(*CODE), made_of=made_of, ranks=list(kept.states), first=[0, *np.cumsum(sizes).tolist()],
         has_cells=kept.coarse is not None, clocks=kept.clocks,
     )  # fmt: skip
-    temporary = None
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.", dir=folder.parent))
+    with suppress(OSError), held_folder(folder.parent, f"{FOLDER}.") as temporary:
         np.save(temporary / AT, np.concatenate([at for at, _ in kept.states.values()]))
         np.save(temporary / STATE, np.concatenate([state for _, state in kept.states.values()]))
         if kept.coarse is not None:
             np.save(temporary / CELLS, kept.coarse.spent.ravel())
         (temporary / ".gitignore").write_text("*\n", encoding="utf-8")
         (temporary / TOLD).write_bytes(msgspec.json.encode(told))
+        flush_below(temporary)  # after a power cut, states that are all nulls would look like states
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
-    except OSError:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_free(folder: Path) -> bool:

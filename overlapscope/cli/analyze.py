@@ -9,8 +9,14 @@ examples:
 
 import argparse
 import shlex
+import sys
+from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warnings_of
+
+if TYPE_CHECKING:
+    from overlapscope.analysis.analyze import Analysis
+    from overlapscope.cli.kept_analysis import Kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,51 +35,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, print the table or the JSON."""
-    from overlapscope.cli.kept_analysis import (  # noqa: PLC0415 - keeps --help light
-        WORTH_SPANS,
-        keep_analysis,
-        kept_analysis,
-        sources_of,
-        state_of,
-    )
+    from overlapscope.cli.kept_analysis import kept_analysis  # noqa: PLC0415 - keeps --help light
 
-    place = args.inputs[0]
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
-    known = kept_analysis(place) if plain else None
-    if known is not None and args.json:
-        warn("analyze", sources_of(known))
-        emit(known, args)
-        return 0
-    import msgspec  # noqa: PLC0415
+    shown = kept_analysis(args.inputs[0]) if plain else None
+    if shown is None:
+        shown = _worked_out(args, may_keep=plain)
+    elif args.all and not args.json:
+        shown = shown._replace(table=_with_all_rows(shown.document, args))
+    sys.stderr.write(shown.aside)
+    emit(shown.document if args.json else shown.table, args)
+    return 0
 
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
-    from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
+
+def _worked_out(args: argparse.Namespace, *, may_keep: bool) -> "Kept":
+    """Read and analyze; of a run that is large enough, keep what was found."""
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - what was kept is shown without
+    from overlapscope.cli.kept_analysis import WORTH_SPANS, Kept, keep_analysis, state_of  # noqa: PLC0415
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
     from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.ingest.shown import shown  # noqa: PLC0415
+    from overlapscope.report import json  # noqa: PLC0415
     from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
-    if known is not None:
-        analysis = msgspec.json.decode(known, type=Analysis)
-    else:
-        made_of = state_of(place) if plain and is_run_directory(place) else None
-        with Progress("reading") as progress:
-            loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
-        analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
-        if made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS:
-            from overlapscope.report import json  # noqa: PLC0415 - the table does not need every schema
+    place = args.inputs[0]
+    made_of = state_of(place) if may_keep and is_run_directory(place) else None
+    with Progress("reading") as progress:
+        loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
+    analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    keeps = made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS
+    found = Kept(
+        aside=warnings_of("analyze", analysis.sources),
+        table=_table(analysis, args, all_rows=args.all) if keeps or not args.json else "",
+        document=json.render(analysis) if keeps or args.json else "",
+    )
+    if made_of is not None and keeps:
+        keep_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, made_of)
+    return found
 
-            keep_analysis(place, json.render(analysis), made_of)
-    warn("analyze", analysis.sources)
-    if args.json:
-        from overlapscope.report import json  # noqa: PLC0415
 
-        emit(json.render(analysis), args)
-        return 0
+def _with_all_rows(document: str, args: argparse.Namespace) -> str:
+    import msgspec  # noqa: PLC0415
+
+    from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
+
+    return _table(msgspec.json.decode(document, type=Analysis), args, all_rows=True)
+
+
+def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:
+    """Give the text, and the commands to go on with."""
+    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.report import text  # noqa: PLC0415
+    from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
 
-    table = text.render(analysis, all_rows=args.all)
+    table = text.render(analysis, all_rows=all_rows)
     given = [shown(path) for path in args.inputs]
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
@@ -83,5 +98,4 @@ def run(args: argparse.Namespace) -> int:
         )
     if not is_run_directory(args.inputs[0]):
         table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
-    emit(table, args)
-    return 0
+    return table

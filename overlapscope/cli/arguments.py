@@ -93,11 +93,18 @@ class Warned(Protocol):
 
 
 def warn(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> None:
-    """Print what reading each source left to say, one line each, on stderr; without names where `args` say so."""
+    """Print what reading each source left to say on stderr."""
+    sys.stderr.write(warnings_of(verb, sources, args))
+
+
+def warnings_of(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> str:
+    """Give what reading each source left to say, a line for each; without names where `args` say so."""
+    lines = []
     for source in sources:
         for warning in source.warnings:
             said = told_aside(f"{source.path}: {' '.join(warning.split())}", args)
-            print(one_line(f"overlapscope {verb}: warning: {said}"), file=sys.stderr)
+            lines.append(f"{one_line(f'overlapscope {verb}: warning: {said}')}\n")
+    return "".join(lines)
 
 
 def emit(text: str, args: argparse.Namespace) -> None:

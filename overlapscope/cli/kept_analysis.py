@@ -1,71 +1,79 @@
-"""The analysis of a large run directory, kept in it, so that it is not worked out again.
+"""The analysis of a run directory, kept in it, so that it is not worked out again.
 
-    RUN/.analysis.json   of which files and which code it is, what tells whether it is whole, each a line, then what
-                         `analyze --json` prints
+    RUN/.analysis.json   a line that tells whether the rest is whole, a line of how long its parts are, and these: of
+                         which files and which code it is, what goes to stderr, the table, what `analyze --json` prints
 
 It may be thrown away. It counts only where this user wrote it, a machine that went down left it whole, and no file of
 the run, and none of ours, has changed since. Where the run cannot be written there is none.
+
+Printing it again takes little more than starting Python does, so that nothing here loads anything large.
 """
 
-import hashlib
 import os
-import secrets
-import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 import overlapscope
+from overlapscope.timeline.own_files import opened_own
 from overlapscope.version import __version__
 
 KEPT: Final = ".analysis.json"
-WORTH_SPANS: Final = 50_000
-"""With fewer it takes well under a second."""
+WORTH_SPANS: Final = 5_000
+"""Smaller ones are samples, which often lie in a repository, where no file more is wanted; they take half a second."""
+LEFT_S: Final = 3600
+"""A half-written file that is older than this is a killed process's."""
+HEX: Final = 16
+"""Length of what tells half-written files apart."""
 
 
-class _Source(msgspec.Struct):
-    path: str
-    warnings: list[str]
+class Kept(NamedTuple):
+    """What a run's analysis prints."""
+
+    aside: str
+    """On stderr: a line for each thing that reading left to say."""
+    table: str
+    document: str
+    """With `--json`."""
 
 
-class _Told(msgspec.Struct):
-    sources: list[_Source]
-
-
-def sources_of(content: str) -> list[_Source]:
-    """Give what of an analysis goes to stderr, without the rest of it."""
-    return msgspec.json.decode(content, type=_Told).sources
-
-
-def kept_analysis(run: Path) -> str | None:
-    """Give the JSON that was kept of a run, None where there is none of these files."""
+def kept_analysis(run: Path) -> Kept | None:
+    """Give what was kept of a run, None where there is nothing of these files."""
     try:
-        handle = os.open(run / KEPT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            state = os.fstat(handle)
-            if state.st_uid != os.geteuid() or not stat.S_ISREG(state.st_mode):
-                return None
-            if file.readline(200) != _made_of(run):
-                return None
-            told_by_whole, content = file.readline(200), file.read()
-            return content.decode() if told_by_whole == told_by(content) else None
-    except (OSError, UnicodeDecodeError):
+        with opened_own(run / KEPT) as file:
+            whole, _, rest = file.read().partition(b"\n")
+        if whole + b"\n" != told_by(rest):
+            return None
+        lengths, _, parts = rest.partition(b"\n")
+        made_of, aside, table = map(int, lengths.split())
+        if parts[:made_of] != _made_of(run):
+            return None
+        aside, table = made_of + aside, made_of + aside + table
+        return Kept(
+            aside=parts[made_of:aside].decode(),
+            table=parts[aside:table].decode(),
+            document=parts[table:].decode(),
+        )
+    except (OSError, ValueError):
         return None
 
 
-def keep_analysis(run: Path, content: str, made_of: bytes) -> None:
-    """Keep the JSON of a run, of the files that `state_of` told before they were read."""
-    temporary = run / f"{KEPT}.{secrets.token_hex(8)}"
+def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
+    """Keep what a run's analysis prints, of the files that `state_of` told before they were read."""
+    temporary = run / f"{KEPT}.{os.urandom(HEX // 2).hex()}"
     with suppress(OSError):
         if made_of != _made_of(run):
             return  # changed meanwhile
+        aside, table, document = (part.encode() for part in (kept.aside, kept.table, kept.document))
+        lengths = b"%d %d %d\n" % (len(made_of), len(aside), len(table))
+        content = b"".join((lengths, made_of, aside, table, document))
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(made_of + told_by(content.encode()) + content.encode())
+                file.write(told_by(content) + content)
+            _remove_left(run, temporary.stat().st_mtime)
             os.replace(temporary, run / KEPT)
         except BaseException:
             with suppress(OSError):
@@ -75,7 +83,7 @@ def keep_analysis(run: Path, content: str, made_of: bytes) -> None:
 
 def told_by(content: bytes) -> bytes:
     """Give the line that tells whether what follows it is whole."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest().encode() + b"\n"
+    return b"%08x\n" % zlib.crc32(content)
 
 
 def state_of(run: Path) -> bytes | None:
@@ -86,12 +94,22 @@ def state_of(run: Path) -> bytes | None:
         return None
 
 
+def _remove_left(run: Path, now: float) -> None:
+    """Remove what killed processes left half-written; `now` is by the clock that told when these were."""
+    with os.scandir(run) as entries:
+        for entry in entries:
+            if entry.name.startswith(f"{KEPT}.") and len(entry.name) == len(KEPT) + 1 + HEX:
+                with suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < now - LEFT_S:
+                        os.unlink(entry.path)
+
+
 def _made_of(run: Path) -> bytes:
-    told = hashlib.blake2b(f"{__version__}\0{run}\0".encode(errors="surrogateescape"), digest_size=16)
+    """Give the names, times of writing and sizes of all files of a run and of the code, with the run's own name."""
+    told = [f"{__version__}\0{run}\0"]
     for folder in (run, Path(overlapscope.__file__).parent):
-        for name, state in sorted(_files(folder, "")):
-            told.update(f"{name}\0{state.st_mtime_ns}\0{state.st_size}\0".encode(errors="surrogateescape"))
-    return told.hexdigest().encode() + b"\n"
+        told += sorted(f"{name}\0{state.st_mtime_ns}\0{state.st_size}\0" for name, state in _files(folder, ""))
+    return "".join(told).encode(errors="surrogateescape")
 
 
 def _files(folder: str | Path, within: str) -> Iterator[tuple[str, os.stat_result]]:

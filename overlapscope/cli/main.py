@@ -41,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     search_seldom()
-    parser = _parser()
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    parser = _parser(words)
+    args = parser.parse_args(words)
     if args.verb is None:
         parser.print_help()
         return 2
@@ -66,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Give the parser of a command line; of verbs that do not stand in it only the names, as nothing else is loaded."""
     parser = argparse.ArgumentParser(
         prog="overlapscope",
         description="Exact communication-compute overlap of distributed training.",
@@ -75,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"overlapscope {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb, purpose in VERBS.items():
+        if verb not in words:
+            verbs.add_parser(verb, help=purpose)
+            continue
         module = import_module(f"overlapscope.cli.{verb}")
         sub = verbs.add_parser(verb, help=purpose, description=module.__doc__)
         sub.formatter_class = argparse.RawDescriptionHelpFormatter

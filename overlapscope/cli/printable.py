@@ -1,6 +1,5 @@
 """Text from files made safe for a terminal."""
 
-import json
 from typing import Final
 
 from overlapscope.report.inert import inert, inert_json
@@ -11,6 +10,10 @@ MAX_LINE: Final = 2_000
 
 def escaped(text: str) -> str:
     """Replace the same in JSON by its JSON escape."""
+    if text.replace("\n", "").isprintable():
+        return inert_json(text)
+    import json  # noqa: PLC0415 - seldom needed
+
     plain = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
     return inert_json(plain)
 

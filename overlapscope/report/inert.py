@@ -13,7 +13,9 @@ def inert(text: str) -> str:
 
     Line feeds stay.
     """
-    shown = "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
+    shown = text
+    if not text.replace("\n", "").isprintable():
+        shown = "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
     return _COMMANDS.sub(lambda match: rf"{match[1]}\x3a" if match[1] is not None else r"\x23", shown)
 
 

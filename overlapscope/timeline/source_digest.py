@@ -12,7 +12,7 @@ from overlapscope.version import __version__
 
 @cache
 def source_digest(*packages: str) -> str:
-    """Give a digest of the files of packages, sub-packages apart: the same on every machine with the same code.
+    """Give a digest of the files of packages: the same on every machine with the same code.
 
     Where there are no files, in a program that is one file, it is another one in each process: then nothing is ever
     taken for what this code gave.
@@ -38,9 +38,17 @@ def module_digest(name: str) -> str:
         return secrets.token_hex(16)
 
 
-def _files(folder: str) -> Iterator[tuple[str, bytes]]:
+def _files(folder: str, within: str = "") -> Iterator[tuple[str, bytes]]:
+    """Give the files below a folder, but hidden ones and what Python compiled, by their names in it."""
     with os.scandir(folder) as inside:
-        names = sorted(each.name for each in inside if each.is_file() and not each.name.startswith("."))
-    for name in names:
-        with open(os.path.join(folder, name), "rb", buffering=0) as file:
-            yield name, file.read()
+        found = sorted((each for each in inside if not each.name.startswith((".", "__pycache__"))), key=_name)
+    for each in found:
+        if each.is_dir():
+            yield from _files(each.path, f"{within}{each.name}/")
+        else:
+            with open(each.path, "rb", buffering=0) as file:
+                yield within + each.name, file.read()
+
+
+def _name(entry: "os.DirEntry[str]") -> str:
+    return entry.name
