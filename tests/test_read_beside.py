@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import read, read_beside
+from overlapscope.ingest import read_beside
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.run import Run
@@ -116,7 +116,7 @@ def test_one_worker_starts_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(read_beside, "Processes", refuse)
     assert list(read_inputs([job], workers=1).ranks) == [0, 1, 2]
-    monkeypatch.setattr(read, "can_start", lambda: False)
+    monkeypatch.setattr("overlapscope.ingest.processes.can_start", lambda: False)
     assert list(read_inputs([job], workers=2).ranks) == [0, 1, 2]
 
 

@@ -10,7 +10,6 @@ from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.url import url_of
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
-from overlapscope.timeline.run_folder import where_is
 
 if TYPE_CHECKING:
     from overlapscope.ingest.remote import Version
@@ -52,6 +51,8 @@ def discover(paths: list[Path]) -> Inputs:
                 remote.update(there.files)
                 continue
             if not path.exists():
+                from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
+
                 raise InputError(f"{shown(path)}: {where_is(path)}")
             run = _run_around(path)
             if run is not None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -34,11 +34,13 @@ from overlapscope.ingest.kineto_dialect import (
 )
 from overlapscope.ingest.kineto_dialect import DEVICE_NOTE as NOTE
 from overlapscope.ingest.ranges import Growing, Ranges
-from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.timeline.columns import Flags, Ints, Small
 from overlapscope.timeline.names import Codes, NameTable
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.repair import Mended
 
 _DETAIL: Final = {**{category: detail for category, (_, detail) in SORT_OF.items()}, STACK: ANNOTATION}
 
@@ -98,7 +100,9 @@ class EventCollector:
         self._add(array, decoded_any(array))
         return mended.tail, mended.closed
 
-    def _mended(self, text: bytes, *, last: bool) -> tuple[bytes, Mended]:
+    def _mended(self, text: bytes, *, last: bool) -> "tuple[bytes, Mended]":
+        from overlapscope.ingest.repair import mend  # noqa: PLC0415 - few traces are damaged
+
         mended = mend(text, last=last)
         self.repaired += mended.repaired
         self.dropped += mended.dropped

@@ -1,13 +1,12 @@
 """What a Kineto trace says of itself, before or after its events: rank, world, groups, time base, versions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from overlapscope.ingest.collective_args import count, parse_ranks
-from overlapscope.ingest.repair import mend_object
 from overlapscope.timeline.run import MAX_RANKS, Group
 
 
@@ -71,13 +70,20 @@ def _values(fields: _Fields) -> tuple[Any, ...]:
 
 
 def _decode(text: bytes, where: str, warnings: list[str]) -> _Fields:
-    for attempt in (text, mend_object(text)):
+    for attempt in _as_it_is_and_mended(text):
         try:
             return msgspec.json.decode(attempt, type=_Fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     warnings.append(f"the metadata {where} the events could not be read")
     return _Fields()
+
+
+def _as_it_is_and_mended(text: bytes) -> Iterator[bytes]:
+    yield text
+    from overlapscope.ingest.repair import mend_object  # noqa: PLC0415 - few traces are damaged
+
+    yield mend_object(text)
 
 
 def _groups(config: object) -> tuple[Group, ...]:

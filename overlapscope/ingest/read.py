@@ -8,7 +8,6 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.cores import processes_for
-from overlapscope.ingest.processes import can_start
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
@@ -86,8 +85,12 @@ def _tasks(found: Unpacked, options: ReadOptions) -> list[Task]:
 def _gathered(tasks: list[Task], workers: int | None, progress: Callable[[Path, int], None] | None) -> Gathered:
     """Read the files, where it is worth it in other processes besides this one."""
     count = 1 if workers == 1 else processes_for(workers, [task.path for task in tasks])
-    if count > 1 and can_start():
-        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415 - few runs need it
+    if count > 1:
+        from overlapscope.ingest.processes import can_start  # noqa: PLC0415 - few runs need it, or what follows
+
+        count = count if can_start() else 1
+    if count > 1:
+        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415
 
         read = read_beside(tasks, count - 1, progress)
     else:

@@ -13,7 +13,6 @@ from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.worker import tell
 
 _TELL_SECONDS: Final = 0.1
 
@@ -84,6 +83,8 @@ def told_to(progress: Callable[[Path, int], None] | None, task: Task) -> Callabl
 
 def telling(number: int) -> Callable[[int], None]:
     """Give what tells the bytes read of the task with this number, as `(number, bytes)`, from time to time."""
+    from overlapscope.ingest.worker import tell  # noqa: PLC0415 - one process that reads needs no pipes
+
     unsaid, last = 0, 0.0
 
     def read(done: int) -> None:
