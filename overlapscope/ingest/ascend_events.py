@@ -96,9 +96,9 @@ class AscendCollector:
         }
         self.events = self.repaired = self.dropped = 0
 
-    def take(self, piece: bytes) -> bool:
-        """Take one piece of whole events; False, and nothing taken, when it does not decode."""
-        events = _decoded(b"[" + piece + b"]")
+    def take(self, array: bytes) -> bool:
+        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        events = _decoded(array)
         if events is not None:
             self._add(events)
         return events is not None

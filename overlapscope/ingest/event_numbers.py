@@ -1,6 +1,5 @@
 """Numbers of many events to columns; quick where they are what they should be, one by one where they are not."""
 
-from array import array
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
@@ -8,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.ingest.whole_numbers import NotWhole, whole_numbers
 from overlapscope.timeline.columns import NONE, Ints
 
 GRID_SIDES: Final = 3
@@ -19,8 +19,8 @@ def correlations(values: Sequence[Any]) -> Ints:
     """Give what links events to their launches; NONE for 0, which the profiler writes for "none", and for no number."""
     numbers: npt.NDArray[Any]
     try:
-        numbers = np.frombuffer(array("q", values), np.int64)
-    except (TypeError, OverflowError):
+        numbers = whole_numbers(values)
+    except NotWhole:
         numbers = _any_correlations(values)
     return np.where(numbers == 0, NONE, numbers)
 
@@ -41,14 +41,14 @@ def blocks(grids: Sequence[object]) -> Ints:
     found = np.full(len(grids), NONE)
     known: list[Any] = [grids[row] for row in rows]
     try:
-        each = np.frombuffer(array("q", chain.from_iterable(known)), np.int64)
+        sides = whole_numbers(list(chain.from_iterable(known)))
         whole = set(map(len, known)) == {GRID_SIDES}
-    except (TypeError, OverflowError):
+    except (NotWhole, TypeError):
         whole = False
     if whole:
-        sides = each.reshape(-1, GRID_SIDES)
-        possible = (sides > 0).all(axis=1) & (sides.astype(np.float64).prod(axis=1) <= MOST_BLOCKS)
-        found[rows] = np.where(possible, sides.prod(axis=1), NONE)
+        x, y, z = sides.reshape(-1, GRID_SIDES).T
+        possible = (x > 0) & (y > 0) & (z > 0) & (x.astype(np.float64) * y * z <= MOST_BLOCKS)
+        found[rows] = np.where(possible, x * y * z, NONE)
     else:
         found[rows] = [_product(grid) for grid in known]
     return found

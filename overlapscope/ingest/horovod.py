@@ -82,11 +82,11 @@ class _Events:
         self.events = self.repaired = self.dropped = 0
         self.long_ticks = self.longest_us = self.foreign = 0
 
-    def take(self, piece: bytes) -> bool:
-        """Take a piece of whole events; False, and nothing taken, when it does not decode."""
+    def take(self, array: bytes) -> bool:
+        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
         try:
-            piece.decode()
-            events = _events.decode(b"[" + piece + b"]")
+            array.decode()
+            events = _events.decode(array)
         except _BROKEN:
             return False
         for event in events:
@@ -100,7 +100,7 @@ class _Events:
     def take_last(self, text: bytes) -> tuple[bool, bool]:
         """Take the end of the file; give whether the array was closed, and whether an event was cut."""
         text = text.rstrip(b" \t\r\n\x00")
-        if text.endswith(b"]") and self.take(text[:-1]):
+        if text.endswith(b"]") and self.take(b"[" + text):
             return True, False
         dropped = self.dropped
         closed = self._mend(text, last=True)

@@ -42,7 +42,12 @@ from overlapscope.timeline.names import Codes, NameTable
 if TYPE_CHECKING:
     from overlapscope.ingest.repair import Mended
 
-_DETAIL: Final = {**{category: detail for category, (_, detail) in SORT_OF.items()}, STACK: ANNOTATION}
+_BY_NAME: Final = 2
+_DETAIL: Final = {
+    **{category: detail for category, (_, detail) in SORT_OF.items()},
+    STACK: ANNOTATION,
+    "Operator": _BY_NAME,
+}
 
 
 class _Linked(msgspec.Struct, gc=False):
@@ -75,9 +80,8 @@ class EventCollector:
         self._unknown: Counter[str] = Counter()
         self.events = self.repaired = self.dropped = 0
 
-    def take(self, piece: bytes) -> bool:
-        """Take one piece of whole events; False, and nothing taken, when it does not decode."""
-        array = b"[" + piece + b"]"
+    def take(self, array: bytes) -> bool:
+        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
         found = decoded(array)
         if found is None:
             return False
@@ -298,7 +302,8 @@ def _details(events: Sequence[CompleteEvent]) -> Small:
 
 
 def _are_annotations(events: Sequence[CompleteEvent]) -> Flags:
-    marked = _details(events) == ANNOTATION
-    old = [row for row, event in enumerate(events) if event.cat == "Operator"]
-    marked[old] = [OLD_ANNOTATION.match(str(events[row].name)) is not None for row in old]
-    return np.asarray(marked, np.bool_)
+    details = _details(events)
+    marked = np.asarray(details == ANNOTATION, np.bool_)
+    for row in np.flatnonzero(details == _BY_NAME).tolist():
+        marked[row] = OLD_ANNOTATION.match(str(events[row].name)) is not None
+    return marked

@@ -6,13 +6,15 @@ as a whole, a product near 4.4e15 is rounded once more and can be one off. Above
 and the number has to be read as text.
 """
 
-from array import array
+import struct
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from overlapscope.ingest.whole_numbers import NotWhole, whole_numbers
 
 FAITHFUL_BELOW_US = float(2**43)
 """Below this many microseconds a double keeps the third decimal (float64 has 53 bits)."""
@@ -37,10 +39,11 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     if len(values) == 0:
         return np.empty(0, np.int64)
     numbers = _numbers(values)
-    if numbers.min() <= 1 and bool in set(map(type, values)):
+    lowest = numbers.min()
+    if lowest <= 1 and bool in set(map(type, values)):
         raise NeedsText  # true and false are no times, but Python takes them for 1 and 0
     if numbers.dtype.kind == "i":
-        if numbers.max() >= _LIMIT_NS // 1000 or numbers.min() <= -_LIMIT_NS // 1000:
+        if numbers.max() >= _LIMIT_NS // 1000 or lowest <= -_LIMIT_NS // 1000:
             raise NeedsText
         return np.asarray(numbers * 1000, np.int64)
     if not (np.abs(numbers) < FAITHFUL_BELOW_US).all():
@@ -50,20 +53,15 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     return np.asarray(whole.astype(np.int64) * 1000 + fraction.astype(np.int64), np.int64)
 
 
-def _numbers(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """Give whole numbers as they are, others as doubles: all of them, if there are any.
-
-    Python's own arrays take nothing but numbers, and numpy needs three times as long.
-    """
+def _numbers(values: Sequence[object]) -> npt.NDArray[Any]:
+    """Give whole numbers as they are, others as doubles: all of them, if there are any."""
     try:
-        return np.frombuffer(array("q", values), np.int64)
-    except TypeError:
+        return whole_numbers(values)
+    except NotWhole:
         pass
-    except OverflowError:
-        raise NeedsText from None
     try:
-        return np.frombuffer(array("d", values))
-    except (TypeError, OverflowError):
+        return np.frombuffer(struct.pack(f"{len(values)}d", *values))
+    except struct.error:
         raise NeedsText from None
 
 
