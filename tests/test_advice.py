@@ -160,7 +160,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
     copies = msgspec.structs.replace(found[0], id="communication_copies", apply={"ddp": "..."})
     both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
-    monkeypatch.setattr("overlapscope.advice.advise.answer", lambda *_: both)
+    monkeypatch.setattr("overlapscope.advice.by_replay.answer", lambda *_: both)
     assert list(advised(recorded(ONE))) == ["bucket_cap"]
 
 
@@ -172,9 +172,9 @@ def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypat
         advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
     )
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
-    monkeypatch.setattr("overlapscope.advice.advise.from_run", lambda *_: unset)
+    monkeypatch.setattr("overlapscope.advice.by_replay.from_run", lambda *_: unset)
     assert {"bucket_view"} == {"bucket_view", "communication_copies"} & advised(run).keys()
-    monkeypatch.setattr("overlapscope.advice.advise.from_run", lambda *_: case)
+    monkeypatch.setattr("overlapscope.advice.by_replay.from_run", lambda *_: case)
     assert {"communication_copies"} == {"bucket_view", "communication_copies"} & advised(run).keys()
 
 

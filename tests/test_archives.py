@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest import archives
+from overlapscope.ingest import unpacking
 from overlapscope.ingest.archives import unpacked
 from tests.conftest import shared_file
 from tests.kineto_writer import distributed, training, write
@@ -204,11 +204,11 @@ def test_a_checkpoint_beside_traces_is_passed_over(tmp_path: Path) -> None:
 
 def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tarred(tmp_path / "t.tar.gz", {f"rank{rank}.json": trace(rank) for rank in range(5)})
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 3)
     with unpacked([archive]) as found:
         assert len(found.inputs.files) == 3
         assert "more than 3 members" in found.notes[0].warnings[0]
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 100)
+    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 100)
     with unpacked([archive], max_bytes=2 * len(trace(0)) + 10) as found:
         assert len(found.inputs.files) == 2
         assert "more than may be unpacked" in found.notes[0].warnings[0]
@@ -216,7 +216,7 @@ def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_a_bomb_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (archives, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
+    for module in (unpacking, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
         monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
     bomb = b'{"traceEvents": [' + b" " * (20 << 20)
     archive = PACKERS[kind](tmp_path / f"t.{kind}", {"rank0.json": bomb})

@@ -5,11 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import DistributionFinder, MetadataPathFinder, PathDistribution, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from overlapscope.ingest.entry_points import may_be_brought
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("## A reader of your own")[1].split("\n## ")[0]
@@ -148,3 +152,52 @@ def test_a_reader_that_fails_costs_its_file_and_not_the_others(tmp_path: Path, d
     assert done.returncode == 0
     assert done.stdout.startswith(block("console").split("\n", 1)[1])
     assert "other.csv: the reader 'worse' of overlapscope-acme" in done.stderr
+
+
+GROUP = "somebody.else.group"
+ENTRY = f"[{GROUP}]\nname = module:value\n"
+LAYOUTS = {
+    "wheel": "site/package-1.dist-info",
+    "development": "site/package.egg-info",
+    "spelled in capitals": "site/Package-1.DIST-INFO",
+    "egg": "package-1.egg/EGG-INFO",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_package_brings_is_looked_for_where_the_library_finds_it(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / LAYOUTS[layout]
+    place.mkdir(parents=True)
+    (place / ("PKG-INFO" if "egg" in place.name.lower() else "METADATA")).write_text("Name: package\nVersion: 1\n")
+    (place / "entry_points.txt").write_text(ENTRY)
+    assert not may_be_brought(GROUP)
+    monkeypatch.syspath_prepend(place.parent)
+    assert [point.value for point in entry_points(group=GROUP)] == ["module:value"]
+    assert may_be_brought(GROUP)
+    assert not may_be_brought("another")
+
+
+def test_packages_in_a_zip_file_or_behind_a_finder_are_left_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
+        archive.writestr("package-1.dist-info/METADATA", "Name: package\nVersion: 1\n")
+        archive.writestr("package-1.dist-info/entry_points.txt", ENTRY)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path / "packages.zip")
+        assert entry_points(group=GROUP)
+        assert may_be_brought(GROUP)
+
+    class Finder(MetadataPathFinder):
+        """Finds packages that stand nowhere on the path."""
+
+        @classmethod
+        def find_distributions(cls, context: DistributionFinder.Context | None = None) -> Iterable[PathDistribution]:
+            return super().find_distributions(DistributionFinder.Context(path=[str(tmp_path / "packages.zip")]))
+
+    assert not may_be_brought(GROUP)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert entry_points(group=GROUP)
+    assert may_be_brought(GROUP)

@@ -1,17 +1,15 @@
 """All recommendations for a run: the late rank and nothing else where waiting dominates, else rules and a replay."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from overlapscope.advice.algorithm_trial import algorithm_trial
-from overlapscope.advice.buckets import adds_views, bucket_advice
 from overlapscope.advice.busy_lane import busy_lane
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
-from overlapscope.advice.gathers import gather_advice
 from overlapscope.advice.given import Given
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
@@ -21,15 +19,12 @@ from overlapscope.advice.small_collectives import small_collectives
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
-from overlapscope.errors import InputError
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.answer import answer
-from overlapscope.whatif.from_run import RecordedCase, from_run
-from overlapscope.whatif.graph_answer import answer_run
-from overlapscope.whatif.kinds import kind_of
-from overlapscope.whatif.scenario import WhatIf
+
+if TYPE_CHECKING:
+    from overlapscope.whatif.from_run import RecordedCase
+    from overlapscope.whatif.scenario import WhatIf
 
 RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     late_launches,
@@ -72,7 +67,7 @@ def advise(
     analysis: Analysis,
     together: Across | None = None,
     caps_mb: Sequence[float] = (),
-    keep: Callable[[RecordedCase, WhatIf], None] | None = None,
+    keep: "Callable[[RecordedCase, WhatIf], None] | None" = None,
 ) -> tuple[list[Recommendation], list[str]]:
     """Give recommendations, best first, and the reasons that stand beside them or for there being none.
 
@@ -82,31 +77,10 @@ def advise(
     found = by_rules(run, analysis, together)
     if any(each.id == "late_rank" for each in found):
         return found, []
-    try:
-        case = from_run(run, together)
-    except InputError as error:
-        return _of_another_kind(run, together, found, error)
-    told = answer(case, caps_mb)
-    if keep is not None:
-        keep(case, told)
-    of_buckets = bucket_advice(told, ITEM_BYTES[case.recorded.dtypes[0]])
-    # A predicted gain of views stands for what the copies' time only bounds.
-    if adds_views(told) or any(each.id == "bucket_view" for each in of_buckets):
-        found = [each for each in found if each.id != "communication_copies" or set(each.apply) != {"ddp"}]
-    return ranked([*of_buckets, *found]), list(told.reasons)
+    from overlapscope.advice.by_replay import by_replay  # noqa: PLC0415 - `analyzed` replays nothing
 
-
-def _of_another_kind(
-    run: Run, together: Across, found: list[Recommendation], why: InputError
-) -> tuple[list[Recommendation], list[str]]:
-    """Add what a replay of FSDP2 recommends; `why` says why it is no recording of DistributedDataParallel."""
-    if kind_of(run) != "fsdp":
-        return found, [f"no setting was replayed: {why}"]
-    try:
-        told = answer_run(run, together, why=str(why))
-    except InputError as error:
-        return found, [f"no setting was replayed: {error}"]
-    return ranked([*gather_advice(told), *found]), list(told.reasons)
+    found, reasons = by_replay(run, together, found, caps_mb, keep)
+    return ranked(found), reasons
 
 
 def ranked(found: Sequence[Recommendation]) -> list[Recommendation]:

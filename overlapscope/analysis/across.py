@@ -1,19 +1,22 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.apart import apart
+from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clocks import Clocks, clock_offsets
+from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.joined_clocks import joined
 from overlapscope.analysis.jumps import without_jumps
 from overlapscope.analysis.matching import Matching, agreeing, match
 from overlapscope.analysis.pairs import PairMatching, match_pairs
 from overlapscope.analysis.waiting import RankWait, Split, by_rank, ended_early, split
-from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
 
@@ -47,27 +50,29 @@ class Across:
         """Collectives matched, each counted once."""
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
 
-    def transfers(self, run: Run) -> dict[int, Transfers]:
-        """Give the transfers of each rank's collectives."""
-        found = {
-            rank: Transfers(
-                **{each.name: np.full(size(timeline.collectives), NONE, np.int64) for each in fields(Transfers)}
-            )
-            for rank, timeline in run.ranks.items()
-        }
-        calls = 0
-        for each in self.splits:
-            if each.block.whole:
-                baseline_ns = each.baseline_ns
-                last, numbers = np.array(each.block.ranks)[each.last], calls + np.arange(each.block.calls)
-                for rank, rows in zip(each.block.ranks, each.block.rows, strict=True):
-                    found[rank].transfer_ns[rows] = each.transfer_ns
-                    found[rank].last[rows] = last
-                    if baseline_ns is not None:
-                        found[rank].baseline_ns[rows] = round(baseline_ns)
-                    found[rank].call[rows] = numbers
-                calls += each.block.calls
+    def transfers(self, run: Run) -> Mapping[int, Transfers]:
+        """Give the transfers of each rank's collectives; those of a rank are made when they are asked for."""
+        index = CallIndex.of(run, self.splits)
+        return EachRank(run.ranks, lambda rank: _transfers(index, rank))
+
+
+def _transfers(index: CallIndex, rank: int) -> Transfers:
+    call = index.call[rank]
+    rows = np.flatnonzero(call >= 0)
+    rows = rows[index.whole[call[rows]]]
+    number = call[rows]
+
+    def of_calls(values: npt.NDArray[Any]) -> Ints:
+        found = np.full(call.size, NONE, np.int64)
+        found[rows] = values
         return found
+
+    return Transfers(
+        transfer_ns=of_calls(index.transfer_ns[number]),
+        baseline_ns=of_calls(index.baseline_ns[number]),
+        last=of_calls(index.last[number]),
+        call=of_calls(number),
+    )
 
 
 def across(run: Run) -> Across:

@@ -4,15 +4,17 @@ Until the last has come, a member waits: that much is certain even where what ca
 and transfer (sends with their receives, uneven exchanges, groups of which some members were not recorded).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from overlapscope.analysis.across import Across
+from overlapscope.analysis.call_index import CallIndex
 from overlapscope.analysis.clocks import Clocks, Reals
+from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.pairs import Pairs
-from overlapscope.timeline.columns import NONE, Ints, size
+from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 
 
@@ -28,57 +30,71 @@ class Arrivals:
     """Number of the call, the same on all its members; NONE where some member was not recorded."""
 
 
-def arrivals(run: Run, together: Across) -> dict[int, Arrivals]:
-    """Give the arrivals of each rank's collectives.
+def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
+    """Give the arrivals of each rank's collectives; those of a rank are made when they are asked for.
 
     Even calls end together, so the least duration tells when the last one came, whatever the clocks show; of the others
     aligned clocks tell it, less their residual.
     """
-    found = {
-        rank: Arrivals(**{each.name: np.full(size(timeline.collectives), NONE, np.int64) for each in fields(Arrivals)})
-        for rank, timeline in run.ranks.items()
-    }
-    calls = 0
-    for each in together.splits:
-        block = each.block
-        number = calls + np.arange(block.calls) if block.whole else NONE
-        last = np.array(block.ranks)[each.last]
-        for rank, rows, ends in zip(block.ranks, block.rows, block.end_ns, strict=True):
-            found[rank].arrived_ns[rows] = ends - each.transfer_ns
-            found[rank].last[rows] = last
-            found[rank].call[rows] = number
-        calls += block.calls
+    clocks, index = together.clocks, CallIndex.of(run, together.splits)
+    by_clocks: dict[int, list[tuple[_ByClocks, Ints]]] = {}
+    calls = index.transfer_ns.size
+    for ranks, rows, came, whole in _on_clocks(run, together):
+        number = calls + np.arange(came.shape[1]) if whole else np.full(came.shape[1], NONE)
+        calls += came.shape[1]
+        told = _ByClocks(latest=came.max(axis=0), last=np.array(ranks)[came.argmax(axis=0)], number=number)
+        for rank, own in zip(ranks, rows, strict=True):
+            by_clocks.setdefault(rank, []).append((told, own))
+    return EachRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByClocks:
+    """Calls of which clocks tell who came last."""
+
+    latest: Reals
+    """When, on the common clock."""
+    last: Ints
+    number: Ints
+
+
+def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
+    """Give ranks, rows, when each came, and whether all members were recorded."""
     clocks = together.clocks
     for each in together.uneven:
         block = each.block
         if clocks.comparable(block.ranks):
-            number = calls + np.arange(block.calls) if block.whole else np.full(block.calls, NONE)
-            _by_clocks(found, run, clocks, block.ranks, block.rows, clocks.starts(block), number)
-            calls += block.calls
+            yield block.ranks, list(block.rows), clocks.starts(block), block.whole
     for pairs in together.pairs.pairs:
-        if clocks.comparable((pairs.sender, pairs.receiver)):
-            number = calls + np.arange(pairs.send_rows.size)
-            rows = np.array([pairs.send_rows, pairs.recv_rows])
-            _by_clocks(found, run, clocks, (pairs.sender, pairs.receiver), rows, _came(run, clocks, pairs), number)
-            calls += pairs.send_rows.size
-    return found
+        ends = (pairs.sender, pairs.receiver)
+        if clocks.comparable(ends):
+            yield ends, [pairs.send_rows, pairs.recv_rows], _came(run, clocks, pairs), True
 
 
-def _by_clocks(
-    found: Mapping[int, Arrivals], run: Run, clocks: Clocks, ranks: Sequence[int], rows: Ints, came: Reals, number: Ints
-) -> None:
-    """Note who came last (`came` is on the common clock), but for those that had left by then: they did not wait."""
-    latest, last = came.max(axis=0), np.array(ranks)[came.argmax(axis=0)]
-    for rank, own in zip(ranks, rows, strict=True):
-        calls = run.ranks[rank].collectives
-        ends = clocks.aligned(rank, calls.end_ns[own])
-        stayed = (ends >= latest) | (last == rank)
+def _of_rank(
+    run: Run, index: CallIndex, clocks: Clocks, rank: int, by_clocks: Sequence[tuple[_ByClocks, Ints]]
+) -> Arrivals:
+    """Put together what is known of one rank.
+
+    Where clocks tell who came last, not for those that had left by then: they did not wait.
+    """
+    calls, call = run.ranks[rank].collectives, index.call[rank]
+    start_ns, end_ns = calls.start_ns, calls.end_ns
+    arrived, last, number = (np.full(call.size, NONE, np.int64) for _ in range(3))
+    rows = np.flatnonzero(call >= 0)
+    matched = call[rows]
+    arrived[rows] = end_ns[rows] - index.transfer_ns[matched]
+    last[rows] = index.last[matched]
+    number[rows] = np.where(index.whole[matched], matched, NONE)
+    for told, own in by_clocks:
+        ends = clocks.aligned(rank, end_ns[own])
+        stayed = (ends >= told.latest) | (told.last == rank)
         chosen = own[stayed]
-        before = np.rint(ends - latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
-        start, end = calls.start_ns[chosen], calls.end_ns[chosen]
-        found[rank].arrived_ns[chosen] = np.clip(end - before, start, end)
-        found[rank].last[chosen] = last[stayed]
-        found[rank].call[chosen] = number[stayed]
+        before = np.rint(ends - told.latest + (clocks.residual_ns or 0.0)).astype(np.int64)[stayed]
+        arrived[chosen] = np.clip(end_ns[chosen] - before, start_ns[chosen], end_ns[chosen])
+        last[chosen] = told.last[stayed]
+        number[chosen] = told.number[stayed]
+    return Arrivals(arrived_ns=arrived, last=last, call=number)
 
 
 def _came(run: Run, clocks: Clocks, pairs: Pairs) -> Reals:

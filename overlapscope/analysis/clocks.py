@@ -53,13 +53,22 @@ class Clocks:
         drifted: Reals = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
         return drifted
 
+    def rows(self, ranks: Sequence[int], times_ns: Ints) -> Reals:
+        """Give times of several ranks, a row each, likewise."""
+        offset, drift = (
+            np.array([values.get(rank, 0.0) for rank in ranks])[:, None] for values in (self.offset_ns, self.drift)
+        )
+        moved = (times_ns - self.reference_ns).astype(np.float64)
+        drifted: Reals = moved - offset - drift * moved
+        return drifted
+
     def ends(self, block: Matched) -> Reals:
         """Give the ends of a block's calls on the common clock."""
-        return np.array([self.aligned(rank, times) for rank, times in zip(block.ranks, block.end_ns, strict=True)])
+        return self.rows(block.ranks, block.end_ns)
 
     def starts(self, block: Matched) -> Reals:
         """Give the starts likewise."""
-        return np.array([self.aligned(rank, times) for rank, times in zip(block.ranks, block.start_ns, strict=True)])
+        return self.rows(block.ranks, block.start_ns)
 
     def spread_ns(self, block: Matched) -> Ints:
         """Give how far apart the ends of each call lie."""

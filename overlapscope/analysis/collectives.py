@@ -1,13 +1,13 @@
 """The collectives of a run, one row for each kind of call."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from overlapscope.analysis.across import Transfers
-from overlapscope.analysis.call_kind import CallFields, CallKind
+from overlapscope.analysis.call_kind import CallFields
+from overlapscope.analysis.call_sums import CallSums, KindSums
 from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.analysis.waiting import BASELINE_CALLS, BASELINE_QUANTILE
@@ -36,30 +36,6 @@ class CollectiveRow(CallFields, kw_only=True, frozen=True):
     busbw_gbs: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Key(CallKind):
-    algorithm: str | None
-    protocol: str | None
-
-
-_NAMES = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
-_NUMBERS = ("group_size", "bytes")
-
-
-@dataclass(slots=True)
-class _Calls:
-    """All calls of one kind, while they are gathered."""
-
-    by_rank: dict[int, int] = field(default_factory=dict)
-    durations: list[Ints] = field(default_factory=list)
-    transfers: list[Ints] = field(default_factory=list)
-    """Of the calls whose duration could be split, on each rank ..."""
-    numbers: list[Ints] = field(default_factory=list)
-    """... and the numbers of those calls, the same on all members."""
-    exposed_ns: int = 0
-    waited: int = 0
-
-
 def collective_rows(
     ranks: Mapping[int, RankTimeline],
     windows: Mapping[int, list[StepWindow]],
@@ -72,23 +48,11 @@ def collective_rows(
     made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting,
     `exposed_ns` the exposed time of each of a rank's calls.
     """
-    kinds: dict[_Key, _Calls] = {}
+    sums = CallSums()
     for rank, timeline in ranks.items():
-        known, table = transfers[rank], timeline.collectives
-        for key, rows in _by_kind(timeline, chosen_rows(timeline, windows[rank])):
-            calls = kinds.setdefault(key, _Calls())
-            calls.by_rank[rank] = calls.by_rank.get(rank, 0) + rows.size
-            calls.exposed_ns += int(exposed_ns[rank][rows].sum())
-            timed = rows[(table.start_ns[rows] != NONE) & (table.end_ns[rows] != NONE)]
-            duration = table.end_ns[timed] - table.start_ns[timed]
-            calls.durations.append(duration)
-            split = known.transfer_ns[timed] != NONE
-            transfer = known.transfer_ns[timed[split]]
-            calls.waited += int((duration[split] - transfer).sum())
-            calls.transfers.append(transfer)
-            calls.numbers.append(known.call[timed[split]])
-    order = sorted(kinds, key=lambda key: (-_total(kinds[key]), key.op, key.group or "", key.bytes or 0))
-    return [_row(key, kinds[key]) for key in order]
+        sums.add(timeline, chosen_rows(timeline, windows[rank]), transfers[rank], exposed_ns[rank])
+    found = sorted(sums.found(), key=lambda kind: (-kind.sums["total_ns"], *_spelled(kind)))
+    return [_row(kind) for kind in found]
 
 
 def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
@@ -112,50 +76,31 @@ def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
     return np.flatnonzero(inside | (begun & (calls.launch_ns == NONE)))
 
 
-def _by_kind(timeline: RankTimeline, rows: Ints) -> Iterator[tuple[_Key, Ints]]:
-    calls, names = timeline.collectives, timeline.names
-    columns = [getattr(calls, name)[rows] for name in (*_NAMES, *_NUMBERS)]
-    which, first = distinct(columns)
-    by_kind = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which, minlength=first.size))[:-1])
-    for at, places in zip(first.tolist(), by_kind, strict=False):
-        codes = [int(column[at]) for column in columns]
-        spelled = {name: names[code] if code >= 0 else None for name, code in zip(_NAMES, codes, strict=False)}
-        numbers = zip(_NUMBERS, codes[len(_NAMES) :], strict=True)
-        counted = {name: None if number == NONE else number for name, number in numbers}
-        key = _Key(**{**spelled, "op": spelled["op"] or "unknown"}, **counted)  # type: ignore[arg-type]
-        yield key, rows[places]
+def _spelled(kind: KindSums) -> tuple[str, str, int]:
+    return kind.key["op"], kind.key["group"] or "", kind.key["bytes"] or 0
 
 
-def _total(calls: _Calls) -> int:
-    return sum(int(each.sum()) for each in calls.durations)
-
-
-def _row(key: _Key, calls: _Calls) -> CollectiveRow:
-    durations, numbers = np.concatenate(calls.durations), np.concatenate(calls.numbers)
-    matched = np.concatenate(calls.transfers)[np.unique(numbers, return_index=True)[1]]
-    total = int(durations.sum())
-    is_matched = durations.size > 0 and numbers.size == durations.size
-    transfer = float(np.median(matched if is_matched else durations)) if durations.size else None
+def _row(kind: KindSums) -> CollectiveRow:
+    sums, matched = kind.sums, kind.transfers_ns
+    volume, group_size = kind.key["bytes"], kind.key["group_size"]
+    is_matched = kind.is_split
+    transfer = _middle(matched if is_matched else kind.durations_ns) if sums["timed"] else None
     baseline = float(np.quantile(matched, BASELINE_QUANTILE)) if is_matched and matched.size >= BASELINE_CALLS else None
-    algbw = key.bytes / transfer if key.bytes and transfer else None
-    busbw = algbw * bus_factor(key.op, key.group_size) if algbw is not None and key.group_size else None
+    algbw = volume / transfer if volume and transfer else None
+    busbw = algbw * bus_factor(kind.key["op"], group_size) if algbw is not None and group_size else None
     return CollectiveRow(
-        op=key.op,
-        group=key.group,
-        group_size=key.group_size,
-        dtype=key.dtype,
-        bytes=key.bytes,
-        dimension=key.dimension,
-        phase=key.phase,
-        module=key.module,
-        algorithm=key.algorithm,
-        protocol=key.protocol,
-        count=max(calls.by_rank.values()),
+        **kind.key,
+        count=sums["most"],
         estimate="matched" if is_matched else "upper_bound",
         transfer_ns_median=transfer,
         baseline_ns=baseline,
-        wait_fraction=calls.waited / total if is_matched and total else None,
-        exposed_ns=round(calls.exposed_ns / len(calls.by_rank)) if durations.size else None,
+        wait_fraction=sums["waited_ns"] / sums["total_ns"] if is_matched and sums["total_ns"] else None,
+        exposed_ns=round(sums["exposed_ns"] / sums["ranks"]) if sums["timed"] else None,
         algbw_gbs=algbw,
         busbw_gbs=busbw,
     )
+
+
+def _middle(ordered: Ints) -> float:
+    """Give the median of values in order."""
+    return float(ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2

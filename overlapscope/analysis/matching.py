@@ -6,7 +6,7 @@ kind (`order_numbers`), and `agreeing` drops what does not end together once clo
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,14 +15,13 @@ import numpy.typing as npt
 from overlapscope.analysis.group_calls import (
     EXCHANGE,
     GroupCalls,
-    Kind,
     group_calls,
     listed,
     named,
     spelled_size,
 )
 from overlapscope.analysis.order_numbers import by_order
-from overlapscope.timeline.columns import NONE, Collectives, Ints, size
+from overlapscope.timeline.columns import NONE, Collectives, Flags, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
@@ -126,12 +125,15 @@ def agreeing(
     reasons = list(matching.reasons)
     unmatched = matching.unmatched
     for block in (*matching.blocks, *matching.uneven):
+        if not block.by_order:
+            kept.append(block)
+            continue
         limit = float(ENDS_WITHIN_NS)
         if block.calls > 1:
             share = ENDS_TOGETHER_ON_ONE_CLOCK if one_clock(block) else ENDS_TOGETHER
             limit = min(limit, share * float(np.median(np.diff(np.sort(block.end_ns[0])))))
         apart = float(np.median(spread_ns(block)))
-        if not block.by_order or apart <= limit:
+        if apart <= limit:
             kept.append(block)
             continue
         unmatched += block.rows.size
@@ -221,24 +223,23 @@ def _pair(
     found: list[tuple[int, Matched]] = []
     reasons: list[str] = []
     sets, why = _by_ranks(calls, number)
+    exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds], np.bool_)
     for places, table in sets:
         ranks = tuple(calls.ranks[place] for place in places)
-        kinds = calls.kind[table]
+        kinds, loose = calls.kind[table], calls.loose[table]
         alike = (kinds == kinds[0]).all(axis=0)
-        loose = calls.loose[table]
-        exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds])[loose[0]]
-        uneven = ~alike & exchange & (loose == loose[0]).all(axis=0)
-        kind = np.where(uneven, loose[0], kinds[0])
-        for each in np.unique(kind[alike | uneven]).tolist():
-            columns = table[:, (alike | uneven) & (kind == each)]
-            whole = members is not None and len(ranks) == len(members)
-            block = _block(run, group, calls.kinds[each], ranks, calls.row[columns], numbered=numbered, whole=whole)
-            if block.by_order and _of_other_steps(run, block) > OTHER_STEPS:
-                why.append(
-                    f"{block.calls} {calls.kinds[each]} would be paired across steps of different numbers: not paired"
-                )
+        uneven = ~alike & exchange[loose[0]] & (loose == loose[0]).all(axis=0)
+        whole = members is not None and len(ranks) == len(members)
+        kind, chosen = np.where(uneven, loose[0], kinds[0]), np.flatnonzero(alike | uneven)
+        chosen = chosen[np.argsort(kind[chosen], kind="stable")]
+        columns = table[:, chosen]
+        of_other_steps = None if numbered else _of_other_steps(run, ranks, calls.row[columns])
+        for part, block in _blocks(run, group, calls, ranks, columns, kind[chosen], numbered=numbered, whole=whole):
+            if of_other_steps is not None and float(of_other_steps[part].mean()) > OTHER_STEPS:
+                spelled = calls.kinds[int(kind[chosen[part.start]])]
+                why.append(f"{block.calls} {spelled} would be paired across steps of different numbers: not paired")
             else:
-                found.append((int(number[columns[0]].min()), block))
+                found.append((int(number[columns[0, part]].min()), block))
         wrong = np.flatnonzero(~alike & ~uneven)
         if wrong.size:
             reasons.append(_differing(calls, ranks, table[:, wrong[0]], number))
@@ -246,12 +247,11 @@ def _pair(
     return [found[at][1] for at in by_first], reasons[:1] + why
 
 
-def _of_other_steps(run: Run, block: Matched) -> float:
-    """Give the share of calls whose members made them in steps of different numbers, where all say their step."""
-    steps = np.array(
-        [run.ranks[rank].collectives.step[rows] for rank, rows in zip(block.ranks, block.rows, strict=True)]
-    )
-    return float(((steps != NONE).all(axis=0) & (steps != steps[0]).any(axis=0)).mean())
+def _of_other_steps(run: Run, ranks: Sequence[int], rows: Ints) -> Flags:
+    """Say which calls their members made in steps of different numbers, where all say their step."""
+    steps = np.array([run.ranks[rank].collectives.step[own] for rank, own in zip(ranks, rows, strict=True)])
+    found: Flags = (steps != NONE).all(axis=0) & (steps != steps[0]).any(axis=0)
+    return found
 
 
 def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Ints]], list[str]]:
@@ -312,27 +312,40 @@ def _differing(calls: GroupCalls, ranks: tuple[int, ...], column: Ints, number: 
     )
 
 
-def _block(
+def _blocks(
     run: Run,
     group: str | None,
-    kind: Kind,
+    calls: GroupCalls,
     ranks: tuple[int, ...],
-    rows: npt.NDArray[np.int64],
+    table: Ints,
+    kind: Ints,
     *,
     numbered: bool,
     whole: bool,
-) -> Matched:
-    calls = [run.ranks[rank].collectives for rank in ranks]
-    return Matched(
-        group=group,
-        op=kind.op,
-        dtype=kind.dtype,
-        bytes=kind.bytes,
-        ranks=ranks,
-        rows=rows,
-        start_ns=np.array([each.start_ns[row] for each, row in zip(calls, rows, strict=True)]),
-        end_ns=np.array([each.end_ns[row] for each, row in zip(calls, rows, strict=True)]),
-        by_order=not numbered,
-        whole=whole,
-        even=kind.even,
+) -> Iterator[tuple[slice, Matched]]:
+    """Give a block for each kind of call, and which columns of the table it has; these stand in the order of kinds."""
+    rows = calls.row[table]
+    made = [run.ranks[rank].collectives for rank in ranks]
+    start, end = (
+        np.array([getattr(each, side)[own] for each, own in zip(made, rows, strict=True)])
+        for side in ("start_ns", "end_ns")
     )
+    codes, begins = np.unique(kind, return_index=True)
+    for code, begin, until in zip(codes.tolist(), begins.tolist(), [*begins[1:].tolist(), kind.size], strict=False):
+        part = slice(begin, until)
+        yield (
+            part,
+            Matched(
+                group=group,
+                op=calls.kinds[code].op,
+                dtype=calls.kinds[code].dtype,
+                bytes=calls.kinds[code].bytes,
+                ranks=ranks,
+                rows=rows[:, part],
+                start_ns=start[:, part],
+                end_ns=end[:, part],
+                by_order=not numbered,
+                whole=whole,
+                even=calls.kinds[code].even,
+            ),
+        )

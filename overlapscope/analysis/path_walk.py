@@ -73,6 +73,7 @@ class Walker:
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
         self._names: dict[int, WaitNames] = {}
+        self._last: dict[int, tuple[Ints, Ints]] = {}
 
     def path(self, rank: int, step: int | None, window: tuple[int, int], most: int = MOST_SEGMENTS) -> Path:
         """Follow the path of one window of a rank. Raises NoPathError, also for more than `most` segments."""
@@ -80,21 +81,28 @@ class Walker:
 
     def last_member(self, rank: int, row: int) -> tuple[int, int]:
         """Give (rank, row in its `Collectives`) of the last to arrive at a call of those that `is_matched`."""
-        arrivals = self._arrivals[rank]
-        last = int(arrivals.last[row])
+        number, lasts = self._arrived(rank)
+        last = int(lasts[row])
         if last not in self._by_call:
-            calls = self._arrivals[last].call
+            calls, _ = self._arrived(last)
             order = order_of(calls)
             self._by_call[last] = calls[order], order
         calls, order = self._by_call[last]
-        return last, int(order[np.searchsorted(calls, arrivals.call[row])])
+        return last, int(order[np.searchsorted(calls, number[row])])
 
     def awaited(self, rank: int, begin_ns: int, end_ns: int) -> Awaited:
         """Give what a rank's spans waited for in [begin_ns, end_ns) on its own clock."""
         timeline = self.run.ranks[rank]
         if rank not in self._names:
             self._names[rank] = WaitNames.of(timeline)
-        return awaited(timeline, begin_ns, end_ns, self._names[rank], self._arrivals[rank].call != NONE)
+        return awaited(timeline, begin_ns, end_ns, self._names[rank], self._arrived(rank)[0] != NONE)
+
+    def _arrived(self, rank: int) -> tuple[Ints, Ints]:
+        """Give the number of each of a rank's calls, and who came last to it."""
+        if rank not in self._last:
+            arrivals = self._arrivals[rank]
+            self._last[rank] = arrivals.call, arrivals.last
+        return self._last[rank]
 
     def told(self, rank: int, other: int, time_ns: int) -> int:
         """Give a time of `other` on the clock of `rank`."""

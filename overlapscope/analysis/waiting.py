@@ -5,7 +5,7 @@ so the least of the durations is the transfer, whatever the clocks show: in a si
 by 3 %, where means over ranks were off by 70 to 850 %.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.rank_sets import bounds, by_ranks, side_by_side
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or three residuals of the clocks, do not count as being last."""
@@ -29,13 +30,18 @@ class Split:
     block: Matched
     transfer_ns: npt.NDArray[np.int64]
     """One for each call; a bound from above where not every member was recorded."""
-    wait_ns: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
     """Row of the rank that arrived last."""
     lead_ns: Reals
     """How much later than the second-latest."""
     early_ends: int
     """Calls that ended on some rank before its last member had started: the clocks, or the pairing, are wrong there."""
+
+    @property
+    def wait_ns(self) -> npt.NDArray[np.int64]:
+        """What each rank waited, call by call."""
+        waited: npt.NDArray[np.int64] = self.block.end_ns - self.block.start_ns - self.transfer_ns
+        return waited
 
     @property
     def baseline_ns(self) -> float | None:
@@ -57,24 +63,32 @@ class RankWait:
 
 def split(blocks: Sequence[Matched], clocks: Clocks) -> list[Split]:
     """Split every block of matched calls."""
-    threshold = _counts_from(clocks)
-    found = []
-    for block in blocks:
-        durations = block.end_ns - block.start_ns
-        transfer = durations.min(axis=0)
-        starts, ends = clocks.starts(block), clocks.ends(block)
-        ordered = np.sort(starts, axis=0)
-        found.append(
-            Split(
-                block=block,
-                transfer_ns=transfer,
-                wait_ns=durations - transfer,
-                last=starts.argmax(axis=0),
-                lead_ns=ordered[-1] - ordered[-2],
-                early_ends=int((ends.min(axis=0) + threshold < ordered[-1]).sum()),
-            )
+    found: dict[int, Split] = {}
+    for places in by_ranks(blocks).values():
+        found |= zip(places, _of_one_set([blocks[at] for at in places], clocks), strict=True)
+    return [found[at] for at in range(len(blocks))]
+
+
+def _of_one_set(blocks: Sequence[Matched], clocks: Clocks) -> Iterator[Split]:
+    """Split blocks of the same ranks."""
+    threshold, ranks = _counts_from(clocks), blocks[0].ranks
+    start, end = (side_by_side([getattr(each, side) for each in blocks]) for side in ("start_ns", "end_ns"))
+    transfer = (end - start).min(axis=0)
+    starts = clocks.rows(ranks, start)
+    last = starts.argmax(axis=0)
+    second, latest = np.partition(starts, -2, axis=0)[-2:]
+    lead = latest - second
+    early = clocks.rows(ranks, end).min(axis=0) + threshold < latest
+    cuts = bounds(blocks).tolist()
+    for block, begin, until in zip(blocks, cuts[:-1], cuts[1:], strict=True):
+        part = slice(begin, until)
+        yield Split(
+            block=block,
+            transfer_ns=transfer[part],
+            last=last[part],
+            lead_ns=lead[part],
+            early_ends=int(np.count_nonzero(early[part])),
         )
-    return found
 
 
 def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
@@ -100,23 +114,23 @@ def ended_early(splits: Sequence[Split], clocks: Clocks) -> tuple[str, ...]:
 def by_rank(splits: Sequence[Split], clocks: Clocks) -> Mapping[int, RankWait]:
     """Sum up what each rank waited and what it is to blame for: its leads over the second-latest."""
     threshold = _counts_from(clocks)
-    sums: dict[int, list[float]] = {}
-    for each in splits:
-        for row, rank in enumerate(each.block.ranks):
-            mine = each.last == row
-            figures = (
-                (each.block.end_ns[row] - each.block.start_ns[row]).sum(),
-                each.wait_ns[row].sum(),
-                each.lead_ns[mine].sum(),
-                (each.lead_ns[mine] > threshold).sum(),
-            )
-            before = sums.setdefault(rank, [0.0] * len(figures))
-            sums[rank] = [a + float(b) for a, b in zip(before, figures, strict=True)]
+    sums: dict[int, Reals] = {}
+    for ranks, places in by_ranks([each.block for each in splits]).items():
+        theirs = [splits[at] for at in places]
+        lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
+        collective = sum((each.block.end_ns - each.block.start_ns).sum(axis=1) for each in theirs)
+        transfer = sum(int(each.transfer_ns.sum()) for each in theirs)
+        blame, times = (
+            np.bincount(last, weights=weights, minlength=len(ranks)) for weights in (lead, lead > threshold)
+        )
+        figures = np.stack([collective, collective - transfer, blame, times], axis=1).astype(np.float64)
+        for rank, its in zip(ranks, figures, strict=True):
+            sums[rank] = sums[rank] + its if rank in sums else its
     return {
         rank: RankWait(
             collective_ns=round(collective), wait_ns=round(wait), blame_ns=round(blame), times_last=round(times)
         )
-        for rank, (collective, wait, blame, times) in sorted(sums.items())
+        for rank, (collective, wait, blame, times) in sorted((rank, its.tolist()) for rank, its in sums.items())
     }
 
 

@@ -1,42 +1,25 @@
 """Inputs that are archives: tar, plain or gzip, and zip, told by content; their files are read like a folder's.
 
-Only files that a reader knows are unpacked, into a private folder that is removed afterwards. Nothing but plain files
-is made there; their names cannot lead out of it; their number and sizes are limited. What is read shows the name
-`archive.tar.gz/member`. Archives inside archives are passed over.
+Only files that a reader knows are unpacked, into a private folder that is removed afterwards. What is read shows the
+name `archive.tar.gz/member`. Archives inside archives are passed over.
 """
 
-import shutil
-import stat
-import tarfile
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import Final
 
-from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import BLOCK_BYTES, MAX_RATIO, RATIO_GRACE_BYTES, ByteStream
 from overlapscope.ingest.discover import Inputs, discover
-from overlapscope.ingest.readers import head_of, head_within, reader_of
-from overlapscope.ingest.reading import HEAD_BYTES, Head, Reading
+from overlapscope.ingest.readers import head_of
+from overlapscope.ingest.reading import Head, Reading
 from overlapscope.ingest.shown import shown
-from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, RankTimeline, Source
+from overlapscope.timeline.run import RankTimeline, Source
 
-FORMAT: Final = "archive"
-MAX_MEMBERS: Final = 100_000
 MAX_UNPACKED_BYTES: Final = 64 << 30
 """Of all members together that are unpacked."""
-MAX_HEADER_BYTES: Final = 1 << 20
-"""A longer name, or a longer list of a member's properties, is none."""
+ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _TAR_MAGIC: Final = (257, b"ustar")
-_ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06")
-_DAMAGE: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError, IndexError)
-"""What the standard library raises for damaged archives."""
-_UNREADABLE: Final = (NotImplementedError, RuntimeError)
-"""What it raises for a zip member that is encrypted or packed in a way it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +53,7 @@ class Unpacked:
 def is_archive(head: Head) -> bool:
     """Whether the content is a tar or a zip archive."""
     at, magic = _TAR_MAGIC
-    return head.content[at : at + len(magic)] == magic or head.content.startswith(_ZIP_MAGIC)
+    return head.content[at : at + len(magic)] == magic or head.content.startswith(ZIP_MAGIC)
 
 
 @contextmanager
@@ -86,242 +69,10 @@ def unpacked(
     if not archives:
         yield Unpacked(inputs=inputs)
         return
-    with tempfile.TemporaryDirectory(prefix="overlapscope-", dir=within) as temporary:
-        folders: dict[Path, Path] = {}
-        notes: list[Source] = []
-        found = [
-            replace(inputs, files=_without(inputs.files, archives), passed_over=_without(inputs.passed_over, archives))
-        ]
-        room = shutil.disk_usage(temporary).free // 2
-        budget = _Budget(members=MAX_MEMBERS, bytes=min(max_bytes, MAX_UNPACKED_BYTES, room))
-        for number, path in enumerate(archives):
-            # The archive's own name may tell a rank, as a folder's does.
-            folder = Path(temporary).resolve() / str(number) / (path.name or "archive")
-            folder.mkdir(parents=True)
-            folders[folder] = path
-            inside, note = _inside(path, folder, budget)
-            if not (inside.files or note) and path in inputs.passed_over:
-                inside = replace(inside, passed_over=(path,))  # not a trace's archive: a checkpoint, a wheel, ...
-            elif not inside.files:
-                note = note or "holds no file that can be read"
-            found.append(inside)
-            if note:
-                notes.append(Source(path=shown(path), format=FORMAT, warnings=(note,)))
-        yield Unpacked(
-            inputs=Inputs(
-                runs=inputs.runs,
-                files=tuple(file for each in found for file in each.files),
-                passed_over=tuple(file for each in found for file in each.passed_over),
-                remote=inputs.remote,
-            ),
-            folders=folders,
-            notes=tuple(notes),
-        )
+    from overlapscope.ingest.unpacking import unpacked_among  # noqa: PLC0415 - most inputs are no archives
 
-
-def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str]:
-    """Unpack one archive; give its files, and what has to be said of it."""
-    unpacking = _Unpacking(folder=folder, budget=budget)
-    note = ""
-    try:
-        with open(path, "rb") as file:
-            is_zip = file.read(4).startswith(_ZIP_MAGIC)
-        (_unzip if is_zip else _untar)(path, unpacking)
-    except _DAMAGE as error:
-        note = f"the archive is damaged ({_one_line(error)}); read up to there"
-    except OSError as error:
-        note = f"cannot be unpacked: {error.strerror or error}"
-    except _TooMuch as error:
-        note = str(error)
-    except InputError as error:
-        note = str(error).removeprefix(f"{shown(path)}: ")
-    if unpacking.refused:
-        listed = ", ".join(unpacking.refused[:3])
-        note = "; ".join(filter(None, [note, f"{len(unpacking.refused)} members not read whole: {listed}"]))
-    passed = tuple(Path(f"{folder}/{name}") for name in unpacking.passed_over)
-    if not unpacking.written:
-        return Inputs(runs=(), files=(), passed_over=passed), note
-    found = discover([folder])
-    if found.runs:
-        note = (
-            "holds a run directory, which is read only unpacked; the rest was read"
-            if found.files
-            else ("holds a run directory: unpack it and name that folder")
-        )
-        found = replace(found, runs=())
-    return replace(found, passed_over=(*found.passed_over, *passed)), note
-
-
-class _TooMuch(Exception):  # noqa: N818 - a signal within this file
-    """A limit on what is unpacked was reached."""
-
-
-@dataclass(slots=True)
-class _Budget:
-    members: int
-    bytes: int
-
-    def spend(self, *, members: int = 0, size: int = 0) -> None:
-        self.members -= members
-        self.bytes -= size
-        if self.members < 0:
-            raise _TooMuch(f"the archives hold more than {MAX_MEMBERS} members; read up to there")
-        if self.bytes < 0:
-            raise _TooMuch("the archives hold more than may be unpacked; unpack them yourself and name the folder")
-
-
-@dataclass(slots=True)
-class _Unpacking:
-    folder: Path
-    budget: _Budget
-    written: int = 0
-    passed_over: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-    def take(self, name: str, read: Callable[[int], bytes], packed_bytes: int | None = None) -> None:
-        """Write one member, if a reader knows it. `read` gives its content; `packed_bytes` is what it takes packed."""
-        place = _place(self.folder, name)
-        if place is None:
-            self.refused.append(f"{name!r} (its name leads elsewhere)")
-            return
-        if any(part.startswith(".") for part in place.relative_to(self.folder).parts):
-            return
-        begin = _read_up_to(read, HEAD_BYTES)
-        if not _is_wanted(place, begin):
-            self.passed_over.append(str(place.relative_to(self.folder)))
-            return
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            file = open(place, "wb")  # noqa: SIM115 - closed below; only the opening may be refused
-        except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            self.refused.append(f"{name!r} (its name is a folder's and a file's)")
-            return
-        # What damage cuts short stays: a reader takes what is whole of it, and says so.
-        self.written += 1
-        with file:
-            try:
-                self._copy(file, begin, read, name, packed_bytes)
-            except _TooMuch:
-                self.written -= 1
-                place.unlink()
-                raise
-
-    def _copy(
-        self, file: IO[bytes], begin: bytes, read: Callable[[int], bytes], name: str, packed_bytes: int | None
-    ) -> None:
-        total, block = 0, begin
-        while block:
-            total += len(block)
-            self.budget.spend(size=len(block))
-            _check_ratio(name, total, packed_bytes)
-            file.write(block)
-            block = read(BLOCK_BYTES)
-
-
-def _check_ratio(name: str, total: int, packed_bytes: int | None) -> None:
-    if packed_bytes is not None and total > RATIO_GRACE_BYTES and total > MAX_RATIO * packed_bytes:
-        raise _TooMuch(f"{name!r} expands more than {MAX_RATIO} times, like a decompression bomb")
-
-
-def _is_wanted(place: Path, begin: bytes) -> bool:
-    if not begin.strip(b"\x00 \t\r\n"):
-        return False  # readers give the benefit of the doubt to a blank beginning; a checkpoint has many
-    head = head_within(place, begin)
-    own = place.name in (MANIFEST, RANK_ENTRY) or place.suffix == ".parquet"
-    return not is_archive(head) and (own or reader_of(head) is not None)
-
-
-def _place(folder: Path, name: str) -> Path | None:
-    """Give where a member goes below `folder`; None for a name that leads elsewhere or is none."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    strange = name.startswith("/") or "\\" in name or "\0" in name or (len(name) > 1 and name[1] == ":")
-    if (
-        strange
-        or not parts
-        or ".." in parts
-        or any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts)
-    ):
-        return None
-    return folder.joinpath(*parts)
-
-
-def _read_up_to(read: Callable[[int], bytes], size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        block = read(size - len(content))
-        if not block:
-            break
-        content += block
-    return content
-
-
-class _Member(tarfile.TarInfo):
-    """A tar header whose own texts are of a possible length: the library reads them whole."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
-        member: Self = super().frombuf(buf, encoding, errors)
-        texts = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
-        if member.type in texts and member.size > MAX_HEADER_BYTES:
-            raise tarfile.HeaderError("a member's name or properties are impossibly long")
-        return member
-
-
-@dataclass(slots=True)
-class _Readable:
-    """Blocks as a file that can be read, for the library."""
-
-    blocks: Iterator[bytes]
-    rest: bytes = b""
-
-    def read(self, size: int) -> bytes:
-        while len(self.rest) < size:
-            block = next(self.blocks, None)
-            if block is None:
-                break
-            self.rest += block
-        out, self.rest = self.rest[:size], self.rest[size:]
-        return out
-
-
-def _untar(path: Path, unpacking: _Unpacking) -> None:
-    # The stream brings the limits on decompression.
-    stream = ByteStream(path)
-    source: Any = _Readable(stream.blocks())
-    with tarfile.open(fileobj=source, mode="r|", tarinfo=_Member) as archive:
-        for member in archive:
-            unpacking.budget.spend(members=1)
-            if member.isdir():
-                continue
-            content = archive.extractfile(member) if member.isreg() else None
-            if content is None:
-                unpacking.refused.append(f"{member.name!r} (no plain file)")
-                continue
-            unpacking.take(member.name, content.read)
-    if stream.truncated:
-        raise tarfile.ReadError("it ends early")
-
-
-def _unzip(path: Path, unpacking: _Unpacking) -> None:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            unpacking.budget.spend(members=1)
-            if member.is_dir():
-                continue
-            mode = member.external_attr >> 16
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                unpacking.refused.append(f"{member.filename!r} (no plain file)")
-                continue
-            try:
-                content: IO[bytes] = archive.open(member)
-            except _UNREADABLE as error:
-                unpacking.refused.append(f"{member.filename!r} ({_one_line(error)})")
-                continue
-            try:
-                with content:
-                    unpacking.take(member.filename, content.read, member.compress_size)
-            except _DAMAGE as error:
-                unpacking.refused.append(f"{member.filename!r} (damaged: {_one_line(error)})")
+    with unpacked_among(inputs, archives, max_bytes, within) as found:
+        yield found
 
 
 def _is_archive_file(path: Path) -> bool:
@@ -329,14 +80,6 @@ def _is_archive_file(path: Path) -> bool:
         return is_archive(head_of(path))
     except OSError:
         return False
-
-
-def _without(files: tuple[Path, ...], archives: list[Path]) -> tuple[Path, ...]:
-    return tuple(file for file in files if file not in archives)
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
 def reworded(text: str, renamings: Sequence[tuple[str, str]]) -> str:

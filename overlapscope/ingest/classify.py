@@ -4,11 +4,12 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from functools import cache, lru_cache
+from pkgutil import get_data
 from typing import Any, Final
 
 from overlapscope.errors import UsageError
+from overlapscope.ingest.needed_texts import Needing
 
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
 """What the rules say of a kernel: nothing, computes, communicates, does both."""
@@ -42,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[str] | Needing
     role: int
     op: str | None
 
@@ -92,6 +93,11 @@ def operation(spelling: object) -> str | None:
     """Give the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if it is not known."""
     if not isinstance(spelling, str) or not spelling:
         return None
+    return _canonical(spelling)
+
+
+@lru_cache(1024)
+def _canonical(spelling: str) -> str | None:
     spellings = _operations()
     plain = spelling.strip()
     for form in (plain, plain.lower(), plain.strip("_").lower(), re.sub(r"[^a-z]", "", plain.lower())):
@@ -127,20 +133,20 @@ def _user_pattern(text: str, option: str) -> re.Pattern[str]:
 
 @cache
 def _table(name: str) -> dict[str, object]:
-    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads((get_data(__package__, name) or b"").decode())
 
 
 @cache
 def _comm_rules() -> tuple[_Rule, ...]:
     roles = {"comm": COMMUNICATES, "fused": FUSES}
     rules: list[dict[str, str]] = _table("comm_names.toml")["rule"]  # type: ignore[assignment]
-    return tuple(_Rule(re.compile(rule["pattern"]), roles[rule["role"]], rule.get("op")) for rule in rules)
+    return tuple(_Rule(Needing(rule["pattern"]), roles[rule["role"]], rule.get("op")) for rule in rules)
 
 
 @cache
-def _compute_patterns() -> tuple[re.Pattern[str], tuple[re.Pattern[str], ...]]:
+def _compute_patterns() -> tuple[Needing, tuple[Needing, ...]]:
     table: dict[str, Any] = _table("compute_names.toml")
-    return re.compile(table["never"]), tuple(re.compile(pattern) for pattern in table["patterns"])
+    return Needing(table["never"]), tuple(Needing(pattern) for pattern in table["patterns"])
 
 
 @cache

@@ -146,6 +146,7 @@ def _kinds(
     for code in used.tolist():
         placement, own[code] = classifier.place(names[code])
         role[code] = placement.role
+    for code in np.unique(name[sort == MEMCPY]).tolist():
         crosses[code] = BETWEEN_DEVICES.search(names[code]) is not None
     role, own, crosses = role[name], own[name], crosses[name]
 
@@ -194,6 +195,8 @@ def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tup
     if linked.size == 0:
         return NONE, NONE
     last = int(columns.launch_start_ns[linked].max())
-    launches = np.array([LAUNCHES_KERNEL.search(name) is not None for name in names], np.bool_)
-    later = columns.launch_start_ns[launches[columns.launch_name] & (columns.launch_start_ns > last)]
-    return last, int(later.min()) if later.size else NONE
+    later = np.flatnonzero(columns.launch_start_ns > last)
+    called = columns.launch_name[later]
+    launching = [code for code in np.unique(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
+    lost = columns.launch_start_ns[later[np.isin(called, launching)]]
+    return last, int(lost.min()) if lost.size else NONE

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
-from overlapscope.ingest.remote import Version, listed, url_of
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.url import url_of
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
 from overlapscope.timeline.run_folder import where_is
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.remote import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,7 @@ class Inputs:
     """Files that were named, or that stand in a named folder and that a reader knows."""
     passed_over: tuple[Path, ...]
     """Files of a named folder that no reader knows."""
-    remote: Mapping[Path, Version] = field(default_factory=dict)
+    remote: "Mapping[Path, Version]" = field(default_factory=dict)
     """Those of `files` that lie elsewhere."""
 
 
@@ -40,6 +44,8 @@ def discover(paths: list[Path]) -> Inputs:
         try:
             url = url_of(path)
             if url is not None:
+                from overlapscope.ingest.remote import listed  # noqa: PLC0415 - for what lies elsewhere
+
                 there = listed(path, url)
                 files += there.files
                 passed_over += there.passed_over

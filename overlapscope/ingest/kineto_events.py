@@ -3,15 +3,24 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.ingest.collective_args import CollectiveArgs
-from overlapscope.ingest.event_text import BROKEN, decode_args, is_utf8
+from overlapscope.ingest.event_numbers import blocks, correlations
+from overlapscope.ingest.event_text import BROKEN, decode_args
+from overlapscope.ingest.kineto_decoding import (
+    CompleteEvent,
+    Decoded,
+    ExactTimes,
+    InstantEvent,
+    decoded,
+    decoded_any,
+)
 from overlapscope.ingest.kineto_dialect import (
+    ANNOTATION,
     DEVICE,
     HOST,
     LAUNCH,
@@ -28,45 +37,20 @@ from overlapscope.ingest.ranges import Growing, Ranges
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import NeedsText, microseconds_to_ns, text_to_ns
 from overlapscope.ingest.trace_columns import TraceColumns
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import Flags, Ints, Small
 from overlapscope.timeline.names import Codes, NameTable
 
-
-class _Event(msgspec.Struct, gc=False):
-    """One event; anything but `args` may be of any type, so that an odd one never fails its neighbours."""
-
-    ph: Any = ""
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None
-    dur: Any = 0
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _ExactEvent(msgspec.Struct, gc=False):
-    ph: Any = ""
-    cat: Any = None
-    name: Any = None
-    ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: msgspec.Raw = msgspec.Raw(b"0")
+_DETAIL: Final = {**{category: detail for category, (_, detail) in SORT_OF.items()}, STACK: ANNOTATION}
 
 
 class _Linked(msgspec.Struct, gc=False):
     correlation: Any = None
 
 
-class DeviceArgs(CollectiveArgs, gc=False):
-    """Arguments of a device event: its link to the launch, and its collective if it is one."""
-
+class _DeviceArgs(msgspec.Struct, gc=False):
     correlation: Any = None
     grid: Any = None
-
-
-_events = msgspec.json.Decoder(list[_Event])
-_exact = msgspec.json.Decoder(list[_ExactEvent])
-_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+    collective_name: Any = msgspec.field(default=None, name="Collective name")
 
 
 class EventCollector:
@@ -77,12 +61,12 @@ class EventCollector:
 
     def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
         self._speaks = speaks_of_comm
-        self._speaking: dict[int, bool] = {}
+        self._speaking = np.empty(0, np.bool_)
         self._names = NameTable()
         self._lanes: dict[tuple[Any, Any], int] = {}
         self._lane_codes: dict[tuple[str, str], int] = {}
         self._tables = {sort: Growing() for sort in range(5)}
-        self._device_collectives: dict[int, DeviceArgs] = {}
+        self._device_collectives: dict[int, CollectiveArgs] = {}
         self._host_args: dict[int, CollectiveArgs] = {}
         self._rows = [0] * 5
         self._marks: list[int] = []
@@ -92,26 +76,26 @@ class EventCollector:
     def take(self, piece: bytes) -> bool:
         """Take one piece of whole events; False, and nothing taken, when it does not decode."""
         array = b"[" + piece + b"]"
-        events = _decode_events(array)
-        if events is None:
+        found = decoded(array)
+        if found is None:
             return False
-        self._add(array, events)
+        self._add(array, found)
         return True
 
     def take_broken(self, piece: bytes) -> None:
         """Take what can be mended of one piece."""
         array, _ = self._mended(piece, last=False)
-        self._add(array, _events.decode(array))
+        self._add(array, decoded_any(array))
 
     def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
         """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""
         array, tail = _split_whole(text, is_array=is_array)
-        events = _decode_events(array) if array else None
-        if events is not None:
-            self._add(array, events)
+        found = decoded(array) if array else None
+        if found is not None:
+            self._add(array, found)
             return tail, True
         array, mended = self._mended(text, last=True)
-        self._add(array, _events.decode(array))
+        self._add(array, decoded_any(array))
         return mended.tail, mended.closed
 
     def _mended(self, text: bytes, *, last: bool) -> tuple[bytes, Mended]:
@@ -120,38 +104,38 @@ class EventCollector:
         self.dropped += mended.dropped
         return b"[" + mended.events + b"]", mended
 
-    def _add(self, array: bytes, events: list[_Event]) -> None:
-        self.events += len(events)
-        buckets: tuple[list[_Event], ...] = ([], [], [], [], [])
-        bucket_of = {category: buckets[sort] for category, (sort, _) in SORT_OF.items()}.get
-        for event in events:
-            if event.ph == "X":
-                try:
-                    bucket = bucket_of(event.cat)
-                except TypeError:  # a category that is a list or an object
-                    bucket = None
-                if bucket is not None:
-                    bucket.append(event)
-                elif event.cat == STACK:
-                    if str(event.name).startswith(MODULE_CALL):
-                        buckets[HOST].append(event)
-                elif event.cat is not None and str(event.cat) not in UNREAD:
-                    self._unknown[str(event.cat)] += 1
-            elif event.ph == "i" and isinstance(event.name, str) and event.name.startswith(WINDOW_MARKS):
-                self._add_mark(event)
-        exact = _Exact(array)
+    def _add(self, array: bytes, found: Decoded) -> None:
+        self.events += found.events
+        buckets: tuple[list[CompleteEvent], ...] = ([], [], [], [], [])
+        take_of = {category: buckets[sort].append for category, (sort, _) in SORT_OF.items()}.get
+        for event in found.complete:
+            try:
+                take = take_of(event.cat)
+            except TypeError:  # a category that is a list or an object
+                take = None
+            if take is not None:
+                take(event)
+            elif event.cat == STACK:
+                if str(event.name).startswith(MODULE_CALL):
+                    buckets[HOST].append(event)
+            elif event.cat is not None and str(event.cat) not in UNREAD:
+                self._unknown[str(event.cat)] += 1
+        for mark in found.instants:
+            if isinstance(mark.name, str) and mark.name.startswith(WINDOW_MARKS):
+                self._add_mark(mark)
+        exact = ExactTimes(array)
         for sort, chosen in enumerate(buckets):
             if chosen:
                 self._add_bucket(sort, chosen, exact)
 
-    def _add_mark(self, event: _Event) -> None:
+    def _add_mark(self, event: InstantEvent) -> None:
         try:
             self._marks += microseconds_to_ns([event.ts]).tolist()
         except NeedsText:
             ns, good = text_to_ns([str(event.ts)])
             self._marks += ns[good].tolist()
 
-    def _add_bucket(self, sort: int, events: list[_Event], exact: "_Exact") -> None:
+    def _add_bucket(self, sort: int, events: list[CompleteEvent], exact: ExactTimes) -> None:
         try:
             start = microseconds_to_ns([event.ts for event in events])
             duration = microseconds_to_ns([event.dur for event in events])
@@ -173,40 +157,41 @@ class EventCollector:
             self._add_device_args(first, events)
         elif sort == LAUNCH:
             linked = decode_args([event.args for event in events], _Linked)
-            self._tables[sort].add(correlation=_correlations(linked))
+            self._tables[sort].add(correlation=correlations([each.correlation for each in linked]))
         elif sort == HOST:
-            marked = [
-                event.cat == STACK
-                or SORT_OF[event.cat][1]
-                or (event.cat == "Operator" and OLD_ANNOTATION.match(str(event.name)) is not None)
-                for event in events
-            ]
-            self._tables[sort].add(is_annotation=np.array(marked, np.bool_))
+            self._tables[sort].add(is_annotation=_are_annotations(events))
             self._add_host_args(first, events, names)
 
-    def _add_device_args(self, first: int, events: list[_Event]) -> None:
-        args = decode_args([event.args for event in events], DeviceArgs)
-        sorts = np.array([SORT_OF[event.cat][1] for event in events], np.int8)
-        self._tables[DEVICE].add(sort=sorts, correlation=_correlations(args), blocks=_blocks(args))
-        for row, each in enumerate(args, first):
-            if each.collective_name is not None:
-                self._device_collectives[row] = each
+    def _add_device_args(self, first: int, events: list[CompleteEvent]) -> None:
+        args = decode_args([event.args for event in events], _DeviceArgs)
+        self._tables[DEVICE].add(
+            sort=_details(events),
+            correlation=correlations([each.correlation for each in args]),
+            blocks=blocks([each.grid for each in args]),
+        )
+        rows = [row for row, each in enumerate(args) if each.collective_name is not None]
+        if rows:
+            told = decode_args([events[row].args for row in rows], CollectiveArgs)
+            self._device_collectives.update(
+                (first + row, each) for row, each in zip(rows, told, strict=True) if each.collective_name is not None
+            )
 
-    def _add_host_args(self, first: int, events: list[_Event], names: Codes) -> None:
-        spelled: list[str] | None = None
-        for code in np.unique(names).tolist():
-            if code not in self._speaking:
-                spelled = spelled if spelled is not None else self._names.to_list()
-                self._speaking[code] = self._speaks(spelled[code])
-        codes = [code for code, speaks in self._speaking.items() if speaks]
-        chosen = np.flatnonzero(np.isin(names, codes)).tolist() if codes else []
+    def _add_host_args(self, first: int, events: list[CompleteEvent], names: Codes) -> None:
+        if self._speaking.size < len(self._names):
+            new = self._names.to_list()[self._speaking.size :]
+            self._speaking = np.append(self._speaking, np.array([self._speaks(name) for name in new], np.bool_))
+        chosen = np.flatnonzero(self._speaking[names]).tolist()
         if chosen:
             args = decode_args([events[row].args for row in chosen], CollectiveArgs)
             self._host_args.update(zip((first + row for row in chosen), args, strict=True))
 
-    def _encode_lanes(self, events: list[_Event]) -> Ints:
+    def _encode_lanes(self, events: list[CompleteEvent]) -> Ints:
         lanes = self._lanes
-        keys = [(event.pid, event.tid) for event in events]
+        processes, threads = [event.pid for event in events], [event.tid for event in events]
+        try:
+            return np.fromiter(map(lanes.__getitem__, zip(processes, threads, strict=True)), np.int64, len(events))
+        except (KeyError, TypeError):
+            keys = list(zip(processes, threads, strict=True))
         try:
             new = set(keys) - lanes.keys()
         except TypeError:  # a process or thread that is a list or an object
@@ -264,8 +249,6 @@ class EventCollector:
         return (min(times), max(times)) if len(times) > 1 else None
 
 
-GRID_SIDES, MOST_BLOCKS = 3, 1 << 50
-"""What a grid holds at most; more is damage."""
 _HOUR_NS = 3600 * 1_000_000_000
 
 
@@ -295,16 +278,6 @@ class _Array(msgspec.Struct):
     traceEvents: msgspec.Raw  # noqa: N815 - the format's own name
 
 
-def _decode_events(array: bytes) -> list[_Event] | None:
-    """Decode an array of events; None when it is broken in any way."""
-    if not is_utf8(array):
-        return None
-    try:
-        return _events.decode(array)
-    except BROKEN:
-        return None
-
-
 def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
     """Split the trace's last text into its event array and what follows; nothing when it is not whole JSON."""
     if is_array:
@@ -316,67 +289,12 @@ def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
     return array, text[len(array) - 1 :]
 
 
-class _Exact:
-    """The times of one piece, read from their text; decoded when first asked for."""
-
-    def __init__(self, array: bytes) -> None:
-        self._array = array
-        self._events: list[list[_ExactEvent]] | None = None
-
-    def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Give starts and durations of one sort of event; the mask is False where one is no time."""
-        if self._events is None:
-            self._events = self._sorted()
-        events = self._events[sort]
-        start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
-        duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
-        return start, duration, start_good & duration_good
-
-    def _sorted(self) -> list[list[_ExactEvent]]:
-        events: list[list[_ExactEvent]] = [[], [], [], [], []]
-        for event in _exact.decode(self._array):
-            if event.ph != "X" or not isinstance(event.cat, str):
-                continue
-            if event.cat in SORT_OF:
-                events[SORT_OF[event.cat][0]].append(event)
-            elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
-                events[HOST].append(event)
-        return events
+def _details(events: Sequence[CompleteEvent]) -> Small:
+    return np.fromiter(map(_DETAIL.__getitem__, [event.cat for event in events]), np.int8, len(events))
 
 
-def _blocks(args: Sequence[DeviceArgs]) -> Ints:
-    """Give the thread blocks of each kernel's grid; NONE for what has none, or an impossible one."""
-    grids = [each.grid for each in args]
-    rows = [row for row, grid in enumerate(grids) if grid is not None]
-    blocks = np.full(len(grids), NONE)
-    try:
-        sides = np.array([grids[row] for row in rows])
-    except (ValueError, OverflowError):
-        sides = np.empty(0)
-    if sides.ndim == 2 and sides.shape[1] == GRID_SIDES and sides.dtype.kind == "i":
-        possible = (sides > 0).all(axis=1) & (sides.astype(np.float64).prod(axis=1) <= MOST_BLOCKS)
-        blocks[rows] = np.where(possible, sides.prod(axis=1), NONE)
-    else:
-        blocks[rows] = [_product(grids[row]) for row in rows]
-    return blocks
-
-
-def _product(grid: Any) -> int:
-    if not isinstance(grid, list) or len(grid) != GRID_SIDES:
-        return NONE
-    if not all(isinstance(side, int) and 0 < side <= MOST_BLOCKS for side in grid):
-        return NONE
-    blocks: int = grid[0] * grid[1] * grid[2]
-    return blocks if blocks <= MOST_BLOCKS else NONE
-
-
-def _correlations(args: Sequence[DeviceArgs] | Sequence[_Linked]) -> Ints:
-    values = [each.correlation for each in args]
-    try:
-        numbers = np.array(values)
-    except (ValueError, OverflowError):
-        numbers = np.array([None])
-    if numbers.dtype.kind not in "iu" or numbers.size != len(values):
-        numbers = np.array([value if isinstance(value, int) and abs(value) < 2**62 else 0 for value in values])
-    # 0 is what the profiler writes for "none".
-    return np.where(numbers == 0, NONE, numbers.astype(np.int64))
+def _are_annotations(events: Sequence[CompleteEvent]) -> Flags:
+    marked = _details(events) == ANNOTATION
+    old = [row for row, event in enumerate(events) if event.cat == "Operator"]
+    marked[old] = [OLD_ANNOTATION.match(str(events[row].name)) is not None for row in old]
+    return np.asarray(marked, np.bool_)

@@ -9,10 +9,10 @@ from overlapscope.ingest.archives import is_archive, renamed
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
-from overlapscope.ingest.remote import local_copy, url_of
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
 from overlapscope.ingest.unread_forms import what_unread
+from overlapscope.ingest.url import url_of
 
 NO_MEMORY = "not enough memory to read it"
 
@@ -26,6 +26,8 @@ def read_file(path: Path, context: ReadContext) -> list[Reading]:
     url = url_of(path)
     if url is None:
         return _read_local(path, context)
+    from overlapscope.ingest.remote import local_copy  # noqa: PLC0415 - for what lies elsewhere
+
     with local_copy(path, url, context.max_bytes) as copy:
         if is_archive(head_of(copy)):
             raise InputError(f"{shown(path)}: is an archive: copy it to this machine")

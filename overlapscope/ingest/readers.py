@@ -5,11 +5,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
+from overlapscope.ingest.entry_points import may_be_brought
 from overlapscope.ingest.formats import (
     ascend,
     ascend_communication,
@@ -38,6 +39,9 @@ from overlapscope.ingest.formats import (
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import in_later_text, in_text
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "overlapscope.readers"
 BUILT_IN: tuple[Reader, ...] = (
@@ -73,16 +77,20 @@ def readers() -> tuple[Reader, ...]:
 
     Raises InputError, naming the entry point, when one of them cannot be loaded or is no reader.
     """
+    if not may_be_brought(ENTRY_POINTS):
+        return BUILT_IN
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to load
+
     points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
     return (*(_guarded(_whose(point), _loaded(point)) for point in points), *BUILT_IN)
 
 
-def _whose(point: EntryPoint) -> str:
+def _whose(point: "EntryPoint") -> str:
     package = f" of {point.dist.name}" if point.dist is not None else ""
     return f"the reader {point.name!r}{package} ({point.value})"
 
 
-def _loaded(point: EntryPoint) -> Reader:
+def _loaded(point: "EntryPoint") -> Reader:
     try:
         reader = point.load()
     except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is

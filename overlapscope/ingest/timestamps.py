@@ -6,6 +6,7 @@ as a whole, a product near 4.4e15 is rounded once more and can be one off. Above
 and the number has to be read as text.
 """
 
+from array import array
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
@@ -33,26 +34,37 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
     Integers are exact at any size, doubles below 2**43. Raises NeedsText when a double is larger, or a value is
     not a number: `text_to_ns` takes those.
     """
-    try:
-        numbers: npt.NDArray[Any] = np.array(values)
-    except (ValueError, OverflowError):
-        raise NeedsText from None
-    if numbers.ndim != 1:
-        raise NeedsText
-    if numbers.size == 0:
+    if len(values) == 0:
         return np.empty(0, np.int64)
-    if numbers.dtype.kind in "iuf" and numbers.min() <= 1 and bool in set(map(type, values)):
-        raise NeedsText  # true and false are no times, but numpy takes them for 1 and 0
-    if numbers.dtype.kind in "iu":
+    numbers = _numbers(values)
+    if numbers.min() <= 1 and bool in set(map(type, values)):
+        raise NeedsText  # true and false are no times, but Python takes them for 1 and 0
+    if numbers.dtype.kind == "i":
         if numbers.max() >= _LIMIT_NS // 1000 or numbers.min() <= -_LIMIT_NS // 1000:
             raise NeedsText
-        ns: npt.NDArray[np.int64] = numbers.astype(np.int64) * 1000
-        return ns
-    if numbers.dtype.kind != "f" or not (np.abs(numbers) < FAITHFUL_BELOW_US).all():
+        return np.asarray(numbers * 1000, np.int64)
+    if not (np.abs(numbers) < FAITHFUL_BELOW_US).all():
         raise NeedsText
     whole = np.floor(numbers)
     fraction = np.rint((numbers - whole) * 1000)  # numbers - whole is exact
     return np.asarray(whole.astype(np.int64) * 1000 + fraction.astype(np.int64), np.int64)
+
+
+def _numbers(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Give whole numbers as they are, others as doubles: all of them, if there are any.
+
+    Python's own arrays take nothing but numbers, and numpy needs three times as long.
+    """
+    try:
+        return np.frombuffer(array("q", values), np.int64)
+    except TypeError:
+        pass
+    except OverflowError:
+        raise NeedsText from None
+    try:
+        return np.frombuffer(array("d", values))
+    except (TypeError, OverflowError):
+        raise NeedsText from None
 
 
 def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

@@ -39,6 +39,10 @@ class NameTable:
         """Give the codes of many names, adding the new ones; what is not a string is named by `str`."""
         codes = self._codes
         try:
+            return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
+        except (KeyError, TypeError):
+            pass  # new ones, or no strings
+        try:
             new = set(names) - codes.keys()
         except TypeError:  # unhashable
             return self.encode([str(each) for each in names])

@@ -3,10 +3,12 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from overlapscope.timeline.run import RankTimeline
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -25,6 +27,8 @@ def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None 
 
     For work that waits for files or decompresses them. What it raises is raised where its result is due.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - what is read as a whole needs no threads
+
     ahead = ahead or available_cores()
     due: deque[Future[B]] = deque()
     with ThreadPoolExecutor(ahead) as pool:

@@ -1,0 +1,48 @@
+"""Which matched call each row of a rank's `Collectives` is, and what is known of the call: once, not once a member."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from overlapscope.analysis.rank_sets import by_ranks
+from overlapscope.analysis.waiting import Split
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
+from overlapscope.timeline.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIndex:
+    """All matched calls that tell their transfer, numbered."""
+
+    call: Mapping[int, Codes]
+    """For each rank, the number of each of its calls; -1 for what was not matched."""
+    transfer_ns: Ints
+    baseline_ns: Ints
+    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    last: Codes
+    """The rank that came last."""
+    whole: Flags
+    """Every member was recorded."""
+
+    @classmethod
+    def of(cls, run: Run, splits: Sequence[Split]) -> Self:
+        """Number the calls of all splits."""
+        call = {rank: np.full(size(timeline.collectives), -1, np.int32) for rank, timeline in run.ranks.items()}
+        begin = np.concatenate([[0], np.cumsum([each.block.calls for each in splits])]).tolist()
+        for ranks, places in by_ranks([each.block for each in splits]).items():
+            number = np.concatenate([np.arange(begin[at], begin[at + 1], dtype=np.int32) for at in places])
+            rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
+            for rank, own in zip(ranks, rows, strict=True):
+                call[rank][own] = number
+        counts = [each.block.calls for each in splits]
+        baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]
+        none = [np.zeros(0, np.int64)]
+        return cls(
+            call=call,
+            transfer_ns=np.concatenate([each.transfer_ns for each in splits] or none),
+            baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
+            last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),
+            whole=np.repeat(np.array([each.block.whole for each in splits], np.bool_), counts),
+        )

@@ -1,0 +1,133 @@
+"""The text of Kineto events to typed objects, as little of it as is used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.ingest.event_text import BROKEN, is_utf8
+from overlapscope.ingest.kineto_dialect import HOST, MODULE_CALL, SORT_OF, STACK
+from overlapscope.ingest.timestamps import text_to_ns
+from overlapscope.timeline.columns import Ints
+
+
+class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
+
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration."""
+
+    name: Any = None
+    ts: Any = None
+
+
+class _AnyEvent(msgspec.Struct, gc=False):
+    """An event of any phase, even of one that is no text."""
+
+    ph: Any = ""
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _ExactEvent(msgspec.Struct, gc=False):
+    ph: Any = ""
+    cat: Any = None
+    name: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+
+
+_UNUSED: Final = [msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase) for phase in "stfMCBEbneI"]
+"""Arrows, metadata, counters and the like: often half of a trace, and nothing of them is decoded."""
+_by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [CompleteEvent, InstantEvent, *_UNUSED])])  # type: ignore[misc]
+_any: Final = msgspec.json.Decoder(list[_AnyEvent])
+_exact: Final = msgspec.json.Decoder(list[_ExactEvent])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The events of one piece of text that are used, in their order."""
+
+    events: int
+    """All events of the piece."""
+    complete: Sequence[Any]
+    """With the fields of `CompleteEvent`."""
+    instants: Sequence[Any]
+    """With the fields of `InstantEvent`."""
+
+
+def decoded(array: bytes) -> Decoded | None:
+    """Decode the text of an array of events; None when it is broken in any way."""
+    if not is_utf8(array):
+        return None
+    try:
+        events = _by_phase.decode(array)
+    except BROKEN:
+        pass
+    else:
+        return Decoded(
+            events=len(events),
+            complete=[event for event in events if type(event) is CompleteEvent],
+            instants=[event for event in events if type(event) is InstantEvent],
+        )
+    try:
+        return decoded_any(array)  # an event without a phase, or of one that nobody knows
+    except BROKEN:
+        return None
+
+
+def decoded_any(array: bytes) -> Decoded:
+    """Decode what is known to be an array of events, of whatever phases."""
+    events = _any.decode(array)
+    return Decoded(
+        events=len(events),
+        complete=[event for event in events if event.ph == "X"],
+        instants=[event for event in events if event.ph == "i"],
+    )
+
+
+class ExactTimes:
+    """The times of one piece, read from their text; decoded when first asked for."""
+
+    def __init__(self, array: bytes) -> None:
+        self._array = array
+        self._events: list[list[_ExactEvent]] | None = None
+
+    def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Give starts and durations of one sort of event; the mask is False where one is no time."""
+        if self._events is None:
+            self._events = self._sorted()
+        events = self._events[sort]
+        start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
+        duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
+        return start, duration, start_good & duration_good
+
+    def _sorted(self) -> list[list[_ExactEvent]]:
+        events: list[list[_ExactEvent]] = [[], [], [], [], []]
+        for event in _exact.decode(self._array):
+            if event.ph != "X" or not isinstance(event.cat, str):
+                continue
+            if event.cat in SORT_OF:
+                events[SORT_OF[event.cat][0]].append(event)
+            elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
+                events[HOST].append(event)
+        return events
