@@ -54,3 +54,18 @@ def test_the_last_member_is_the_one_of_the_model_and_nobody_waits_longer_than_it
             starts, ends = run.ranks[rank].collectives.start_ns, run.ranks[rank].collectives.end_ns
             assert starts[row] <= mine.arrived_ns[row] <= ends[row]
     assert len(numbers) == len(came)
+
+
+def test_a_call_that_some_member_was_not_recorded_of_has_no_number_of_its_own() -> None:
+    """Who came last of those recorded is told all the same; the one that came last of all may be another."""
+    job = Job(layout=Layout(tp=2, dp=4), steps=3, recorded=(0, 1, 2, 3))
+    run = run_of(simulate(job))
+    found = arrivals(run, across(run))
+    for rank, mine in found.items():
+        dimension = [run.ranks[rank].names[code] for code in run.ranks[rank].collectives.dimension.tolist()]
+        whole = np.array([each == "tensor" for each in dimension])
+        assert whole.any()
+        assert not whole.all()
+        assert (mine.call[whole] != NONE).all()
+        assert (mine.call[~whole] == NONE).all()
+        assert (mine.last[~whole] != NONE).any()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.distinct import distinct
+from overlapscope.timeline.by_group import largest_by, smallest_by, sum_by, values_in
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.order import ascending, num_falls, order_of
@@ -68,3 +69,18 @@ def test_a_row_fits_by_its_name_and_one_without_a_name_does_not() -> None:
     assert rows_named(codes, ("a", "b", "c", "of no row"), fits).tolist() == [True, False, False, True, True, True]
     assert asked == ["a", "b", "c"]
     assert rows_named(np.empty(0, np.int32), (), fits).tolist() == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.one_of(st.integers(-9, 9), st.integers(NONE // 64, LARGEST // 64)))),
+    st.integers(7, 9),
+)
+def test_figures_by_group_are_those_of_its_rows(rows: list[tuple[int, int]], groups: int) -> None:
+    group, values = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
+    each = [[value for own, value in rows if own == at] for at in range(groups)]
+    assert sum_by(group, values, groups).tolist() == [sum(own) for own in each]
+    assert largest_by(group, values, groups, NONE).tolist() == [max(own, default=NONE) for own in each]
+    assert smallest_by(group, values, groups, 7).tolist() == [min(own, default=7) for own in each]
+    assert values_in(values).tolist() == sorted(set(values.tolist()))
+    assert values_in(group).tolist() == sorted(set(group.tolist()))

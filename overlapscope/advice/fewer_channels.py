@@ -28,8 +28,8 @@ def interference(given: Given) -> Recommendation | None:
     told = [
         (found, cost)
         for timeline, own in given.some_ranks()
-        if timeline.has_device and (found := _slowed(given, timeline)) is not None
-        if (cost := _cost(given, timeline, own, found)) is not None
+        if timeline.has_device and (found := _slowed(timeline, moving := _moving(given, timeline))) is not None
+        if (cost := _cost(given.coverage[timeline.rank].compute, moving, own, found)) is not None
     ]
     if not told:
         return None
@@ -59,11 +59,11 @@ def interference(given: Given) -> Recommendation | None:
     )  # fmt: skip
 
 
-def _slowed(given: Given, timeline: RankTimeline) -> Slowdown | None:
+def _slowed(timeline: RankTimeline, moving: Intervals) -> Slowdown | None:
     kernels = np.count_nonzero(timeline.spans.kind == COMPUTE)
     if not kernels or kernels > MOST_SPANS:
         return None
-    return slowdown(timeline.spans, _moving(given, timeline))
+    return slowdown(timeline.spans, moving)
 
 
 def _moving(given: Given, timeline: RankTimeline) -> Intervals:
@@ -78,8 +78,10 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
     return union((start, calls.end_ns[timed]), (spans.start_ns[lone], spans.end_ns[lone]))
 
 
-def _cost(given: Given, timeline: RankTimeline, windows: Windows, found: Slowdown) -> float | None:
+def _cost(computing: Intervals, moving: Intervals, windows: Windows, found: Slowdown) -> float | None:
     """Give how much longer compute took for the transfers beside it, mean over windows."""
-    beside = intersection(given.coverage[timeline.rank].compute, _moving(given, timeline))
+    if found.mean <= 1:
+        return None
+    beside = intersection(computing, moving)
     inside = union((np.array([w[0] for w in windows]), np.array([w[1] for w in windows])))
-    return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean) if found.mean > 1 else None
+    return length(intersection(beside, inside)) / len(windows) * (1 - 1 / found.mean)

@@ -12,6 +12,7 @@ from overlapscope.analysis.held import before_first_launch
 from overlapscope.analysis.kernels import Kernels, kernels_of
 from overlapscope.analysis.pipeline import Stage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.read_ahead import read_ahead
@@ -91,7 +92,6 @@ def _noted(timeline: RankTimeline, note: int) -> list[tuple[str, int, int]]:
         return []
     codes, place = np.unique(spans.name[rows], return_inverse=True)
     counts = np.bincount(place, minlength=codes.size)
-    totals = np.zeros(codes.size, np.int64)
-    np.add.at(totals, place, spans.end_ns[rows] - spans.start_ns[rows])
+    totals = sum_by(place, spans.end_ns[rows] - spans.start_ns[rows], codes.size)
     names = [timeline.names[code] for code in codes.tolist()]
     return list(zip(names, counts.tolist(), totals.tolist(), strict=True))

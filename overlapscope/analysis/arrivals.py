@@ -85,7 +85,8 @@ def _of_rank(
     matched = call[rows]
     arrived[rows] = end_ns[rows] - index.transfer_ns[matched]
     last[rows] = index.last[matched]
-    number[rows] = np.where(index.whole[matched], matched, NONE)
+    whole = index.whole[matched]
+    number[rows[whole]] = matched[whole]
     for told, own in by_clocks:
         ends = clocks.aligned(rank, end_ns[own])
         stayed = (ends >= told.latest) | (told.last == rank)

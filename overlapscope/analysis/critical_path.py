@@ -28,6 +28,7 @@ from overlapscope.analysis.path_walk import (
     Walker,
 )
 from overlapscope.analysis.steps import StepWindow, whole_windows
+from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import NONE, Ints, Small
 from overlapscope.timeline.run import RankTimeline, Run
 
@@ -226,8 +227,7 @@ def _summed(run: Run, path: Path) -> StepPath:
 def _totals(part: Small, code: Ints, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Give (part, name), nanoseconds and number of each that there is."""
     which, first = distinct([part, code])
-    total = np.zeros(first.size, np.int64)
-    np.add.at(total, which, length)
+    total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)
     keys = zip(part[first].tolist(), code[first].tolist(), strict=True)
     return zip(keys, total.tolist(), count.tolist(), strict=True)

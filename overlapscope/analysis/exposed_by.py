@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
 
@@ -42,8 +43,7 @@ def exposed_by(
         number += sum(each.complete for each in windows[rank]) or 1
         for place in PLACES if exposed.any() else ():
             codes, at = np.unique(getattr(calls, place)[rows], return_inverse=True)
-            totals = np.zeros(codes.size, np.int64)
-            np.add.at(totals, at, exposed)
+            totals = sum_by(at, exposed, codes.size)
             for code, total in zip(codes.tolist(), totals.tolist(), strict=True):
                 name = names[code] if code >= 0 else UNKNOWN
                 sums[place][name] = sums[place].get(name, 0) + total

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.timeline.by_group import largest_by, values_in
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
@@ -47,10 +48,10 @@ def following(timeline: RankTimeline) -> Following:
         optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
     steps = spans.step[computes]
     others = computes[~optimizes]
-    numbers, place = np.unique(spans.step[others], return_inverse=True)
-    last = np.full(numbers.size, NONE, np.int64)
-    np.maximum.at(last, place, spans.start_ns[others])
+    of_others = spans.step[others]
+    numbers = values_in(of_others)
+    last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size, NONE)
     return Following(
         last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
-        with_optimizer=frozenset(np.unique(steps[optimizes]).tolist()),
+        with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, Ints, size
 from overlapscope.timeline.run import RankTimeline
 
@@ -46,8 +47,7 @@ def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Kernel
     host_op = np.where(spans.kind[rows] == COPY, spans.host_op[rows], -1)
     keys = np.stack([np.asarray(each, np.int64) for each in (spans.kind[rows], spans.name[rows], host_op)], axis=1)
     distinct, place, counts = _unique(keys)
-    totals = np.zeros(len(distinct), np.int64)
-    np.add.at(totals, place, spans.end_ns[rows] - spans.start_ns[rows])
+    totals = sum_by(place, spans.end_ns[rows] - spans.start_ns[rows], len(distinct))
     names = timeline.names
     found: dict[Kernel, tuple[int, int]] = {}
     for (kind, name, op), ns, count in zip(distinct, totals.tolist(), counts.tolist(), strict=True):

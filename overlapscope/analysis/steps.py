@@ -5,11 +5,15 @@ Device work lags the host, by up to more than a step: a window cut at host times
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from overlapscope.timeline.by_group import largest_by, smallest_by, sum_by
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
 from overlapscope.timeline.run import RankTimeline
+
+NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,7 @@ def _host_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWindow
     steps, spans = timeline.steps, timeline.spans
     rows = np.flatnonzero(steps.recording == recording)
     launched, of_step = _launched(timeline, recording, steps.step[rows])
-    last = steps.end_ns[rows].copy()
-    np.maximum.at(last, of_step, spans.end_ns[launched])
+    last = np.maximum(steps.end_ns[rows], largest_by(of_step, spans.end_ns[launched], rows.size, NONE))
     for at, row in enumerate(rows.tolist()):
         start, end = int(steps.start_ns[row]), int(steps.end_ns[row])
         yield StepWindow(
@@ -66,12 +69,10 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
     number = steps.step[rows]
     main = _main_lane(timeline, recording)
     launched, of_step = _launched(timeline, recording, number)
-    first = np.full(rows.size, np.iinfo(np.int64).max, np.int64)
     computes = (spans.kind[launched] == COMPUTE) & (spans.lane[launched] == main)
-    np.minimum.at(first, of_step[computes], spans.start_ns[launched[computes]])
-    last = np.full(rows.size, NONE, np.int64)
-    np.maximum.at(last, of_step, spans.end_ns[launched])
-    has_window = first < np.iinfo(np.int64).max
+    first = smallest_by(of_step[computes], spans.start_ns[launched[computes]], rows.size, NEVER)
+    last = largest_by(of_step, spans.end_ns[launched], rows.size, NONE)
+    has_window = first < NEVER
     for at, row in enumerate(rows.tolist()):
         window = None
         if has_window[at]:
@@ -103,9 +104,8 @@ def _main_lane(timeline: RankTimeline, recording: int) -> int:
     """Give the lane with the most compute time; the first of equals."""
     spans = timeline.spans
     computes = (spans.kind == COMPUTE) & (spans.recording == recording)
-    busy: Ints = np.zeros(size(timeline.lanes) + 1, np.int64)
-    np.add.at(busy, spans.lane[computes], spans.end_ns[computes] - spans.start_ns[computes])
-    return int(busy.argmax())
+    taken = spans.end_ns[computes] - spans.start_ns[computes]
+    return int(sum_by(spans.lane[computes], taken, size(timeline.lanes) + 1).argmax())
 
 
 def _is_complete(recordings: Recordings, recording: int, start: int, end: int, last_span_end: int) -> bool:

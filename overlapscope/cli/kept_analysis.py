@@ -22,7 +22,7 @@ from overlapscope.version import __version__
 
 KEPT: Final = ".analysis.json"
 WORTH_SPANS: Final = 5_000
-"""Smaller ones are samples, which often lie in a repository, where no file more is wanted; they take half a second."""
+"""Smaller ones take half a second, and are samples, which often lie in a repository, where no file more is wanted."""
 LEFT_S: Final = 3600
 """A half-written file that is older than this is a killed process's."""
 HEX: Final = 16

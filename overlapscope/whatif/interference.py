@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.distinct import distinct
+from overlapscope.timeline.by_group import values_in
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.order import order_of
@@ -46,7 +47,7 @@ def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
     `transfers` is the time in which a collective moved data on this rank: without waiting, where that is known.
     """
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns) & (spans.step != NONE))
-    if np.unique(spans.step[rows]).size < LEAST_STEPS:
+    if values_in(spans.step[rows]).size < LEAST_STEPS:
         return None
     rows, launch = _launches(spans, rows)
     duration = (spans.end_ns - spans.start_ns)[rows].astype(np.float64)
