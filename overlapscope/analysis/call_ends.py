@@ -83,7 +83,7 @@ class CallEnds:
         found = []
         for ends, members in zip(self.ends, self.members, strict=True):
             aligned = ends - offset[members][:, None, :] - drift[members][:, None, :] * ends
-            found.append((aligned - np.median(aligned, axis=2, keepdims=True)).ravel())
+            found.append((aligned - _centre(aligned)).ravel())
         return np.concatenate(found)
 
     def middles(self, values: Reals) -> Reals:
@@ -116,12 +116,17 @@ def _by_count(of_rank: Sequence[Ints], clock: Ints) -> tuple[tuple[Ints, Ints], 
     )
 
 
+def _centre(ends: Reals) -> Reals:
+    """Give the median of each call's ends. Sorted as a whole: of so few, that takes a quarter of finding the middle."""
+    half = ends.shape[2] // 2
+    ordered = np.sort(ends, axis=2) if ends.shape[2] > 2 else ends
+    upper: Reals = ordered[:, :, half : half + 1]
+    return upper if ends.shape[2] % 2 else (ordered[:, :, half - 1 : half] + upper) / 2
+
+
 def _middle(rows: Reals) -> Reals:
     """Give the median of each row; numpy's own looks out for much that is not here."""
     half = rows.shape[1] // 2
-    if rows.shape[1] % 2:
-        odd: Reals = np.partition(rows, half, axis=1)[:, half]
-        return odd
-    parted = np.partition(rows, (half - 1, half), axis=1)
-    even: Reals = (parted[:, half - 1] + parted[:, half]) / 2
-    return even
+    parted = np.partition(rows, half, axis=1)  # for two places at once, numpy takes five times as long
+    upper: Reals = parted[:, half]
+    return upper if rows.shape[1] % 2 else (parted[:, :half].max(axis=1) + upper) / 2
