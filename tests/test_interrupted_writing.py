@@ -1,5 +1,6 @@
 """Whoever is killed while a run is written: what is found next is the old run, the new one, or a word on it."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from overlapscope.ingest.sides import read_runs
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline import flushed, held_folder
-from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run
 from overlapscope_dashboards.runs import find
 from tests.test_write_run import files_in, job, trace
 
@@ -63,7 +64,7 @@ def killed(code: str) -> None:
 REPLACING = """
 import os
 from pathlib import Path
-from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run
 replace, left = os.replace, [{steps}]
 def step(*args):
     if not left[0]:
@@ -323,3 +324,20 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_an_older_one(
         assert flushed_as[0] == "flush"
         assert Path(flushed_as[1]).name.startswith(f".{file.name}.")
         assert named == ("rename", str(file))
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EINVAL, ""), (errno.EIO, "Input/output error")])
+def test_a_disk_that_fails_is_an_error_and_one_that_cannot_flush_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    run = older_run(tmp_path / "run")
+    before = files_in(run)
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(flushed.os, "fsync", refuse)
+    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run) as place:
+        (place / "run.json").write_text("new")
+    assert files_in(run) == (before if words else {"run.json": b"new"})
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
