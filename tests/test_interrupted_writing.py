@@ -1,5 +1,6 @@
 """Whoever is killed while a run is written: what is found next is the old run, the new one, or a word on it."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from overlapscope.ingest.sides import read_runs
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline import flushed, held_folder
-from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run
+from overlapscope.timeline.store import load_run
 from overlapscope_dashboards.runs import find
 from tests.test_write_run import files_in, job, trace
 
@@ -63,7 +65,8 @@ def killed(code: str) -> None:
 REPLACING = """
 import os
 from pathlib import Path
-from overlapscope.timeline.run_folder import beside_place, is_taken
+from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run
+from overlapscope.timeline.store import load_run
 replace, left = os.replace, [{steps}]
 def step(*args):
     if not left[0]:
@@ -99,8 +102,8 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
     killed(REPLACING.format(steps=1, run=str(run)))
     assert main(["analyze", str(run)]) == 3
     said = capsys.readouterr().err
-    assert "replacing a run there was interrupted" in said
-    with pytest.raises(InputError, match="replacing a run there was interrupted"):
+    assert "replacing what stood there was interrupted" in said
+    with pytest.raises(InputError, match="replacing what stood there was interrupted"):
         find([run])  # as `serve` does
     subprocess.run(shlex.split(said.partition("this puts it back: ")[2]), check=True)
     assert files_in(run) == before
@@ -112,8 +115,18 @@ def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path
     told, left_out = list[str](), list[str]()
     runs = list(read_runs(tmp_path, note=told.append, left_out=left_out))
     assert [path.name for path, _ in runs] == ["two"]
-    assert any(each.startswith(f"{tmp_path / 'one'}: replacing a run there was interrupted") for each in told)
+    assert any(each.startswith(f"{tmp_path / 'one'}: replacing what stood there was interrupted") for each in told)
     assert len(left_out) == 1
+
+
+def test_a_rank_that_was_put_aside_is_said_to_be(tmp_path: Path) -> None:
+    run = write_run(job(tmp_path / "job"), tmp_path / "run", workers=1).path
+    whole = load_run(run)
+    killed(REPLACING.format(steps=1, run=str(run / "rank_00001")))
+    loaded = load_run(run)
+    assert whole.ranks.keys() - loaded.ranks.keys() == {1}
+    words = [each for source in loaded.sources[len(whole.sources) :] for each in source.warnings]
+    assert any(each.startswith(f"{run}/rank_00001: replacing what stood there was interrupted") for each in words)
 
 
 def test_what_is_being_replaced_is_left_alone_by_others(tmp_path: Path) -> None:
@@ -323,3 +336,20 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_an_older_one(
         assert flushed_as[0] == "flush"
         assert Path(flushed_as[1]).name.startswith(f".{file.name}.")
         assert named == ("rename", str(file))
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EINVAL, ""), (errno.EIO, "Input/output error")])
+def test_a_disk_that_fails_is_an_error_and_one_that_cannot_flush_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    run = older_run(tmp_path / "run")
+    before = files_in(run)
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(flushed.os, "fsync", refuse)
+    with pytest.raises(InputError, match=words) if words else nullcontext(), replace_run(run) as place:
+        (place / "run.json").write_text("new")
+    assert files_in(run) == (before if words else {"run.json": b"new"})
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]

@@ -115,7 +115,7 @@ def where_is(path: Path) -> str:
 
 
 def put_aside(folder: Path) -> list[str]:
-    """Say of each run that stood in a folder until replacing it was interrupted where it is."""
+    """Say of all that stood in a folder until replacing it was interrupted where it is."""
     try:
         named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]
     except OSError:
@@ -126,7 +126,7 @@ def put_aside(folder: Path) -> list[str]:
 
 def _put_back(run: Path, path: Path) -> str:
     back = f"mv {shlex.quote(str(run))} {shlex.quote(str(path))}"
-    return f"replacing a run there was interrupted, and this puts it back: {back}"
+    return f"replacing what stood there was interrupted, and this puts it back: {back}"
 
 
 def _asides(path: Path) -> list[Path]:

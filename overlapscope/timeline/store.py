@@ -29,7 +29,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
-from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run, umask
+from overlapscope.timeline.run_folder import beside_place, is_taken, put_aside, replace_run, umask
 from overlapscope.timeline.stored import EMPTY, TABLES, UNREADABLE, Kept, one_line, open_rank, read_rank
 
 SCHEMA: Final = "overlapscope.run/1"
@@ -296,6 +296,7 @@ def load_run(path: Path) -> Run:
             sources.append(_source_of(entry, folder))
     facts, unread = load_facts(path / FACTS)
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
+    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
     if size(facts.links) == 0:
         facts = join_facts([facts, recorded_links(ranks.values())])
     if not ranks and not facts:
