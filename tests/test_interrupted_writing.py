@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.cli.prediction_file import NAME, note
+from overlapscope.cli.write_file import write_file
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.sides import read_runs
 from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline import flushed, held_folder
@@ -101,6 +104,16 @@ def test_who_looks_for_a_run_that_was_put_aside_is_told_where_it_is(
         find([run])  # as `serve` does
     subprocess.run(shlex.split(said.partition("this puts it back: ")[2]), check=True)
     assert files_in(run) == before
+
+
+def test_a_run_that_was_put_aside_is_not_passed_over_among_others(tmp_path: Path) -> None:
+    killed(REPLACING.format(steps=1, run=str(older_run(tmp_path / "one"))))
+    write_run(job(tmp_path / "job"), tmp_path / "two", workers=1)
+    told, left_out = list[str](), list[str]()
+    runs = list(read_runs(tmp_path, note=told.append, left_out=left_out))
+    assert [path.name for path, _ in runs] == ["two"]
+    assert any(each.startswith(f"{tmp_path / 'one'}: replacing a run there was interrupted") for each in told)
+    assert len(left_out) == 1
 
 
 def test_what_is_being_replaced_is_left_alone_by_others(tmp_path: Path) -> None:
@@ -294,3 +307,19 @@ def test_a_run_is_on_disk_before_it_has_its_name_and_its_name_before_the_older_o
         removed = [path for what, path in behind if what == "remove"]
         assert any(".overlapscope-old-" in path for path in removed) == force
         assert any(".run.ingest" in path for path in removed)
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_an_older_one(
+    tmp_path: Path, flushes: list[tuple[str, str]]
+) -> None:
+    run = older_run(tmp_path / "run")
+    for write, file in (
+        (lambda: write_file(run / "report.html", ["new"], force=True), run / "report.html"),
+        (lambda: note(run), run / NAME),
+    ):
+        flushes.clear()
+        write()
+        (flushed_as, named) = flushes
+        assert flushed_as[0] == "flush"
+        assert Path(flushed_as[1]).name.startswith(f".{file.name}.")
+        assert named == ("rename", str(file))

@@ -1,9 +1,13 @@
 """Inputs by URL: read like folders and files of this machine, and errors that say what to do."""
 
 import gzip
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +19,7 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import remote
+from overlapscope.ingest import storage as storage_module
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.shown import shown, without_secrets
@@ -155,7 +160,7 @@ def test_a_wrong_url_ends_in_3_with_one_line(url: str, words: str, capsys: pytes
 def test_a_storage_that_never_answers_is_given_up(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(remote, "WAIT_SECONDS", 0.05)
+        patch.setattr(storage_module, "WAIT_SECONDS", 0.05)
         patch.setattr(type(storage), "info", lambda *_, **__: never.wait())
         with pytest.raises(InputError, match="memory://job: no answer within"):
             read_inputs([Path("memory://job")])
@@ -263,3 +268,62 @@ def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
             patch.setattr(type(storage), "info", lambda *_, value=value, **__: {"type": "file", "size": 3, told: value})
             versions += remote.listed(Path("memory://job"), "memory://job").files.values()
     assert versions[0] != versions[1]
+
+
+def test_the_copy_of_a_killed_command_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    os.mkfifo(tmp_path / "waiting.json")
+    command = [sys.executable, "-m", "overlapscope.cli.main", "analyze", f"file://{tmp_path}/waiting.json"]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": tempfile.gettempdir()})
+    copies = Path(tempfile.gettempdir())
+    while not list(copies.glob("*/*/waiting.json")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    left = list(copies.iterdir())
+    with pytest.raises(InputError):
+        read_inputs([Path(f"file://{tmp_path}/nothing.json")])
+    read_inputs([Path(f"file://{local(tmp_path)}")])
+    assert list(copies.iterdir()) == left  # it is in use
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    read_inputs([Path(f"file://{local(tmp_path)}")])
+    assert list(copies.iterdir()) == []
+
+
+def test_a_storage_without_versions_is_read_again(
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = type(storage).info
+    bare = {"name", "size", "type"}
+    monkeypatch.setattr(
+        type(storage), "info", lambda *args, **how: {k: v for k, v in told(*args, **how).items() if k in bare}
+    )
+    inputs = [Path("memory://job/rank0.json"), Path("memory://job/rank1.json.gz")]
+    with pytest.raises(KeyboardInterrupt):
+        write_run(inputs, tmp_path / "run", workers=1, watch=Interrupting(1))
+    assert write_run(inputs, tmp_path / "run", workers=1).resumed_files == 0
+
+
+def test_a_storage_that_gives_next_to_nothing_is_given_up(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dripping:
+        def read(self, _: int) -> bytes:
+            time.sleep(0.01)
+            return b" "
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(storage_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(type(storage), "open", lambda *_, **__: Dripping())
+    with pytest.raises(InputError, match="gives less than 16 KiB a second"):
+        read_inputs([Path("memory://job/rank0.json")])
+
+
+def test_what_the_web_calls_not_found_is_called_what_it_is(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("https://host/x") from ValueError("certificate verify failed, sig=1&url=https://a:b@c/")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage), "info", refuse)
+        with pytest.raises(InputError, match=r"ValueError: certificate verify failed, .*https://\*\*\*@c/"):
+            read_inputs([Path("memory://job/rank0.json")])

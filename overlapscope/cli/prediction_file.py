@@ -11,6 +11,7 @@ from overlapscope.analysis.predictions import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.prediction_file import NAME, read_predictions
 from overlapscope.ingest.sides import runs_of
+from overlapscope.timeline.flushed import flush_file
 from overlapscope.timeline.run import is_run_directory
 from overlapscope.timeline.run_folder import umask
 
@@ -39,6 +40,7 @@ def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Out
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(content + b"\n")
+            flush_file(file)  # before it takes the place of what was noted before
         os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, place)
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from overlapscope.errors import InputError, UsageError
+from overlapscope.timeline.flushed import flush_file
 from overlapscope.timeline.run_folder import umask
 
 COMPRESSION = 6
@@ -36,6 +37,7 @@ def write_file(path: Path, pieces: Iterable[str], *, force: bool) -> int:
             else:
                 for piece in pieces:
                     file.write(piece.encode("utf-8", "replace"))
+            flush_file(file)  # before it takes the place of an older one
         os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except FileExistsError as error:

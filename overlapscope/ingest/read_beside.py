@@ -15,6 +15,7 @@ from typing import Final
 
 from overlapscope.ingest.processes import ProcessDiedError, Processes, said_of
 from overlapscope.ingest.task import Read, Task, read_task, telling, told_to
+from overlapscope.timeline.held_folder import held_folder
 
 _WORDS, _COLUMNS = "words", "columns"
 _ALIGNED: Final = 64
@@ -31,8 +32,9 @@ def read_beside(tasks: Sequence[Task], others: int, progress: Callable[[Path, in
         if progress is not None:
             progress(tasks[word[0]].named, word[1])
 
-    with tempfile.TemporaryDirectory(prefix="overlapscope-") as work, Processes(others, heard) as processes:
-        placed = [replace(task, folder=Path(work, str(number))) for number, task in enumerate(tasks)]
+    place = Path(tempfile.gettempdir())
+    with held_folder(place, "overlapscope-read-") as work, Processes(others, heard) as processes:
+        placed = [replace(task, folder=work / str(number)) for number, task in enumerate(tasks)]
         futures = [processes.submit(read_into, task, number) for number, task in enumerate(placed)]
         read: dict[int, Read] = {}
         for number in reversed(range(len(tasks))):

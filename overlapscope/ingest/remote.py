@@ -8,24 +8,21 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
-from overlapscope.ingest.shown import shown, without_secrets
+from overlapscope.ingest.shown import shown
+from overlapscope.ingest.storage import answered, blocks_of, is_web, opened
+from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import MANIFEST
 
-WAIT_SECONDS: Final = 60.0
-"""Without an answer for so long, a request is given up."""
-BLOCK_BYTES: Final = 8 << 20
 MAX_FILES: Final = 100_000
 HEADS_AT_ONCE: Final = 64
 MAX_NAME_BYTES: Final = 200
@@ -45,7 +42,6 @@ _VERSIONS: Final = (
     "ino",
 )
 """What filesystems call that by which a file's content is told from an earlier one's."""
-T = TypeVar("T")
 Version = tuple[str | int, ...]
 
 
@@ -62,12 +58,22 @@ def listed(path: Path, url: str) -> Listed:
 
     Raises InputError when there is none, nobody answers, or what reaches such URLs is not installed.
     """
-    files, root = _opened(url)
-    told: dict[str, Any] = _answered(url, lambda: files.info(root))
-    if told.get("type") != "directory":
+    files, root = opened(url)
+    told: dict[str, Any] = answered(url, lambda: files.info(root))
+    below: Mapping[str, Mapping[str, Any]] = {}
+    if is_web(url):
+        from overlapscope.ingest.web_folder import files_below, is_page, place_of  # noqa: PLC0415 - for few
+
+        if not is_page(url, files, root, told):
+            return Listed(files={path: _version(told)})
+        page, root = root, place_of(url, told)
+        names = files_below(url, files, page, root, MAX_FILES)
+    elif told.get("type") == "directory":
+        below = answered(url, lambda: files.find(root, detail=True))
+        names = list(below)
+    else:
         return Listed(files={path: _version(told)})
-    below: dict[str, dict[str, Any]] = _answered(url, lambda: files.find(root, detail=True))
-    names = sorted(name for name in below if not any(part.startswith(".") for part in _parts(name, root)))
+    names = sorted(name for name in names if not any(part.startswith(".") for part in _parts(name, root)))
     if len(names) > MAX_FILES:
         raise InputError(f"{shown(path)}: holds {len(names)} files, more than {MAX_FILES}; name a folder in it")
     if not names:
@@ -78,14 +84,25 @@ def listed(path: Path, url: str) -> Listed:
     others: list[Path] = []
     for begin in range(0, len(names), HEADS_AT_ONCE):
         chosen = names[begin : begin + HEADS_AT_ONCE]
-        heads = _answered(url, partial(_heads, files, chosen))
-        for name, head in zip(chosen, heads, strict=True):
+        for name, (there, head) in zip(chosen, _looked_into(url, files, chosen, below), strict=True):
             place = Path(files.unstrip_protocol(name))
-            if isinstance(head, bytes) and reader_of(head_within(place, head[:HEAD_BYTES])) is None:
+            if head is not None and reader_of(head_within(place, head[:HEAD_BYTES])) is None:
                 others.append(place)
             else:
-                known[place] = _version(below[name])  # of one that cannot be read, reading it will tell why
+                known[place] = _version(there)  # of one that cannot be read, reading it will tell why
     return Listed(files=known, passed_over=tuple(others))
+
+
+def _looked_into(
+    url: str, files: Any, names: list[str], below: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], bytes | None]]:
+    """Give what is told of files, and how each begins; None for one that cannot be read."""
+    if is_web(url):
+        from overlapscope.ingest.web_folder import looked_into  # noqa: PLC0415 - for few
+
+        return looked_into(files, names, HEAD_BYTES)
+    heads = answered(url, partial(_heads, files, names))
+    return [(below[name], head if isinstance(head, bytes) else None) for name, head in zip(names, heads, strict=True)]
 
 
 @contextmanager
@@ -94,15 +111,14 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
 
     Raises InputError when it cannot be read, or is larger than `max_bytes` or half of the room there is.
     """
-    files, root = _opened(url)
-    with tempfile.TemporaryDirectory(prefix="overlapscope-") as folder:
+    files, root = opened(url)
+    with held_folder(Path(tempfile.gettempdir()), "overlapscope-copy-") as folder:
         place = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
         place.parent.mkdir()
         room = min(max_bytes, shutil.disk_usage(folder).free // 2)
-        source = _answered(url, lambda: files.open(root, "rb", block_size=BLOCK_BYTES))
         try:
-            with open(place, "wb") as copy:
-                while block := _answered(url, lambda: source.read(BLOCK_BYTES)):
+            with open(place, "wb") as copy, closing(blocks_of(url, files, root)) as blocks:
+                for block in blocks:
                     if copy.tell() + len(block) > room:
                         raise InputError(
                             f"{shown(path)}: holds more than {room >> 20} MiB, which is what may be copied"
@@ -110,54 +126,12 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
                     copy.write(block)
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be copied to {folder}: {error.strerror or error}") from error
-        finally:
-            _answered(url, source.close)
         yield place
 
 
 def _short(name: str) -> str:
     """Give the end of a name, as long as names of files may be: on storage, and signed, they are longer."""
     return os.fsdecode(os.fsencode(name)[-MAX_NAME_BYTES:])
-
-
-def _opened(url: str) -> tuple[Any, str]:
-    try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise InputError(
-            f"{without_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
-        ) from error
-    opened: tuple[Any, str] = _answered(url, lambda: url_to_fs(url))
-    return opened
-
-
-def _answered(url: str, ask: Callable[[], T]) -> T:
-    """Give what a request gives; raises InputError when it fails, or takes too long."""
-    answer: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
-
-    def wait() -> None:
-        try:
-            answer.put((ask(), None))
-        except Exception as error:  # foreign code: each storage has errors of its own
-            answer.put((None, error))
-
-    Thread(target=wait, daemon=True).start()
-    try:
-        value, error = answer.get(timeout=WAIT_SECONDS)
-    except Empty:
-        raise InputError(f"{without_secrets(url)}: no answer within {WAIT_SECONDS:.0f} s") from None
-    if error is not None:
-        raise InputError(f"{without_secrets(url)}: cannot be read: {_said(error)}") from error
-    return cast("T", value)
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file or folder"
-    words = without_secrets(" ".join(str(error).split()))[:300]
-    if isinstance(error, ImportError):
-        return f"{words} (pip install it beside overlapscope)"
-    return words or type(error).__name__
 
 
 def _heads(files: Any, names: list[str]) -> list[Any]:

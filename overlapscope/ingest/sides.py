@@ -8,6 +8,7 @@ from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import Run, is_run_directory
+from overlapscope.timeline.run_folder import put_aside
 
 
 def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
@@ -58,6 +59,10 @@ def read_runs(
     if others:
         listed = ", ".join(shown_name(each) for each in others[:3]) + (", ..." if len(others) > 3 else "")
         tell(f"{shown(path)}: a folder of {len(paths)} runs; not read: {listed}")
+    for words in put_aside(path):
+        tell(words)
+        if left_out is not None:
+            left_out.append(words)
     usable = 0
     for each in paths:
         try:

@@ -22,6 +22,7 @@ from overlapscope.ingest.discover import Inputs, discover
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Source
 
 FORMAT: Final = "archive"
@@ -37,7 +38,7 @@ _UNREADABLE: Final = (NotImplementedError, RuntimeError)
 @contextmanager
 def unpacked_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: Path | None) -> Iterator[Unpacked]:
     """Give the inputs with the members of those that are `archives`, unpacked in a folder `within` another one."""
-    with tempfile.TemporaryDirectory(prefix="overlapscope-", dir=within) as temporary:
+    with held_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
         folders: dict[Path, Path] = {}
         notes: list[Source] = []
         found = [
@@ -47,7 +48,7 @@ def unpacked_among(inputs: Inputs, archives: list[Path], max_bytes: int, within:
         budget = _Budget(members=MAX_MEMBERS, bytes=min(max_bytes, MAX_UNPACKED_BYTES, room))
         for number, path in enumerate(archives):
             # The archive's own name may tell a rank, as a folder's does.
-            folder = Path(temporary).resolve() / str(number) / (path.name or "archive")
+            folder = temporary.resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
             folders[folder] = path
             inside, note = _inside(path, folder, budget)

@@ -102,8 +102,9 @@ def _remove(work: Path) -> None:
             with suppress(OSError):
                 entry.unlink()
     with suppress(OSError):
-        (work / _LOCK).unlink()
-        work.rmdir()  # unless somebody has taken a new lock in it
+        if [each.name for each in work.iterdir()] == [_LOCK]:  # by it others know whose the rest is
+            (work / _LOCK).unlink()
+            work.rmdir()  # unless somebody has taken a new lock in it
 
 
 def _remove_abandoned(folder: Path) -> None:

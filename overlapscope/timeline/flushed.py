@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 AT_ONCE: Final = 16
 """Disks and journals take what many ask for at once in one go."""
@@ -17,6 +17,12 @@ def flush_below(folder: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(_flush_file, (name for name, is_folder in below if not is_folder)))
         list(pool.map(flush_folder, [*(name for name, is_folder in below if is_folder), folder]))
+
+
+def flush_file(file: BinaryIO) -> None:
+    """Have what was written to a file on disk. Raises OSError."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def flush_folder(folder: str | Path) -> None:

@@ -9,6 +9,7 @@ it is told where it is.
 """
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from overlapscope.timeline.run import is_run_directory
 
 REPLACING_SECONDS: Final = 60.0
 """Nobody needs so long for the two steps."""
+_ASIDE: Final = re.compile(r"\.(.+)\.overlapscope-old-[a-z0-9_]{8}", re.DOTALL)
 
 
 @contextmanager
@@ -108,9 +110,23 @@ def _put_in_order(path: Path) -> None:
 def where_is(path: Path) -> str:
     """Say of a path that does not exist where the run is that stood there, if replacing it was interrupted."""
     for aside in _asides(path):
-        back = f"mv {shlex.quote(str(aside / path.name))} {shlex.quote(str(path))}"
-        return f"no such file or folder; replacing a run there was interrupted, and this puts it back: {back}"
+        return f"no such file or folder; {_put_back(aside / path.name, path)}"
     return "no such file or folder"
+
+
+def put_aside(folder: Path) -> list[str]:
+    """Say of each run that stood in a folder until replacing it was interrupted where it is."""
+    try:
+        named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+    found = {folder / each[1]: folder / each[0] / each[1] for each in named if each is not None}
+    return [f"{path}: {_put_back(run, path)}" for path, run in found.items() if run.exists() and not path.exists()]
+
+
+def _put_back(run: Path, path: Path) -> str:
+    back = f"mv {shlex.quote(str(run))} {shlex.quote(str(path))}"
+    return f"replacing a run there was interrupted, and this puts it back: {back}"
 
 
 def _asides(path: Path) -> list[Path]:

@@ -1,0 +1,111 @@
+"""What fsspec reaches, asked within limits of time: object storage, the web, other machines."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Final, TypeVar, cast
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.shown import without_secrets
+
+WAIT_SECONDS: Final = 60.0
+"""Without an answer for so long, a request is given up."""
+SLOWEST_BYTES: Final = 16 << 10
+"""A second: what gives less is given up, for it may be meant never to end."""
+BLOCK_BYTES: Final = 2 << 20
+T = TypeVar("T")
+
+
+def opened(url: str) -> tuple[Any, str]:
+    """Give the file system of a URL, and what the URL is called there. Raises InputError."""
+    try:
+        from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InputError(
+            f"{without_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
+        ) from error
+    found: tuple[Any, str] = answered(url, lambda: url_to_fs(url, **_patience(url)))
+    return found
+
+
+def is_web(url: str) -> bool:
+    """Whether a URL is of a web server."""
+    return url.startswith(("http://", "https://"))
+
+
+def _patience(url: str) -> dict[str, Any]:
+    """Let downloads last as long as they go on, not five minutes, and give what is sent: readers know where to stop."""
+    if not is_web(url):
+        return {}
+    with suppress(ImportError):  # that it is missing fsspec says better
+        from aiohttp import ClientTimeout  # noqa: PLC0415 - an extra's extra
+
+        timeout = ClientTimeout(total=None, sock_connect=WAIT_SECONDS, sock_read=WAIT_SECONDS)
+        return {"client_kwargs": {"timeout": timeout, "auto_decompress": False}}
+    return {}
+
+
+def opened_file(url: str, files: Any, name: str) -> Any:
+    """Open a file to read it from its beginning to its end. Raises InputError."""
+    if is_web(url):
+        # As a stream: many servers give no parts.
+        how = {"block_size": 0, "size": 1, "headers": {"Accept-Encoding": "identity"}}
+        return answered(url, lambda: files.open(name, "rb", **how))
+    return answered(url, lambda: files.open(name, "rb", block_size=BLOCK_BYTES))
+
+
+def blocks_of(url: str, files: Any, name: str) -> Generator[bytes, None, None]:
+    """Give what a file holds, block by block. Raises InputError."""
+    source = opened_file(url, files, name)
+    # Storage asks for the next block with each, and gives both or nothing.
+    seconds = WAIT_SECONDS + 2 * BLOCK_BYTES / SLOWEST_BYTES
+    begin, given = time.monotonic(), 0
+    try:
+        while block := answered(url, lambda: source.read(BLOCK_BYTES), seconds):
+            yield block
+            given += len(block)
+            if (time.monotonic() - begin - WAIT_SECONDS) * SLOWEST_BYTES > given:
+                raise InputError(
+                    f"{without_secrets(url)}: gives less than {SLOWEST_BYTES >> 10} KiB a second: given up"
+                )
+    finally:
+        with suppress(InputError):
+            answered(url, source.close)
+
+
+def answered(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
+    """Give what a request gives; raises InputError when it fails, or takes longer than so many seconds."""
+    answer: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+    patience = WAIT_SECONDS if seconds is None else seconds
+
+    def wait() -> None:
+        try:
+            answer.put((ask(), None))
+        except Exception as error:  # foreign code: each storage has errors of its own
+            answer.put((None, error))
+
+    Thread(target=wait, daemon=True).start()
+    try:
+        value, error = answer.get(timeout=patience)
+    except Empty:
+        raise InputError(f"{without_secrets(url)}: no answer within {patience:.0f} s") from None
+    if error is not None:
+        raise InputError(f"{without_secrets(url)}: cannot be read: {_said(error)}") from error
+    return cast("T", value)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        why = error.__cause__
+        if why is None or isinstance(why, FileNotFoundError) or getattr(why, "status", None) in (404, 410):
+            return "no such file or folder"
+        # Of the web everything is said to be not found: a certificate, a redirection, a machine that is off.
+        return " ".join(f"{type(why).__name__}: {without_secrets(' '.join(str(why).split()))[:300]}".split())
+    if isinstance(error, TimeoutError):
+        return f"no answer within {WAIT_SECONDS:.0f} s"
+    words = without_secrets(" ".join(str(error).split()))[:300]
+    if isinstance(error, ImportError):
+        return f"{words} (pip install it beside overlapscope)"
+    return words or type(error).__name__
