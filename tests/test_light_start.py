@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -12,6 +13,8 @@ from overlapscope.ingest import formats
 from tests.kineto_writer import distributed, training, write
 
 FORMATS = {each.name for each in iter_modules(formats.__path__)}
+OF_OTHER_INPUTS = ("merge_logs", "unpacking", "remote", "repair", "worker", "processes", "read_beside")
+OF_OTHER_VERBS = ("whatif.replay", "whatif.from_run", "advice.by_replay", "analysis.compare", "gate", "timeline.store")
 
 
 @pytest.fixture
@@ -33,3 +36,12 @@ def test_reading_a_trace_loads_no_reader_of_another_format(trace: Path) -> None:
     loaded = loaded_by(f"{reads}assert read_inputs([Path({str(trace)!r})]).ranks")
     assert {name for name in FORMATS if f"overlapscope.ingest.formats.{name}" in loaded} == FORMATS
     assert {name for name in FORMATS if f"overlapscope.ingest.{name}" in loaded} == {"kineto"}
+
+
+def test_analyzing_a_trace_loads_nothing_of_other_inputs_and_other_verbs(trace: Path) -> None:
+    unneeded = {f"overlapscope.ingest.{name}" for name in OF_OTHER_INPUTS}
+    unneeded |= {f"overlapscope.{name}" for name in OF_OTHER_VERBS}
+    assert all(map(find_spec, unneeded))
+    for options in ([], ["--json"]):
+        words = ["analyze", str(trace), *options]
+        assert not loaded_by(f"from overlapscope.cli.main import main\nassert main({words!r}) == 0") & unneeded
