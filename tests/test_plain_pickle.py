@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import struct
 import time
 from pathlib import Path
@@ -117,12 +118,12 @@ def test_the_refusal_names_the_byte() -> None:
         decoded(b"\x80\x02Ncposix\nsystem\n.")
 
 
-def test_the_package_never_imports_pickle() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "overlapscope").rglob("*.py"))]
-    assert sources
-    for text in sources:
-        assert "import pickle" not in text
-        assert "from pickle" not in text
+def test_no_reader_can_unpickle_what_it_is_given() -> None:
+    """One module may: it takes over what our own processes wrote into a folder that only their user sees."""
+    importing = re.compile(r"^\s*(?:import|from) _?pickle", re.MULTILINE)
+    package = ROOT / "overlapscope"
+    found = [path for path in sorted(package.rglob("*.py")) if importing.search(path.read_text(encoding="utf-8"))]
+    assert [str(path.relative_to(package)) for path in found] == ["ingest/read_beside.py"]
 
 
 # --- what is damaged, or meant to exhaust ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from importlib.metadata import DistributionFinder, MetadataPathFinder, PathDistribution, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,6 +165,14 @@ LAYOUTS = {
 }
 
 
+@pytest.fixture
+def usual_finders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No finder of packages besides Python's own: other tests load some that bring theirs."""
+    usual = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
+    monkeypatch.setattr(sys, "meta_path", usual)
+
+
+@pytest.mark.usefixtures("usual_finders")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_a_package_brings_is_looked_for_where_the_library_finds_it(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +188,7 @@ def test_what_a_package_brings_is_looked_for_where_the_library_finds_it(
     assert not may_be_brought("another")
 
 
+@pytest.mark.usefixtures("usual_finders")
 def test_packages_in_a_zip_file_or_behind_a_finder_are_left_to_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
