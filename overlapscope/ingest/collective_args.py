@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -64,8 +65,11 @@ class CollectiveArgs(msgspec.Struct, gc=False):
 
 def dtype_name(spelling: object) -> str | None:
     """Give torch's name of a dtype spelled by c10, C++ or torch (`Half`, `c10::Half`, `float16`); None if unknown."""
-    if not isinstance(spelling, str):
-        return None
+    return _torch_name(spelling) if isinstance(spelling, str) else None
+
+
+@lru_cache(1024)
+def _torch_name(spelling: str) -> str | None:
     plain = spelling.lower().replace("c10::", "").replace("torch.", "").replace(" ", "")
     name = _SPELLINGS.get(plain, plain)
     return name if name in ITEM_BYTES else None
@@ -73,7 +77,7 @@ def dtype_name(spelling: object) -> str | None:
 
 def count(value: object) -> int | None:
     """Give a non-negative whole number written as number or text; None for anything else."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         value = int(value)

@@ -82,14 +82,14 @@ def assemble(
     comm = np.flatnonzero((spans.kind == COMM) & ~spans.marked)
     names = columns.names.to_list()
     ranges = {
-        kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names])
+        kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names]).tolist()
         for kind, pattern in _RANGES.items()
     }
     call_of_span = np.full(spans.row.size, NONE, np.int64)
     rows: list[dict[str, int | str | None]] = []
     seen: dict[tuple[str, int], int] = {}
     for position, span in enumerate(comm.tolist()):
-        around = {kind: int(found[position]) for kind, found in ranges.items()}
+        around = {kind: found[position] for kind, found in ranges.items()}
         key = next(((kind, around[kind]) for kind in ("record", "library") if around[kind] != NOWHERE), None)
         if key is None and columns.api_calls.get(around["api"], _NO_CALL).op is not None:
             key = ("api", around["api"])  # a group of different operations is not one call
