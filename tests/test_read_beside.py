@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import read_beside
+from overlapscope.ingest import handed_over, read_beside
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.run import Run
@@ -106,7 +106,7 @@ def test_where_nothing_can_be_handed_over_files_are_read_here(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(read_beside, "Processes", lambda *_: InThisProcess())
-    monkeypatch.setattr(read_beside, "_save", full)
+    monkeypatch.setattr(handed_over, "save", full)
     assert same(read_inputs([job], workers=2))
 
 
