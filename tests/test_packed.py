@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.timeline.columns import NONE, Collectives, Spans, column_kinds, make, size
-from overlapscope.timeline.intervals import union
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.packed import Packed, PackedCollectives, PackedIntervals, PackedTable
 from tests.builders import EPOCH_NS
 
@@ -45,6 +45,13 @@ def test_intervals_come_back_as_they_were(spans: list[tuple[int, int]]) -> None:
     plain = union((np.array([at for at, _ in spans], np.int64), np.array([at + more for at, more in spans], np.int64)))
     found = PackedIntervals.of(plain).intervals()
     assert [each.tolist() for each in found] == [each.tolist() for each in plain]
+
+
+def test_stretches_of_kernels_take_half_of_what_they_take_plain() -> None:
+    start = EPOCH_NS + np.cumsum(np.random.default_rng(1).integers(2_000, 900_000, 1000))
+    found = PackedIntervals.of(Intervals(start, start + 1_500))
+    assert sum(each.places.nbytes for each in (found.lengths, found.gaps) if each.places is not None) <= 8 * 1000
+    assert found.intervals().ends.tolist() == (start + 1_500).tolist()
 
 
 def _calls() -> Collectives:

@@ -6,13 +6,14 @@ runs more of them, or larger ones, has more work. Grids do not tell everything: 
 however much it is given, so that it seems slow; then the others tell.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
 
@@ -56,24 +57,73 @@ def work_of(ranks: Mapping[int, RankTimeline]) -> dict[int, Work]:
 
 def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
     """Compare the kernels of all ranks that have any."""
-    exact: dict[tuple[str, int], list[float]] = {}
-    by_block: dict[str, list[float]] = {}
-    grids: dict[str, list[float]] = {}
-    for table in tables.values():
-        for name, blocks, count, total in _rows(table):
-            exact.setdefault((name, blocks), []).append(total / count)
-        for name, (grid, calls, time) in _by_name(table).items():
-            by_block.setdefault(name, []).append(time / grid)
-            grids.setdefault(name, []).append(grid / calls)
-    times = {key: _usual(each) for key, each in exact.items() if len(each) >= FEWEST_RANKS}
-    speeds = {name: _usual(each) for name, each in by_block.items() if len(each) >= FEWEST_RANKS}
-    sizes = {name: _usual(each) for name, each in grids.items() if len(each) >= FEWEST_RANKS}
-    return {rank: _compared(table, times, speeds, sizes) for rank, table in tables.items() if table.name}
+    usual = _Usual.of([table for table in tables.values() if table.name])
+    return {rank: _compared(table, usual) for rank, table in tables.items() if table.name}
 
 
-def _usual(values: list[float]) -> float:
-    """Give the median, of an even number the lower one: of two ranks, the better."""
-    return sorted(values)[(len(values) - 1) // 2]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Usual:
+    """What kernels usually take on the ranks that run them; NaN where too few do."""
+
+    names: NameTable
+    blocks: Ints
+    """All grids there are, ascending: with a name's code, a grid's place numbers a kernel."""
+    kernels: Ints
+    """Numbers of kernels, ascending."""
+    times_ns: Floats
+    """Of each of these, a call's time."""
+    speeds_ns: Floats
+    """By the code of a name, a block's time."""
+    sizes: Floats
+    """Likewise, a call's blocks."""
+
+    @classmethod
+    def of(cls, tables: Sequence[Kernels]) -> Self:
+        """Take the usual ones of all ranks."""
+        names = NameTable()
+        nothing = [np.zeros(0, np.int64)]
+        name = np.concatenate([names.encode(table.name).astype(np.int64) for table in tables] or nothing)
+        grid, count, total = (
+            np.concatenate([getattr(table, column) for table in tables] or nothing)
+            for column in ("blocks", "count", "total_ns")
+        )
+        rank = np.repeat(np.arange(len(tables)), [len(table.name) for table in tables])
+        blocks, at = np.unique(grid, return_inverse=True)
+        kernels, kernel = np.unique(name * blocks.size + at, return_inverse=True)
+        known = grid > 0
+        of_rank, named = np.unique(rank[known] * len(names) + name[known], return_inverse=True)
+        work, calls, time = (
+            np.bincount(named, weights=values, minlength=of_rank.size)
+            for values in (grid[known].astype(np.float64) * count[known], count[known], total[known])
+        )
+        by_name = of_rank % max(len(names), 1)
+        return cls(
+            names=names,
+            blocks=blocks,
+            kernels=kernels,
+            times_ns=_usual(total / count, kernel, kernels.size),
+            speeds_ns=_usual(time / work, by_name, len(names)),
+            sizes=_usual(work / calls, by_name, len(names)),
+        )
+
+    def expected_ns(self, table: Kernels, name: Codes) -> Floats:
+        """Give what the kernels of a rank usually take: as such, else by their blocks."""
+        grid = np.searchsorted(self.blocks, table.blocks)
+        times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
+        by_block = np.where(table.blocks == NONE, np.nan, self.speeds_ns[name] * table.blocks)
+        one: Floats = np.where(np.isnan(times), by_block, times)
+        return table.count.astype(np.float64) * one
+
+
+def _usual(values: Floats, key: Ints, keys: int) -> Floats:
+    """Give the median of each key's values, of an even number the lower one: of two ranks, the better."""
+    order = np.lexsort((values, key))
+    many = np.bincount(key, minlength=keys)
+    first = np.cumsum(many) - many
+    found: Floats = np.full(keys, np.nan)
+    enough = many >= FEWEST_RANKS
+    found[enough] = values[order[(first + (many - 1) // 2)[enough]]]
+    return found
 
 
 def kernels_of(timeline: RankTimeline) -> Kernels:
@@ -93,38 +143,14 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     )
 
 
-def _rows(table: Kernels) -> list[tuple[str, int, int, int]]:
-    return list(zip(table.name, table.blocks.tolist(), table.count.tolist(), table.total_ns.tolist(), strict=True))
-
-
-def _by_name(table: Kernels) -> dict[str, tuple[float, int, int]]:
-    """Give blocks, calls and time of all kernels of a name whose grids are known."""
-    found: dict[str, tuple[float, int, int]] = {}
-    for name, blocks, count, total in _rows(table):
-        if blocks > 0:
-            before = found.get(name, (0.0, 0, 0))
-            found[name] = (before[0] + blocks * count, before[1] + count, before[2] + total)
-    return found
-
-
-def _compared(
-    table: Kernels, times: Mapping[tuple[str, int], float], speeds: Mapping[str, float], sizes: Mapping[str, float]
-) -> Work:
+def _compared(table: Kernels, usual: _Usual) -> Work:
     taken = table.total_ns.astype(np.float64)
-    expected = np.array(
-        [
-            count * times.get((name, blocks), speeds.get(name, np.nan) * blocks if blocks != NONE else np.nan)
-            for name, blocks, count, _ in _rows(table)
-        ]
-    )
+    name = usual.names.encode(table.name)
+    expected = usual.expected_ns(table, name)
     known = np.isfinite(expected) & (expected > 0)
     compute = float(taken.sum())
-    larger = np.array(
-        [
-            blocks > LARGER * sizes.get(name, np.inf)
-            for name, blocks in zip(table.name, table.blocks.tolist(), strict=True)
-        ]
-    )
+    sizes = usual.sizes[name]
+    larger = table.blocks > LARGER * np.where(np.isnan(sizes), np.inf, sizes)
     share = float(taken[larger].sum() / compute) if compute else 0.0
     if not known.any():
         return Work(compute_ns=round(compute), slowness=1.0, evenness=0.0, compared=0.0, larger=share, usual_ns=compute)

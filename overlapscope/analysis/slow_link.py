@@ -83,11 +83,12 @@ def _became_slow(split: Split) -> tuple[int, float] | None:
 def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
     """Compare groups of one size that make the same call, and pairs that send as much: what the transfer takes."""
     kinds: dict[tuple[Any, ...], list[tuple[Ranks, Ints]]] = defaultdict(list)
-    for each in splits:
+    whole = [each for each in splits if each.block.whole]
+    hosts = {ranks: _spans_hosts(run, ranks) for ranks in {each.block.ranks for each in whole}}
+    for each in whole:
         block = each.block
-        if block.whole:
-            kind = (block.op, block.dtype, block.bytes, len(block.ranks), _spans_hosts(run, block.ranks))
-            kinds[kind].append((block.ranks, each.transfer_ns))
+        kind = (block.op, block.dtype, block.bytes, len(block.ranks), hosts[block.ranks])
+        kinds[kind].append((block.ranks, each.transfer_ns))
     for pair in pairs:
         ends = (pair.sender, pair.receiver)
         for volume, times in _messages(run, pair):

@@ -26,7 +26,7 @@ from overlapscope.timeline.columns import NONE, Columns, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.read_ahead import in_threads
+from overlapscope.timeline.read_ahead import available_cores, in_threads
 from overlapscope.timeline.recorded_links import recorded_links
 from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Group, RankTimeline, Run, Source, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, is_taken, put_aside, replace_run, umask
@@ -35,6 +35,10 @@ from overlapscope.timeline.stored import EMPTY, TABLES, UNREADABLE, Kept, one_li
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
 FACTS: Final = "facts"
+AT_ONCE_BYTES: Final = 256 << 20
+"""What the tables of ranks that are read at the same time may take together, however many cores there are."""
+A_SPAN_BYTES: Final = 200
+"""What a span takes while it is read: as it is stored, as Arrow decodes it, and as columns."""
 
 
 class RankEntry(msgspec.Struct, kw_only=True):
@@ -285,7 +289,8 @@ def load_run(path: Path) -> Run:
     problems = []
     kept = Kept()
     entries = recorded_ranks(path, manifest)
-    for entry, opened in zip(entries, in_threads(partial(_opened, path, kept), entries), strict=True):
+    opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
+    for entry, opened in zip(entries, opening, strict=True):
         folder = path / Path(entry.folder).name
         if isinstance(opened, str):
             problems.append(opened)
@@ -309,6 +314,12 @@ def load_run(path: Path) -> Run:
         fingerprint=manifest.fingerprint,
         facts=facts,
     )
+
+
+def _at_once(entries: Sequence[RankEntry]) -> int:
+    """Give how many ranks may be read at a time: one for each core, but no more than there is room for."""
+    most = max((entry.spans for entry in entries), default=0)
+    return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * A_SPAN_BYTES)))
 
 
 def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:

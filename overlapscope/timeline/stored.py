@@ -166,7 +166,7 @@ class Kept:
         """Keep a table if there is room for it."""
         if size(table) <= self._room:
             self._pack((folder, name), table)
-        elif len(self._plain) < KEPT_TABLES:
+        elif not self._packed and len(self._plain) < KEPT_TABLES:
             self._plain[folder, name] = table
 
     def _pack(self, place: tuple[Path, str], table: Columns) -> None:
