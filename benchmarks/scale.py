@@ -6,6 +6,7 @@ truths that were planted must be found, or the measurement fails.
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from benchmarks.inputs import HERE, million_events
 from benchmarks.scale_runs import CULPRIT, HELD_BY, offsets_ns
 from overlapscope.timeline.read_ahead import available_cores
 
-RANKS: Final = (64, 256, 1024)
+STEPS: Final = 10
+SIZES: Final = ((64, STEPS), (256, STEPS), (1024, STEPS), (256, 4 * STEPS))
+"""Ranks and steps."""
 TURNS: Final = 3
 OFFSETS_WITHIN_NS: Final = 10_000
 FILES: Final = 8
@@ -58,18 +61,18 @@ def _run(command: list[str]) -> Used:
     )
 
 
-def _made(form: str, place: Path, ranks: int) -> None:
+def _made(form: str, place: Path, ranks: int, steps: int = STEPS) -> None:
     """Simulate in a process of its own: a measured process's peak begins with its parent's."""
-    _run([sys.executable, "-m", "benchmarks.scale_runs", form, str(place), str(ranks)])
+    _run([sys.executable, "-m", "benchmarks.scale_runs", form, str(place), str(ranks), str(steps)])
 
 
-def check(analysis: dict[str, Any], ranks: int) -> str:
+def check(analysis: dict[str, Any], ranks: int, steps: int) -> str:
     """Say what of the planted truths was found; ends the measurement where one was not."""
     skew = analysis["skew"]
     named = [(each["rank"], each["held_by"]) for each in skew["stragglers"]]
     if named != [(CULPRIT, HELD_BY)]:
         sys.exit(f"{ranks} ranks: {CULPRIT} was planted ({HELD_BY}), found was {named}")
-    told = np.array([skew["clock_offset_ns"][str(rank)] for rank in range(ranks)]) - offsets_ns(ranks)
+    told = np.array([skew["clock_offset_ns"][str(rank)] for rank in range(ranks)]) - offsets_ns(ranks, steps)
     off = float(np.abs(told - np.median(told)).max())
     if off > OFFSETS_WITHIN_NS:
         sys.exit(f"{ranks} ranks: a clock's offset is wrong by {off:.0f} ns")
@@ -85,27 +88,34 @@ def check(analysis: dict[str, Any], ranks: int) -> str:
 def of_ranks(folder: Path) -> list[str]:
     """Give the table of the analysis of run directories."""
     lines = [
-        "| ranks | spans | first analysis s | CPU s | peak MiB | ms a rank | found | again s | times as fast |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| ranks | steps | spans | first analysis s | CPU s | peak MiB | ms a rank | found | again s | times as fast |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    a_rank: dict[int, float] = {}
-    for ranks in RANKS:
-        place, out = folder / f"run{ranks}", folder / f"{ranks}.json"
-        _made("run", place, ranks)
-        first = overlapscope("analyze", place, "--json", "-o", out)
+    used: dict[tuple[int, int], Used] = {}
+    for ranks, steps in SIZES:
+        place, out = folder / "run", folder / "analysis.json"
+        _made("run", place, ranks, steps)
+        first = used[ranks, steps] = overlapscope("analyze", place, "--json", "-f", "-o", out)
         found = json.loads(out.read_bytes())
         again = overlapscope("analyze", place, "--json", "-f", "-o", out)
         if json.loads(out.read_bytes()) != found:
             sys.exit(f"{ranks} ranks: the analysis that was kept differs")
-        a_rank[ranks] = first.wall_s / ranks
         lines.append(
-            f"| {ranks} | {sum(each['events'] for each in found['sources']):,} | **{first.wall_s:.1f}** "
-            f"| {first.cpu_s:.1f} | {first.peak_mib:.0f} | {a_rank[ranks] * 1e3:.1f} | {check(found, ranks)} "
-            f"| {again.wall_s:.2f} | {first.wall_s / again.wall_s:.0f} |"
+            f"| {ranks} | {steps} | {sum(each['events'] for each in found['sources']):,} | **{first.wall_s:.1f}** "
+            f"| {first.cpu_s:.1f} | {first.peak_mib:.0f} | {first.wall_s / ranks * 1e3:.1f} "
+            f"| {check(found, ranks, steps)} | {again.wall_s:.2f} | {first.wall_s / again.wall_s:.0f} |"
         )
         print(lines[-1], flush=True)
-    grown = a_rank[RANKS[-1]] / a_rank[RANKS[0]]
-    return [*lines, "", f"A rank of {RANKS[-1]} takes {grown:.2f} times what one of {RANKS[0]} takes."]
+        shutil.rmtree(place)
+    (few, _), *_, (many, _), (same, long) = SIZES
+    grown = used[many, STEPS].wall_s / many / (used[few, STEPS].wall_s / few)
+    memory = used[same, long].peak_mib / used[same, STEPS].peak_mib
+    return [
+        *lines,
+        "",
+        f"A rank of {many} takes {grown:.2f} times what one of {few} takes; {long // STEPS} times the steps take "
+        f"{memory:.1f} times the memory.",
+    ]
 
 
 def _middle(*words: str | Path) -> float:

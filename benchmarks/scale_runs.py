@@ -1,7 +1,7 @@
 """Simulated jobs of any size with a straggler planted, as run directories or as trace files.
 
-    python -m benchmarks.scale_runs run PLACE RANKS
-    python -m benchmarks.scale_runs traces PLACE RANKS   # of the first ranks of a larger job
+    python -m benchmarks.scale_runs run PLACE RANKS STEPS
+    python -m benchmarks.scale_runs traces PLACE RANKS STEPS   # of the first ranks of a larger job
 
 The model is that of the tests (`tests.synthetic`), which shares no code with the analysis.
 """
@@ -19,7 +19,6 @@ from tests.synthetic import Job, Layout, plant, simulate, write_kineto
 from tests.synthetic.columns import recorded_groups, timelines_of
 
 TENSOR, STAGES = 8, 4
-STEPS: Final = 10
 SEED: Final = 1
 CULPRIT, HELD_BY = 5, "slower_compute"
 """It computes more slowly than its peers ..."""
@@ -27,24 +26,24 @@ SHARE: Final = 0.2
 """... so that steps take so much longer."""
 
 
-def healthy(ranks: int) -> Job:
-    """Give a job of 20,000 spans a rank, of these 770 collectives: tensor groups of 8, 4 stages, the rest data."""
+def healthy(ranks: int, steps: int) -> Job:
+    """Give a job of 2,000 spans a rank and step, 77 of them collectives: tensor groups of 8, 4 stages, the rest data."""
     layout = Layout(tp=TENSOR, pp=STAGES, dp=ranks // (TENSOR * STAGES))
-    return Job(layout=layout, seed=SEED, steps=STEPS, layers=4, microbatches=4, kernels_each=6)
+    return Job(layout=layout, seed=SEED, steps=steps, layers=4, microbatches=4, kernels_each=6)
 
 
-def offsets_ns(ranks: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def offsets_ns(ranks: int, steps: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Give what each rank's clock was set to."""
-    return healthy(ranks).clocks()[0]
+    return healthy(ranks, steps).clocks()[0]
 
 
-def _job(ranks: int) -> Job:
-    return plant(healthy(ranks), "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
+def _job(ranks: int, steps: int) -> Job:
+    return plant(healthy(ranks, steps), "slow_compute", share=SHARE, culprit=CULPRIT, seed=SEED)
 
 
-def write_run(place: Path, ranks: int) -> int:
+def write_run(place: Path, ranks: int, steps: int) -> int:
     """Write the run directory of so many ranks, rank by rank; give the number of its spans."""
-    simulated = simulate(_job(ranks))
+    simulated = simulate(_job(ranks, steps))
     spans = 0
     for timeline in timelines_of(simulated):
         save_rank(timeline, place)
@@ -56,13 +55,13 @@ def write_run(place: Path, ranks: int) -> int:
     return spans
 
 
-def write_traces(place: Path, ranks: int) -> int:
+def write_traces(place: Path, ranks: int, steps: int) -> int:
     """Write the trace files of the first ranks of the smallest job that has so many; give their number."""
     whole = TENSOR * STAGES
-    job = replace(_job(-(-ranks // whole) * whole), recorded=tuple(range(ranks)))
+    job = replace(_job(-(-ranks // whole) * whole, steps), recorded=tuple(range(ranks)))
     return len(write_kineto(simulate(job), place))
 
 
 if __name__ == "__main__":
-    form, place, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    print((write_run if form == "run" else write_traces)(place, ranks))
+    form, place, ranks, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    print((write_run if form == "run" else write_traces)(place, ranks, steps))
