@@ -167,9 +167,10 @@ LAYOUTS = {
 
 @pytest.fixture
 def usual_finders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No finder of packages besides Python's own: other tests load some that bring theirs."""
+    """Python's own finder of packages alone: what other tests load brings another one in its place."""
     usual = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
     monkeypatch.setattr(sys, "meta_path", usual)
+    monkeypatch.setattr(PathFinder, "find_distributions", MetadataPathFinder.find_distributions, raising=False)
 
 
 @pytest.mark.usefixtures("usual_finders")

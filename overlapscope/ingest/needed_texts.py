@@ -14,20 +14,17 @@ _IGNORES_CASE: Final = "(?i)"
 
 
 class Needing:
-    """A regular expression, with texts of which one stands in everything it matches."""
+    """A regular expression, with texts of which one stands in everything it matches; compiled when one is met."""
 
-    __slots__ = ("_ignores_case", "_needs", "_pattern")
+    __slots__ = ("_compiled", "_ignores_case", "_needs", "pattern")
 
     def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern)
+        self.pattern = pattern
+        """The expression as it is written."""
+        self._compiled: re.Pattern[str] | None = None
         self._ignores_case = pattern.startswith(_IGNORES_CASE)
         needs = needed_texts(pattern.removeprefix(_IGNORES_CASE))
         self._needs = tuple(map(str.lower, needs)) if self._ignores_case else needs
-
-    @property
-    def pattern(self) -> str:
-        """The expression as it is written."""
-        return self._pattern.pattern
 
     def search(self, text: str) -> re.Match[str] | None:
         """Search it, as `re.Pattern.search` does."""
@@ -39,7 +36,9 @@ class Needing:
             # Letters other than ASCII have more cases than two.
             if self._needs and (not self._ignores_case or text.isascii()):
                 return None
-        return self._pattern.search(text)
+        if self._compiled is None:
+            self._compiled = re.compile(self.pattern)
+        return self._compiled.search(text)
 
 
 def needed_texts(pattern: str) -> tuple[str, ...]:
