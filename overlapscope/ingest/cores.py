@@ -7,7 +7,7 @@ from typing import Final
 
 from overlapscope.timeline.read_ahead import available_cores
 
-BYTES_WORTH_A_PROCESS: Final = 48 << 20
+BYTES_WORTH_A_PROCESS: Final = 64 << 20
 """Of traces: fewer are read sooner than another process has started."""
 USUAL_RATIO: Final = 12
 """How many bytes of a trace one byte of gzip holds."""
