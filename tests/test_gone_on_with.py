@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -93,6 +94,39 @@ def test_code_that_is_no_files_is_never_the_same(monkeypatch: pytest.MonkeyPatch
     source_digest.cache_clear()
     assert source_digest("overlapscope.ingest") != first
     source_digest.cache_clear()
+
+
+def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
+    """So that other processes of the same program are of the same code."""
+    archive = tmp_path / "program.zip"
+    command = (
+        "from overlapscope.timeline import source_digest as told;"
+        "print(told.__file__, told.source_digest('overlapscope.ingest'), told.module_digest('overlapscope.version'))"
+    )
+
+    def told() -> str:
+        here = {**os.environ, "PYTHONPATH": str(archive)}
+        done = subprocess.run(
+            [sys.executable, "-c", command], cwd=tmp_path, env=here, check=True, stdout=subprocess.PIPE
+        )
+        return done.stdout.decode()
+
+    packages = Path(overlapscope.__file__).parent
+    with ZipFile(archive, "w") as file:
+        for module in [
+            "__init__.py",
+            "errors.py",
+            "version.py",
+            *(f"{each}/__init__.py" for each in ("ingest", "timeline")),
+        ]:
+            file.write(packages / module, f"overlapscope/{module}")
+        file.write(packages / "timeline" / "source_digest.py", "overlapscope/timeline/source_digest.py")
+    first = told()
+    assert first.startswith(str(archive))
+    assert told() == first
+    with ZipFile(archive, "a") as file:
+        file.writestr("overlapscope/ingest/more.py", "")
+    assert all(one != other for one, other in zip(first.split()[1:], told().split()[1:], strict=True))
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "nulls", "gone", "marker"])

@@ -68,6 +68,13 @@ def test_what_another_process_hands_over_is_what_was_read(
     assert given == sorted(file.name for file in job.iterdir())
 
 
+def test_where_nothing_can_be_written_this_process_reads_all(
+    job: Path, same: Callable[[Run], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert same(read_inputs([job], workers=2))
+
+
 class _Dying(InThisProcess):
     """Its process is killed over a file so many times."""
 

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.timeline import store
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
 from overlapscope.timeline.store import MANIFEST, is_run_directory, load_run, read_manifest, save_run
@@ -206,7 +205,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(tmp_path, monkeypatch, e
             raise error
         write(*args, **kwargs)
 
-    monkeypatch.setattr(store.pq, "write_table", fails_in_the_second_rank)
+    monkeypatch.setattr(pq, "write_table", fails_in_the_second_rank)
     expected = InputError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected, match="No space left" if isinstance(error, OSError) else None):
         save_run(run_of(1, 3), path, version="2", force=True)

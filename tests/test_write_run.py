@@ -74,6 +74,24 @@ def assert_as_if_read_at_once(inputs: list[Path], tmp_path: Path, **how: Any) ->
     return written
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_run_may_be_called_what_is_no_text(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / os.fsdecode(b"run \xff")
+    try:
+        place.mkdir()
+    except OSError:
+        pytest.skip("names of files are text here")
+    inputs = [place / "rank0.json", place / "topo.txt"]
+    inputs[0].write_bytes(trace(0))
+    inputs[1].write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
+    assert main(["ingest", *map(str, inputs), "-o", str(place / "run"), *more]) == 0
+    assert "run \ufffd/run" in capsys.readouterr().out
+    assert (place / "run" / "facts" / "links.parquet").exists()
+    assert files_in(place / "run") == files_in(written_at_once([place / "run"], place / "again"))
+
+
 def job(folder: Path) -> list[Path]:
     """Two ranks, the first recorded twice; one that only its file's name tells; a damaged file; one in an archive."""
     folder.mkdir()

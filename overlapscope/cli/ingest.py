@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
+    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.amounts import count  # noqa: PLC0415
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         result = {
             "schema": "overlapscope.ingest/1",
-            "run": str(args.output),
+            "run": shown(args.output),
             "ranks": written.ranks,
             "missing_ranks": written.missing_ranks,
             "spans": written.spans,
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     missing = f", {len(written.missing_ranks)} not recorded" if written.missing_ranks else ""
     before = f" ({count(written.resumed_files, 'file')} read before the interruption)" if written.resumed_files else ""
     print(
-        f"{args.output}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
+        f"{shown(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
         f"{stored / 2**20:.1f} MiB{before}"
     )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")

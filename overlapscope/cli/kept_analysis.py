@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import overlapscope
+from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.own_files import opened_own
 from overlapscope.version import __version__
 
@@ -105,10 +106,10 @@ def _remove_left(run: Path, now: float) -> None:
 
 
 def _made_of(run: Path) -> bytes:
-    """Give the names, times of writing and sizes of all files of a run and of the code, with the run's own name."""
+    """Give the names and states of all files of a run and of the code, with the run's own name."""
     told = [f"{__version__}\0{run}\0"]
     for folder in (run, Path(overlapscope.__file__).parent):
-        told += sorted(f"{name}\0{state.st_mtime_ns}\0{state.st_size}\0" for name, state in _files(folder, ""))
+        told += sorted(f"{name}\0{file_state(state)}\0" for name, state in _files(folder, ""))
     return "".join(told).encode(errors="surrogateescape")
 
 

@@ -5,7 +5,6 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.ingest.whole_numbers import NotWhole, whole_numbers
 from overlapscope.timeline.columns import NONE, Ints
@@ -17,22 +16,16 @@ MOST_BLOCKS: Final = 1 << 50
 
 def correlations(values: Sequence[Any]) -> Ints:
     """Give what links events to their launches; NONE for 0, which the profiler writes for "none", and for no number."""
-    numbers: npt.NDArray[Any]
     try:
         numbers = whole_numbers(values)
     except NotWhole:
-        numbers = _any_correlations(values)
+        numbers = np.array([value if _fits(value) else 0 for value in values], np.int64)
     return np.where(numbers == 0, NONE, numbers)
 
 
-def _any_correlations(values: Sequence[object]) -> Ints:
-    try:
-        numbers = np.array(values)
-    except (ValueError, OverflowError):
-        numbers = np.array([None])
-    if numbers.dtype.kind not in "iu" or numbers.size != len(values):
-        numbers = np.array([value if isinstance(value, int) and abs(value) < 2**62 else 0 for value in values])
-    return numbers.astype(np.int64)
+def _fits(value: object) -> bool:
+    """Whether it is a whole number of 64 bits."""
+    return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def blocks(grids: Sequence[object]) -> Ints:

@@ -48,7 +48,14 @@ class _AnyEvent(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _ExactEvent(msgspec.Struct, gc=False):
+class _ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    cat: Any = None
+    name: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+
+
+class _AnyExactEvent(msgspec.Struct, gc=False):
     ph: Any = ""
     cat: Any = None
     name: Any = None
@@ -58,9 +65,11 @@ class _ExactEvent(msgspec.Struct, gc=False):
 
 _UNUSED: Final = [msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase) for phase in "stfMCBEbneI"]
 """Arrows, metadata, counters and the like: often half of a trace, and nothing of them is decoded."""
+_INSTANT: Final = msgspec.defstruct("_Instant", [], gc=False, tag_field="ph", tag="i")
 _by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [CompleteEvent, InstantEvent, *_UNUSED])])  # type: ignore[misc]
 _any: Final = msgspec.json.Decoder(list[_AnyEvent])
-_exact: Final = msgspec.json.Decoder(list[_ExactEvent])
+_exact_by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [_ExactEvent, _INSTANT, *_UNUSED])])  # type: ignore[misc]
+_any_exact: Final = msgspec.json.Decoder(list[_AnyExactEvent])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class ExactTimes:
 
     def __init__(self, array: bytes) -> None:
         self._array = array
-        self._events: list[list[_ExactEvent]] | None = None
+        self._events: list[list[_ExactEvent | _AnyExactEvent]] | None = None
 
     def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Give starts and durations of one sort of event; the mask is False where one is no time."""
@@ -121,13 +130,20 @@ class ExactTimes:
         duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
         return start, duration, start_good & duration_good
 
-    def _sorted(self) -> list[list[_ExactEvent]]:
-        events: list[list[_ExactEvent]] = [[], [], [], [], []]
-        for event in _exact.decode(self._array):
-            if event.ph != "X" or not isinstance(event.cat, str):
+    def _sorted(self) -> list[list[_ExactEvent | _AnyExactEvent]]:
+        events: list[list[_ExactEvent | _AnyExactEvent]] = [[], [], [], [], []]
+        for event in self._complete():
+            if not isinstance(event.cat, str):
                 continue
             if event.cat in SORT_OF:
                 events[SORT_OF[event.cat][0]].append(event)
             elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
                 events[HOST].append(event)
         return events
+
+    def _complete(self) -> list[_ExactEvent] | list[_AnyExactEvent]:
+        """Decode no more of the events than `decoded` did, for what is odd in the rest of them has failed nothing."""
+        try:
+            return [event for event in _exact_by_phase.decode(self._array) if type(event) is _ExactEvent]
+        except BROKEN:
+            return [event for event in _any_exact.decode(self._array) if event.ph == "X"]

@@ -6,6 +6,7 @@ This process reads too: few files are done with sooner than a second process has
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +27,12 @@ def read_beside(tasks: Sequence[Task], others: int, progress: Callable[[Path, in
         if progress is not None:
             progress(tasks[word[0]].named, word[1])
 
-    place = Path(tempfile.gettempdir())
-    with held_folder(place, "overlapscope-read-") as work, Processes(others, heard) as processes:
+    with ExitStack() as held:
+        try:
+            work = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
+        except OSError:  # nothing can be handed over where nothing can be written
+            return [read_task(task, told_to(progress, task)) for task in tasks]
+        processes = held.enter_context(Processes(others, heard))
         placed = [replace(task, folder=work / str(number)) for number, task in enumerate(tasks)]
         futures = [processes.submit(read_into, task, number) for number, task in enumerate(placed)]
         read: dict[int, Read] = {}

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow.parquet as pq
 
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
-from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.arrow import from_arrow, read_parquet
 from overlapscope.timeline.columns import (
     DTYPES,
     Annotations,
@@ -181,7 +180,7 @@ def _load_small(part: Part) -> dict[str, Columns]:
 
 
 def _table(folder: Path, name: str, kind: type[Columns], rows: dict[str, int], names: NameTable) -> Columns:
-    return from_arrow(pq.ParquetFile(table_file(folder, name)).read(), kind, names) if name in rows else make(kind, 0)
+    return from_arrow(read_parquet(table_file(folder, name)), kind, names) if name in rows else make(kind, 0)
 
 
 def _timeline(told: _Timeline, names: Sequence[str], tables: Any) -> RankTimeline:

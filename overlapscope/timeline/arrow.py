@@ -43,7 +43,14 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     """
     named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
     differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
-    pq.write_table(table, path, compression="zstd", use_dictionary=named, column_encoding=differences)
+    with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
+        pq.write_table(table, file, compression="zstd", use_dictionary=named, column_encoding=differences)
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """Read what `write_parquet` wrote. Raises OSError, pyarrow.ArrowException for a damaged file."""
+    with open(path, "rb") as file:
+        return pq.ParquetFile(file).read()
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
-from overlapscope.timeline.arrow import from_arrow, to_arrow, write_parquet
+from overlapscope.timeline.arrow import from_arrow, read_parquet, to_arrow, write_parquet
 from overlapscope.timeline.columns import NONE, Columns, size
 from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import FACT_TABLES, Facts, join_facts
@@ -190,7 +189,7 @@ def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str
         file = folder / f"{name}.parquet"
         if file.exists():
             try:
-                tables[name] = from_arrow(pq.ParquetFile(file).read(), kind, names)
+                tables[name] = from_arrow(read_parquet(file), kind, names)
             except UNREADABLE as error:
                 problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
     return Facts(names=tuple(names.to_list()), **tables), problems
