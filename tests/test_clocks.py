@@ -117,6 +117,16 @@ def test_a_clock_that_was_set_and_set_back_is_left_out_in_between():
     assert all(each.blame_ns < 3 * MS for each in found.waits.values())
 
 
+def test_a_group_that_fell_silent_before_a_clock_elsewhere_was_set_stays_as_it_is():
+    run = with_clock(pairs_and_rows(), 3, jumping((75 * MS, 5 * MS)))
+    short = [Call(op="all_reduce", group="short", size=2, start=at * MS, length=MS, seq=at) for at in (1, 3, 5)]
+    beside = job({8: short, 9: short}, (Group(name="short", size=2, ranks=(8, 9)),))
+    found = across(replace(run, ranks={**run.ranks, **beside.ranks}, groups=(*run.groups, *beside.groups)))
+    assert [reason[:31] for reason in found.matching.reasons] == ["the clock of rank 3 jumped by +"]
+    (pair,) = (each for each in found.matching.blocks if each.ranks == (8, 9))
+    assert pair.calls == len(short)
+
+
 def test_of_two_clocks_it_cannot_be_told_which_was_set():
     two = {
         rank: [Call(op="all_reduce", start=k * 10 * MS + 3 * rank * US * (k % 3), size=2, seq=k) for k in range(40)]

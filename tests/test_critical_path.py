@@ -19,7 +19,7 @@ from overlapscope.analysis.path_walk import PARTS, Path
 from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report import critical_path as shown
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Annotations, Steps, make
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Annotations, Steps, make, take
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.dag_job import COMPUTE_LANE, FIRST_COMM_LANE, Job, Kernel, changed, drawn, end_of, name, run_of, truth
@@ -338,6 +338,17 @@ def test_a_recorded_synchronisation_leads_back_to_the_device_whatever_the_host_d
 def test_what_does_not_wait_for_the_device_tells_nothing(name: str) -> None:
     run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
     assert only(told(synchronised(run, (name, 20_000, 4 * MS + 10_000)))) == only(told(run))
+
+
+def test_the_path_ends_at_a_rank_that_waited_for_its_device_of_which_no_span_was_recorded() -> None:
+    late = (kernel(4 * MS), call(MS, 0, waits=(0,)))
+    early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    run = run_of(Job(ranks=(late, early, early), members={0: (0, 1, 2)}))
+    run = synchronised(run, ("cudaDeviceSynchronize", 20_000, 4 * MS))
+    bare = replace(run.ranks[0], spans=take(run.ranks[0].spans, np.zeros(0, np.int64)))
+    path = only(told(replace(run, ranks={**run.ranks, 0: bare})))
+    assert path.rank in (1, 2)
+    assert path.parts == {"compute": MS, "idle": path.length_ns - MS}
 
 
 def test_where_synchronisation_is_recorded_what_is_not_did_not_wait() -> None:

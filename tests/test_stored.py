@@ -76,6 +76,17 @@ def test_no_more_rows_stay_in_memory_than_were_allowed(place: Path) -> None:
     assert len(kept._plain) == stored.KEPT_TABLES < len(run.ranks)
 
 
+def test_a_table_that_no_room_would_do_for_pushes_out_no_other(place: Path) -> None:
+    run = load_run(place)
+    small, large = (run.ranks[0]._large[name] for name in ("annotations", "spans"))  # type: ignore[attr-defined]
+    assert small.rows < large.rows
+    kept, folder, names = Kept(rows=large.rows - 1), place / "rank_00000", run.ranks[0].names
+    kept.table(folder, "annotations", names, small)
+    assert size(kept.table(folder, "spans", names, large)) == large.rows
+    assert kept._packed.keys() == {(folder, "annotations")}
+    assert kept._plain.keys() == {(folder, "annotations"), (folder, "spans")}
+
+
 @pytest.mark.usefixtures("keeping_little")
 def test_spans_of_a_run_that_was_replaced_are_not_mixed_with_what_was_read_before(place: Path, job: Run) -> None:
     run = load_run(place)

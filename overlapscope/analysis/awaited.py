@@ -124,7 +124,8 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames
     )
     launched = np.flatnonzero(launch != NONE)
     launched = launched[order_of(launch[launched])]
-    waits = host_waits(timeline, named, row, end, launched, by_end) if timeline.has_device else NO_WAITS
+    ran = timeline.has_device and row.size > 0
+    waits = host_waits(timeline, named, row, end, launched, by_end) if ran else NO_WAITS
     own_call = spans.collective[row]
     call, span = _spans_of_calls(own_call)
     is_matched = (kind == COMM) & np.append(calls_matched, False)[np.where(own_call == NONE, -1, own_call)]

@@ -184,8 +184,9 @@ def _moved(before: Clocks, after: Clocks, rank: int, own_ns: int) -> float:
 
 
 def _tied(blocks: Sequence[Matched], ranks: Mapping[int, float]) -> list[list[int]]:
-    """Give the ranks that calls tie together."""
-    return [[rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks})]
+    """Give those of the ranks that calls tie together: groups may make no call at the times that `ranks` is of."""
+    tied = ([rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks}))
+    return [each for each in tied if each]
 
 
 def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterator[Matched]:

@@ -132,7 +132,7 @@ class Kept:
     """The large tables that were used last, of all ranks of a run."""
 
     def __init__(self, rows: int = KEPT_ROWS) -> None:
-        self._room = rows
+        self._most = self._room = rows
         self._packed: OrderedDict[tuple[Path, str], PackedTable] = OrderedDict()
         self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
         self._lock = Lock()
@@ -170,7 +170,9 @@ class Kept:
             self._plain[folder, name] = table
 
     def _pack(self, place: tuple[Path, str], table: Columns) -> None:
-        """Keep a table, in place of those that were not used for longest."""
+        """Keep a table that there is room for at all, in place of those that were not used for longest."""
+        if size(table) > self._most:
+            return
         packed = PackedTable.of(table)
         with self._lock:
             if place in self._packed:
