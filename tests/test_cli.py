@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from overlapscope.cli.main import VERBS, main
 from overlapscope.report.json import schema as schema_of
+from tests.conftest import ROOT
 from tests.kineto_writer import (
     COMM_STREAM,
     GEMM,
@@ -570,3 +572,17 @@ def test_the_command_is_there_as_a_module_too() -> None:
     done = subprocess.run([sys.executable, "-m", "overlapscope", "--version"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"overlapscope ")
+
+
+def test_what_cannot_be_written_whole_is_not_left_half(tmp_path: Path) -> None:
+    out = tmp_path / "analysis.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "overlapscope", "analyze", str(ROOT / "traces" / "baseline"), "--json", "-o", str(out)],
+        check=False,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)),
+    )
+    assert done.returncode == 3
+    assert "cannot be written" in done.stderr
+    assert not out.exists()

@@ -290,6 +290,23 @@ def test_the_copy_of_a_killed_command_is_removed_by_the_next_one(tmp_path: Path)
     assert list(copies.iterdir()) == []
 
 
+def test_a_command_that_is_asked_to_end_tidies_up_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    os.mkfifo(tmp_path / "waiting.json")
+    copies = Path(tempfile.gettempdir())
+    command = [sys.executable, "-m", "overlapscope.cli.main", "analyze", f"file://{tmp_path}/waiting.json"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(copies)}, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    while not list(copies.glob("*/*/waiting.json")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.terminate()
+    _, said = process.communicate()
+    assert (process.returncode, said) == (128 + signal.SIGTERM, "overlapscope analyze: ended by SIGTERM\n")
+    assert list(copies.iterdir()) == []
+
+
 def test_a_storage_without_versions_is_read_again(
     storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

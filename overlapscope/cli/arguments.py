@@ -108,14 +108,21 @@ def warnings_of(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace
 
 
 def emit(text: str, args: argparse.Namespace) -> None:
-    """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`."""
+    """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`.
+
+    Raises InputError where it cannot be written; a new file is not left behind half.
+    """
     if args.output is None:
         sys.stdout.write(escaped(text) if args.json else printable(text))
         return
+    new = False
     try:
         with open(args.output, "w" if args.force else "x", encoding="utf-8") as file:
+            new = not args.force
             file.write(text if args.json else printable(text))
     except FileExistsError as error:
         raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f") from error
     except OSError as error:
+        if new:
+            args.output.unlink(missing_ok=True)
         raise InputError(f"{args.output}: cannot be written: {error.strerror or error}") from error

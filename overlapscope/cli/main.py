@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from overlapscope.cli.ended import EXIT_CODE, Ended, ended_tidily
 from overlapscope.cli.printable import one_line
 from overlapscope.cli.told_aside import told_aside
 from overlapscope.cycles import search_seldom
@@ -48,14 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
-        sys.stdout.flush()
+        with ended_tidily():
+            code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
+            sys.stdout.flush()
     except OverlapScopeError as error:
         print(f"overlapscope {args.verb}: {_one_line(told_aside(str(error), args))}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print(f"overlapscope {args.verb}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        ended = isinstance(interrupt, Ended)
+        print(f"overlapscope {args.verb}: {'ended by SIGTERM' if ended else 'interrupted'}", file=sys.stderr)
+        return EXIT_CODE if ended else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -176,7 +176,10 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
         return f"could not be read: {said_of(error)}"
     outcome = future.result()
     if outcome.kind == "unwritable":
-        raise InputError(f"{outcome.why}: what files hold cannot be written there")
+        raise InputError(
+            f"{outcome.why}: what files hold cannot be written there; make room, or choose another place: what was "
+            "read until then is kept, and the same call goes on from there"
+        )
     if outcome.kind == "other_code":
         raise InputError(
             f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a reader, "
