@@ -153,11 +153,12 @@ def of_ingest(folder: Path) -> list[str]:
     traces, out = folder / "traces", folder / "run"
     _made("traces", traces, MANY)
     files = sorted(traces.iterdir())
-    few = files[:SOME]
-    alone, some, together = (
-        _middle("ingest", *these, "--workers", str(workers), "-f", "-o", out)
-        for these, workers in ((few[:1], 1), (few, 1), (files, cores))
-    )
+    asked = ((files[:1], 1), (files[:SOME], 1), (files, cores))
+    turns = [
+        [overlapscope("ingest", *these, "--workers", str(workers), "-f", "-o", out).wall_s for these, workers in asked]
+        for _ in range(TURNS)
+    ]
+    alone, some, together = map(statistics.median, zip(*turns, strict=True))
     a_file = (some - alone) / (SOME - 1)
     size = sum(file.stat().st_size for file in files) / len(files) / 1e6
     return [
