@@ -12,7 +12,7 @@ from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.chance import apart, chance_of
-from overlapscope.analysis.kernels import work_of
+from overlapscope.analysis.kernels import Work, compared, kernels_of
 from overlapscope.analysis.leads import blame, late_calls
 from overlapscope.timeline.run import Run
 from tests.synthetic import Fault, Job, Layout, run_of, simulate
@@ -83,12 +83,16 @@ def test_a_stage_with_more_layers_is_found_and_even_ones_are_not() -> None:
     assert not [each for each in even if each.id.startswith("uneven_stages")]
 
 
+def _work(run: Run) -> dict[int, Work]:
+    return compared({rank: kernels_of(timeline) for rank, timeline in run.ranks.items()})
+
+
 def test_kernels_tell_how_much_slower_a_device_is_and_how_much_more_work_it_has() -> None:
-    slow = work_of(quiet(Fault(kind="slow_compute", culprits=(3,), compute_factor=1.25)).ranks)
+    slow = _work(quiet(Fault(kind="slow_compute", culprits=(3,), compute_factor=1.25)))
     assert slow[3].slowness == pytest.approx(1.25, rel=0.01)
     assert slow[3].evenness == pytest.approx(1.0)
     assert slow[3].usual_ns == pytest.approx(slow[0].usual_ns, rel=0.01)
-    more = work_of(quiet(Fault(kind="longer_batch", culprits=(2, 3), work_factor=1.25)).ranks)
+    more = _work(quiet(Fault(kind="longer_batch", culprits=(2, 3), work_factor=1.25)))
     assert more[3].larger > 0.5
     assert more[3].usual_ns > 1.15 * more[0].usual_ns
     assert more[0].slowness == pytest.approx(1.0, rel=0.01)

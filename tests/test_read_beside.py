@@ -49,7 +49,7 @@ def test_processes_that_share_the_files_give_the_same_run(job: Path, same: Calla
         seen[path.name] = seen.get(path.name, 0) + done
 
     assert same(read_inputs([job], workers=3, progress=progress))
-    assert set(seen) <= {file.name for file in job.iterdir()}
+    assert set(seen) == {file.name for file in job.iterdir()}
 
 
 def test_what_another_process_hands_over_is_what_was_read(

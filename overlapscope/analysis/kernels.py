@@ -50,11 +50,6 @@ class Kernels:
     total_ns: Ints
 
 
-def work_of(ranks: Mapping[int, RankTimeline]) -> dict[int, Work]:
-    """Compare the kernels of all ranks that have any."""
-    return compared({rank: kernels_of(timeline) for rank, timeline in ranks.items()})
-
-
 def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
     """Compare the kernels of all ranks that have any."""
     usual = _Usual.of([table for table in tables.values() if table.name])

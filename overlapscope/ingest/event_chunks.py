@@ -76,27 +76,21 @@ class EventChunks:
         self._open()
         wanted = self.piece_bytes
         while self._fill(wanted):
-            cut = _guessed_boundary(self._buffer)
-            if cut is not None and (take or _decodes)(self._array(cut)):
-                piece = b"" if take else self._first(cut)
-                self._drop(cut)
+            piece = self._taken(_guessed_boundary(self._buffer), take)
+            cut = None
+            if piece is None:
+                found = scan(self._buffer)
+                if found.end is not None:
+                    while self._fill(len(self._buffer) + self.piece_bytes) and len(self._buffer) < MAX_HEAD_BYTES:
+                        pass
+                    for _ in self.blocks:
+                        pass  # metadata without end: read on, so that the limits on a file's size hold
+                    break
+                cut = found.objects[-1][1] if found.objects else None
+                piece = self._taken(cut, take)
+            if piece is not None:
                 wanted = self.piece_bytes
-                if take is None:
-                    yield piece
-                continue
-            found = scan(self._buffer)
-            if found.end is not None:
-                while self._fill(len(self._buffer) + self.piece_bytes) and len(self._buffer) < MAX_HEAD_BYTES:
-                    pass
-                for _ in self.blocks:
-                    pass  # metadata without end: read on, so that the limits on a file's size hold
-                break
-            cut = found.objects[-1][1] if found.objects else None
-            if cut is not None and (take or _decodes)(self._array(cut)):
-                piece = b"" if take else self._first(cut)
-                self._drop(cut)
-                wanted = self.piece_bytes
-                if take is None:
+                if piece:
                     yield piece
                 continue
             # Damaged: brackets may be hidden by strings out of balance, so look for how events begin.
@@ -119,6 +113,14 @@ class EventChunks:
     def is_array(self) -> bool:
         """Whether the trace is a bare array."""
         return self.head == b"["
+
+    def _taken(self, cut: int | None, take: Callable[[bytes], bool] | None) -> bytes | None:
+        """Leave the text before a cut; give it, or nothing where `take` has it. None, and all stays, if broken."""
+        if cut is None or not (take or _decodes)(self._array(cut)):
+            return None
+        piece = b"" if take else self._first(cut)
+        self._drop(cut)
+        return piece
 
     def _first(self, size: int) -> bytes:
         with memoryview(self._buffer) as view:

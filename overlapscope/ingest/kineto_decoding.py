@@ -16,9 +16,7 @@ from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
 
 
-class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
-
+class _Timed(msgspec.Struct, gc=False):
     cat: Any = None
     name: Any = None
     pid: Any = None
@@ -26,6 +24,10 @@ class CompleteEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     ts: Any = None
     dur: Any = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class CompleteEvent(_Timed, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
 
 
 class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
@@ -35,32 +37,25 @@ class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     ts: Any = None
 
 
-class _AnyEvent(msgspec.Struct, gc=False):
+class _AnyEvent(_Timed, gc=False):
     """An event of any phase, even of one that is no text."""
 
     ph: Any = ""
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None
-    dur: Any = 0
-    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class _Exact(msgspec.Struct, gc=False):
     cat: Any = None
     name: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: msgspec.Raw = msgspec.Raw(b"0")
 
 
-class _AnyExactEvent(msgspec.Struct, gc=False):
+class _ExactEvent(_Exact, gc=False, tag_field="ph", tag="X"):
+    pass
+
+
+class _AnyExactEvent(_Exact, gc=False):
     ph: Any = ""
-    cat: Any = None
-    name: Any = None
-    ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: msgspec.Raw = msgspec.Raw(b"0")
 
 
 _UNUSED: Final = [msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase) for phase in "stfMCBEbneI"]
