@@ -1,12 +1,12 @@
 """From an address to what is shown: nothing but the address and the files decides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.values import dataclass
 from overlapscope_dashboards import comparison, listing
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import pages

@@ -5,16 +5,16 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.file_state import file_state
-from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.manifest import read_manifest, recorded_ranks
+from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import where_is
-from overlapscope.timeline.store import read_manifest, recorded_ranks
+from overlapscope.values import dataclass
 
 MAX_DEPTH: Final = 6
 """Folders below the root that are searched for runs ..."""

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
@@ -19,6 +18,8 @@ from urllib.parse import urlencode, urlsplit
 from flask import Flask, Response, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
+
+from overlapscope.values import dataclass
 
 COOKIE: Final = "overlapscope"
 TOKEN: Final = "token"

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Condition, Thread
 from time import monotonic
 from typing import Final, Generic, TypeVar
+
+from overlapscope.values import dataclass
 
 MAX_AT_ONCE: Final = 64
 """Pieces of work that are done at the same time ..."""

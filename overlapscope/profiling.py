@@ -20,9 +20,11 @@ from overlapscope.ingest.kineto import read_kineto
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.report.summary import RankSummary, render
 from overlapscope.report.text import mean
+from overlapscope.timeline.manifest import rank_folder
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rank_by_rank import save_job, save_rank
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
-from overlapscope.timeline.store import load_run, rank_folder, save_job, save_rank
+from overlapscope.timeline.store import load_run
 from overlapscope.version import __version__
 
 MOST_SPANS_TOLD = 1_000_000

@@ -4,12 +4,12 @@ They need no chart library: they are sharp at any size, take the page's colours,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms, percent
+from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 LABELLED = 0.09

@@ -1,12 +1,12 @@
 """Bars of several parts that are a table: a name, the parts one after another, and each of them in milliseconds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms
+from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 

@@ -1,12 +1,12 @@
 """A waterfall as a table: from one sum to another, each part where the one before it ended."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms, signed_ms
+from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 FROM_NOUGHT: Final = 0.6

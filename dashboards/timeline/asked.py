@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from overlapscope.values import dataclass
 from overlapscope_dashboards.site import Unknown
 from overlapscope_dashboards.timeline.heat import DOMINATING, MODES
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS

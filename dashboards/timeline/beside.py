@@ -5,13 +5,13 @@ to the other, with a number at both ends.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import NONE
+from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS, Corner, Row, Strip, strip

@@ -5,13 +5,13 @@ one that looks closer adds up the states themselves, of which then few are in vi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.heat import map_rows, spent_by_row
 from overlapscope_dashboards.timeline.window import MAX_BINS, MIN_BINS
 

@@ -6,7 +6,6 @@ from there: exact times stay here, and are asked for when something is pointed a
 
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals
+from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import COLOURS, GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.heat import DOMINATING, FULL, MAP_PIXELS, Cells, heat, map_rows

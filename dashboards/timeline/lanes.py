@@ -1,7 +1,6 @@
 """Single ranks, lane by lane: what ran where, as spans when few are in view, else as the time they cover."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,6 +10,7 @@ from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, HI
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 MAX_RANKS: Final = 16
 MAX_LANES: Final = 8

@@ -1,13 +1,13 @@
 """The same call on the ranks that took part: what is marked on all of them when one is pointed at."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from overlapscope.analysis.across import Across
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

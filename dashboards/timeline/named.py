@@ -1,12 +1,12 @@
 """Looking for a name: which spans of some ranks have it, and which of them comes next."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
 """Words about what is pointed at and what is in view: exact times, for readers of tables and for the pointer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.analysis.occupancy import STATES, UNRECORDED, spent_together
 from overlapscope.report.amounts import ms, percent, size
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import NONE
+from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window
 

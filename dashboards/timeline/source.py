@@ -5,7 +5,6 @@ and what needs all tables (causes, links, and clocks that were not kept) follows
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Final, Self
 
@@ -23,6 +22,7 @@ from overlapscope.report.perfetto_tracks import lane_name, on_common_clock
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store import load_rank
+from overlapscope.values import dataclass
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.coarse import Coarse

@@ -1,7 +1,7 @@
 """A view of the timeline as a value: the figure, its words and its table; and what is pointed at in it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.amounts import ms
 from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.values import dataclass
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks

@@ -4,12 +4,12 @@ Bins lie on a grid that all windows of about the same length share, so that a wi
 bins, and one asked for again is the same window. All times are integer nanoseconds, here counted from the run's begin.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 MIN_BINS: Final = 200
 MAX_BINS: Final = 2_000

@@ -1,7 +1,6 @@
 """How fast collectives ran and how long they took: points, curves and tables, from an analysis."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -13,6 +12,7 @@ from overlapscope.analysis.possible_bandwidth import Curve as Benchmark
 from overlapscope.analysis.rank_words import short
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.where import place
+from overlapscope.values import dataclass
 from overlapscope.whatif.curves import CLOSE
 from overlapscope.whatif.recorded_curves import RecordedCurve
 

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from overlapscope.values import dataclass
 from overlapscope_dashboards.site import Unknown
 
 MAX_TRIED: Final = 16

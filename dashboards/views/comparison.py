@@ -1,7 +1,6 @@
 """What changed from one run to another: the figures of the compare page, from a gate's verdicts and its comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -17,6 +16,7 @@ from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words, difference_words, relative_words, value_words
 from overlapscope.report.gate_sheet import metric_words
 from overlapscope.report.text import WORDS
+from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
 

@@ -1,7 +1,6 @@
 """How much is exposed, and why: the figures of the overview, from an analysis."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -15,6 +14,7 @@ from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.report.amounts import count, ms, percent
 from overlapscope.report.text import WORDS, mean, sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
 WAITING: Final = ("peer_compute", "peer_comm", "peer_host", "pipeline")

@@ -1,7 +1,6 @@
 """What to change, with what it gains, risks and rests on; and how earlier predictions held."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
@@ -10,6 +9,7 @@ from overlapscope.report.across_ranks import straggler_words
 from overlapscope.report.amounts import count, ms, percent, signed_percent
 from overlapscope.report.evidence_words import evidence_words
 from overlapscope.report.text import mean, windows
+from overlapscope.values import dataclass
 
 VERDICTS: Final[Mapping[str, str]] = {
     "change": "change it", "trial": "worth a trial", "no_change": "leave it as it is",

@@ -1,10 +1,11 @@
 """What a step would be under other settings: from an address to settings, and from replays to what is drawn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from overlapscope.report.amounts import ms, percent, signed_ms, size
+from overlapscope.values import dataclass
 from overlapscope.whatif.answer import scenarios
 from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
 from overlapscope.whatif.ddp_step import HALF, Settings

@@ -7,11 +7,11 @@ Versions as in NCCL's release notes and sources: `ncclConfig_t.maxCTAs` and `NCC
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 CTAS_SINCE: Final = (2, 17)
 FUNCTIONS_SINCE: Final = (2, 24)

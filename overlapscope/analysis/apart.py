@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overlapscope.analysis.group_calls import listed
-from overlapscope.analysis.matching import Matching
+from overlapscope.analysis.matched import Matching
 from overlapscope.analysis.pairs import PairMatching
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import Run

@@ -5,7 +5,6 @@ and transfer (sends with their receives, uneven exchanges, groups of which some 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.pairs import Pairs
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)  # the library's: ours knows no order
 class CallKind:
     """One kind of call. The algorithm that ran it is not part of it: the same collective may get another one."""
 

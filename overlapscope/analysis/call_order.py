@@ -6,7 +6,6 @@ another size, exchange wrong data or wait for ever. Sends and receives differ fr
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 ONE_SIDED: Final = ("send", "recv", "put_signal", "signal", "wait_signal")
 MAX_LISTED: Final = 8

@@ -1,7 +1,7 @@
 """What the calls of each kind come to, gathered rank by rank: no kind of call is looked at by itself before the end."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.packed import Packed
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 NUMBERS: Final = ("group_size", "bytes")

@@ -7,7 +7,6 @@ known, the time before the last member came is waiting all the same, and the res
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
+from overlapscope.values import dataclass
 
 CAUSES: Final = (
     "peer_compute",

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from statistics import median
 from typing import Final, Literal
@@ -13,6 +13,7 @@ from overlapscope.analysis.attribution import REMAINDER, Attribution, Part, attr
 from overlapscope.analysis.call_kind import CallFields, CallKind
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.step_table import StepTable
+from overlapscope.values import dataclass
 
 MANY_SIZES: Final = 16
 """Calls that are alike but for more sizes than this, as an uneven all-to-all's, are one kind: no size comes again."""

@@ -5,13 +5,13 @@ where all that is slow is its own, and what is not slow does not pass its link t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 SLOW: Final = 0.25
 """A pair of ranks is slow up to this share of what the fastest pair reaches ..."""

@@ -8,7 +8,6 @@ than those sent.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,11 +16,12 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks, Reals
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import EXPERT
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 MIN_IMBALANCE: Final = 1.2
 """The rank with the most bytes gets at least this many times the mean, over all calls, ..."""

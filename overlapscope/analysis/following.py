@@ -1,7 +1,6 @@
 """What a step computes after a collective: other work that depends on it, or only the optimizer, or nothing."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
 """torch's own annotation around every optimizer's step, and our own mark of the phase."""

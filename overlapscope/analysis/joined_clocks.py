@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from overlapscope.analysis.clocks import Clocks, clock_offsets, from_the_middle
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.ties import tied
 
 

@@ -6,7 +6,7 @@ them: what it tells there of who came late is the jump.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets
 from overlapscope.analysis.group_calls import listed
-from overlapscope.analysis.matching import Matched, Matching
+from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.analysis.ties import connected
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 LEAST_NS: Final = 200_000
 """Levels closer than this are no jump ..."""

@@ -1,7 +1,6 @@
 """What each kernel took in the steps of one run, so that two runs can be laid side by side."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, Ints, size
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 UNNAMED = "(without a name)"
 

@@ -7,7 +7,6 @@ however much it is given, so that it seems slow; then the others tell.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 FEWEST_RANKS: Final = 2
 """A kernel has a usual time where so many ranks run it."""

@@ -1,7 +1,6 @@
 """The figures that runs are compared by: the value of a run is the median over its steps of a figure over its ranks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.step_table import StepTable
 from overlapscope.timeline.columns import NONE
+from overlapscope.values import dataclass
 
 Unit = Literal["ns", "ratio"]
 Fold = Literal["mean", "max", "sum"]

@@ -6,10 +6,10 @@ What makes a step stand out mostly does so on many ranks at once: they are told 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
+from overlapscope.values import dataclass
 
 ODD_FACTOR: Final = 1.5
 """A step stands out when a figure is at least this many times the median of its neighbours ..."""

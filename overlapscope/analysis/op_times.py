@@ -1,7 +1,6 @@
 """What each operation of each group costs a step: transferring, waiting, and what could not be told apart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ message is taken.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
 EARLY_NS: Final = 50_000

@@ -5,7 +5,6 @@ time, and answer all of them; no more of a run need be laid out at once.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from overlapscope.analysis.clocks import Clocks, Reals
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.values import dataclass
 
 ROUNDING_NS: Final = 2
 """Clocks are moved by whole nanoseconds: what lies this near to a piece is looked at, and then cut exactly."""

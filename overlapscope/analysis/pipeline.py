@@ -12,7 +12,6 @@ jobs (shapes, several tensors): the least frequent size counts, which makes the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -25,6 +24,7 @@ from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.values import dataclass
 
 MIN_SHARE: Final = 0.05
 """The excess is a finding from this share of the step ..."""

@@ -10,7 +10,6 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -21,6 +20,7 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 FAR_BELOW: Final = 0.5
 MIN_CALLS: Final = 5

@@ -1,11 +1,12 @@
 """What was predicted of a run's other settings, and what later runs measured: how far predictions can be believed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isclose
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+
+from overlapscope.values import dataclass
 
 SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
 SAME: Final = 1e-3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.timeline.columns import Ints
 
 

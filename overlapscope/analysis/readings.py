@@ -6,7 +6,6 @@ recorded has no series.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.held_by_host import taken
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 GB: Final = 1e9
 KIB: Final = 1024

@@ -1,13 +1,14 @@
 """Where each rank stood in each process group when it was dumped, or when its watchdog gave up."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 DUMP = "flight_recorder"
 """Format of the sources that hold a rank's calls as they were entered."""

@@ -4,7 +4,6 @@ Device work lags the host, by up to more than a step: a window cut at host times
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from overlapscope.timeline.by_group import largest_by, smallest_by, sum_by
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 

@@ -7,7 +7,6 @@ it did more of than its peers (`held`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 WEIGHS: Final = 0.05
 WEIGHS_ON_HOST: Final = 0.1

@@ -18,13 +18,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts
+from overlapscope.values import dataclass
 
 WHOLE_BOARDS = (4, 8, 16)
 FAST = ("NVLink", "XGMI")

@@ -1,10 +1,10 @@
 """Of a step's exposed communication, what was waiting for a late rank, and for which rank the others waited most."""
 
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.values import dataclass
 
 WAITING: Final = ("peer_compute", "peer_comm", "peer_host")
 """The causes that are waiting for a late rank."""

@@ -6,14 +6,14 @@ by 3 %, where means over ranks were off by 70 to 850 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.rank_sets import bounds, by_ranks, side_by_side
+from overlapscope.values import dataclass
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or three residuals of the clocks, do not count as being last."""

@@ -11,8 +11,9 @@ one may call collectives; then it only passes on.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+from overlapscope.values import dataclass
 
 OPERATIONS: Final[dict[str, tuple[str, int | None, int | None]]] = {
     # dispatcher name: (operation, argument sent, argument received)

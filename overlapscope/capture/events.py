@@ -1,7 +1,6 @@
 """Records of `events` mode to columns: collectives from ready to done, phases less the time they were blocked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import volume_bytes
+from overlapscope.values import dataclass
 
 BucketCopies = Literal["copied", "viewed"]
 """Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""

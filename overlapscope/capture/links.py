@@ -4,8 +4,10 @@ Names and kinds are those of `nvidia-smi topo -m` (GPU0, PIX, PXB, PHB, NODE, SY
 Each field degrades alone: what a driver does not tell is None.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
+
+from overlapscope.values import dataclass
 
 PCIE_KINDS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Names of `nvmlGpuTopologyLevel_t`; two devices of one board (0) are at most one bridge apart."""

@@ -4,11 +4,11 @@ import os
 import platform
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from overlapscope.capture.links import links
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """What capture itself costs: steps with and without it, interleaved in the same process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from overlapscope.values import dataclass
 
 RESAMPLES = 2000
 FEWEST = 4

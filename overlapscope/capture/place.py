@@ -7,7 +7,7 @@ from pathlib import Path
 from overlapscope.capture import exchange
 from overlapscope.capture.guard import Guard, warn
 from overlapscope.errors import UsageError
-from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run_directory import is_run_directory
 
 
 class Place:

@@ -7,9 +7,10 @@ step, from the training thread, without ever waiting for the device.
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
+
+from overlapscope.values import dataclass
 
 
 class Points(Protocol):

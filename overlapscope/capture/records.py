@@ -1,7 +1,9 @@
 """What is noted while a step runs: small mutable records, turned into columns later."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from overlapscope.values import dataclass
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """How to record: what the caller of `overlapscope.profile` chooses."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from overlapscope.errors import UsageError
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

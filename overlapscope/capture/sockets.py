@@ -9,11 +9,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any, Final
 
 from overlapscope.capture.interfaces import by_address, rate_bytes_s
+from overlapscope.values import dataclass
 
 DESCRIPTORS: Final = "/proc/self/fd"
 MAX_DESCRIPTORS: Final = 4096

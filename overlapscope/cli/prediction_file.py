@@ -12,7 +12,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.prediction_file import NAME, read_predictions
 from overlapscope.ingest.sides import runs_of
 from overlapscope.timeline.flushed import flush_file
-from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import umask
 
 

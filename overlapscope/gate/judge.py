@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ from overlapscope.analysis.step_table import StepTable
 from overlapscope.gate.calibrate import NoiseFloor, least_told, noise_of, own_spread
 from overlapscope.gate.policy import JUDGED, Policy
 from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_test, shift_interval, tail_probabilities
+from overlapscope.values import dataclass
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive", "not_applicable"]
 Reason = Literal[

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from overlapscope.analysis.metrics import METRICS, STEP_TIME
 from overlapscope.errors import UsageError
 from overlapscope.gate.comparable import BLOCKING
 from overlapscope.gate.nearest import unknown
+from overlapscope.values import dataclass
 
 GATING: Final = (STEP_TIME, "exposed_comm_ns")
 JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}

@@ -7,7 +7,6 @@ count, and beside them those with one gap more: where sources are known to lose 
 to another answer.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from overlapscope.ingest.correlate import fits_at, sums_over
 from overlapscope.ingest.gap_costs import EDGE, gap_costs
 from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.values import dataclass
 
 MAX_KINDS_OF_PLACE: Final = 16
 """Places with the same calls around them are looked at once; with more kinds than this nothing is told apart."""

@@ -5,7 +5,6 @@ PyTorch and most others call inside `ncclGroupStart` ... `ncclGroupEnd`; kernels
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from overlapscope.ingest.classify import API_RANGE, operation
 from overlapscope.ingest.trace_columns import ApiCall
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.volume import possible
+from overlapscope.values import dataclass
 
 GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"})

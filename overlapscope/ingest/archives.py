@@ -6,7 +6,7 @@ name `archive.tar.gz/member`. Archives inside archives are passed over.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from overlapscope.ingest.readers import head_of
 from overlapscope.ingest.reading import Head, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import RankTimeline, Source
+from overlapscope.values import dataclass
 
 MAX_UNPACKED_BYTES: Final = 64 << 30
 """Of all members together that are unpacked."""

@@ -6,7 +6,6 @@ versions, numbers; durations are numbers, with parts of a nanosecond. Both are r
 stands in metadata events that may follow its work.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import Codes, NameTable
+from overlapscope.values import dataclass
 
 UNREAD_CATEGORIES = frozenset({"python_function"})
 """Host stacks: most of a file, and nothing that this project asks for."""

@@ -1,12 +1,11 @@
 """The arrows of an Ascend trace from host to device: from the call, or the operation, to the task it enqueued."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

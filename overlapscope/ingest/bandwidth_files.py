@@ -3,7 +3,6 @@
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +13,7 @@ from overlapscope.ingest.bandwidth_rows import DTYPES, Row, Timing, exact, figur
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.formats.nccl_tests import CSV_HEADER
 from overlapscope.ingest.json_scan import scan
+from overlapscope.values import dataclass
 
 STEERING: Final = ("NCCL_", "RCCL_")
 """nccl-tests writes its whole environment, secrets included; only variables that begin so are kept."""

@@ -8,10 +8,10 @@ functions of nccl-tests' src/). An answer is given only when one operation fits 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from overlapscope.ingest.bandwidth_rows import REDUCTIONS, Row, Timing, agrees
 from overlapscope.timeline.volume import bus_factor
+from overlapscope.values import dataclass
 
 MAX_RANKS = 1 << 20
 _SLACK = 1e-6

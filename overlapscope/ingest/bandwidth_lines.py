@@ -6,12 +6,13 @@ columns fit and either a table's header stands above it or its algbw is its size
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from overlapscope.ingest.bandwidth_identity import Identity, identify
 from overlapscope.ingest.bandwidth_rows import DTYPES, Row, agrees, read_row
 from overlapscope.ingest.classify import operation
+from overlapscope.values import dataclass
 
 MAX_LINE: Final = 4096
 MAX_TOKENS: Final = 64

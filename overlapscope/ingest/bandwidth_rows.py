@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.timeline.volume import ITEM_BYTES, MAX_COUNT
+from overlapscope.values import dataclass
 
 DTYPES: Final = {
     "int8": "int8",

@@ -1,11 +1,11 @@
 """A rank's calls in order, without times, as a timeline of basis `log`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

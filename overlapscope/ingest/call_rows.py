@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from overlapscope.timeline.facts import Facts, Measurements, Members
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline
 from overlapscope.timeline.volume import MAX_COUNT, bus_factor, full_elements
+from overlapscope.values import dataclass
 
 _WHOLE: Final = (
     "comm",

@@ -5,7 +5,7 @@ element, an all-to-all is a group of sends and receives, an all-gather of unequa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.values import dataclass
 
 ANY_CALL: Final = ("unknown", "coalesced", "gather", "scatter", "send_recv")
 """Recorded operations that may be any call, or group of calls, of the library's."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ from overlapscope.ingest.call_log import Call
 from overlapscope.ingest.classify import Classifier, operation
 from overlapscope.ingest.collective_args import count
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK
+from overlapscope.values import dataclass
 
 SEND, RECEIVE, COLLECTIVE = 5, 6, 7
 OPS: Final = (

@@ -1,7 +1,7 @@
 """Which communicator of a library's log serves which process group: by their ranks, else by the calls made on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 import numpy as np
@@ -12,6 +12,7 @@ from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import Group, RankTimeline
+from overlapscope.values import dataclass
 
 Pair = tuple[RankTimeline, RankTimeline]
 """What a rank recorded, and its library's log."""

@@ -3,7 +3,6 @@
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.values import dataclass
 
 _NO_ARGS = CollectiveArgs()
 _EXECUTED_AS = {"reduce_scatter": "all_reduce"}

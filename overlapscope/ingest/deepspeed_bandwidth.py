@@ -15,10 +15,11 @@ does not stand in the log, but the factor and n do: in the printed figures, with
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from overlapscope.timeline.run import MAX_RANKS
+from overlapscope.values import dataclass
 
 _HALF: Final = 0.005
 """Every figure is rounded to two decimals."""

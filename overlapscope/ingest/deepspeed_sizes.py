@@ -1,10 +1,10 @@
 """DeepSpeed's own way of writing sizes: `0B`, `128.0 B`, `678.86 MB`, in powers of 1024, to two decimals."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.timeline.volume import MAX_COUNT
+from overlapscope.values import dataclass
 
 PATTERN: Final = r"0B|[0-9]{1,4}(?:\.[0-9]{1,2})? [KMGTPEZY]?B"
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")

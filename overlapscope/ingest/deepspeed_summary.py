@@ -12,12 +12,13 @@ one that a later one goes on from is left out. Straggler times are too small in 
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from overlapscope.ingest.deepspeed_sizes import PATTERN
 from overlapscope.ingest.figure_rows import FigureRows
 from overlapscope.timeline.facts import Facts
+from overlapscope.values import dataclass
 
 HEADING: Final = b"Comm. Op"
 _HEADING: Final = re.compile(r"Comm\. Op +Message Size +Count +(\S.*)")

@@ -5,12 +5,11 @@ touches a device on which another process does more (a context on GPU 0 is a com
 that work counts with the process's own device. A process that runs no kernel is no rank.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 NO_RANK = -1
 

@@ -5,7 +5,7 @@ adds to a profiler's trace are groups, sizes and sequence numbers, joined by the
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from overlapscope.ingest.json_scan import scan
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
+from overlapscope.values import dataclass
 
 
 class _Trace(msgspec.Struct):

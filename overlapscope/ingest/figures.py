@@ -1,13 +1,14 @@
 """Figures that a source reports itself, gathered row by row while it is read."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.columns import make as table
 from overlapscope.timeline.facts import Facts, Figures
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK
+from overlapscope.values import dataclass
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.ingest.classify import operation
@@ -11,6 +10,7 @@ from overlapscope.ingest.collective_args import count, dtype_name
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED, UNKNOWN
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.values import dataclass
 
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 64

@@ -1,13 +1,13 @@
 """What a flight recorder's dump says of process groups: their members, and how far this rank had come in each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.ingest.collective_args import MAX_GROUP_SIZE, count, parse_ranks
 from overlapscope.ingest.flight_entries import Call, described, text
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED
 from overlapscope.timeline.run import MAX_RANKS, Group
+from overlapscope.values import dataclass
 
 DEFAULT: Final = "default_pg"
 """Description of the group of all ranks, since torch 2.3."""

@@ -4,13 +4,12 @@ Furthest-reaching points on diagonals (E. Myers, "An O(ND) difference algorithm"
 forward and backward, so that every pair of rows gets the cost of the cheapest alignment that pairs them.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.ingest.correlate import WILD
 from overlapscope.timeline.columns import Flags, Ints
+from overlapscope.values import dataclass
 
 EDGE = -2
 """A token of the text that fits nothing: there is no text."""

@@ -5,8 +5,9 @@ begins and when it ends; the file does not name batches. Tensors whose transfer 
 one batch.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from overlapscope.values import dataclass
 
 TOGETHER_US: Final = 100
 """Stamps of one batch follow each other within this time."""

@@ -6,8 +6,10 @@ that are answered from the response cache have no ticks (horovod#2370).
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from overlapscope.values import dataclass
 
 CYCLE_GAP_US: Final = 500
 """Reports of one cycle are taken in a loop, microseconds apart; between cycles rank 0 sleeps about a millisecond."""

@@ -6,12 +6,13 @@ same tensor.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from overlapscope.ingest.horovod_batches import FUSABLE, Batch, Batches
 from overlapscope.ingest.horovod_readiness import Readiness, Ticks
 from overlapscope.timeline.volume import ITEM_BYTES, volume_bytes
+from overlapscope.values import dataclass
 
 PARTS: Final = ("negotiation", "waiting", "fusion_copy", "transfer", "other", "unaccounted")
 NEGOTIATION, WAITING, FUSION_COPY, TRANSFER, OTHER, UNACCOUNTED = range(6)

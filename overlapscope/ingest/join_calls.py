@@ -1,7 +1,7 @@
 """A timeline gains what a log knows of its calls: only what is certain, and nothing that it says itself is replaced."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from overlapscope.timeline.columns import MISSING, NONE, UNKNOWN, Flags, Ints, c
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import VOLUMELESS
+from overlapscope.values import dataclass
 
 CHOSEN: Final = ("algorithm", "protocol", "channels")
 """What the library chose: known to its log alone."""

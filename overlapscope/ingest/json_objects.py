@@ -1,7 +1,6 @@
 """JSON objects that stand behind each other in a file: one a line, pretty-printed, or the items of one array."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.json_scan import object_end
 from overlapscope.ingest.lines import lines
+from overlapscope.values import dataclass
 
 MAX_OBJECT_BYTES = 256 << 10
 """A longer object is taken for damage; one that spans lines is looked at anew with each of them."""

@@ -1,13 +1,14 @@
 """What a Kineto trace says of itself, before or after its events: rank, world, groups, time base, versions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgspec
 
 from overlapscope.ingest.collective_args import count, parse_ranks
 from overlapscope.timeline.run import MAX_RANKS, Group
+from overlapscope.values import dataclass
 
 
 class _Fields(msgspec.Struct, gc=False):

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import msgspec
 from overlapscope.ingest.reading_folder import LARGE, Part, load_part
 from overlapscope.timeline.columns import Columns, Spans, concat, make, recode, shift
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.store import table_file, write_table
+from overlapscope.timeline.rank_files import table_file, write_table
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ Only the variables named here are looked at; an environment holds secrets.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.timeline.run import MAX_RANKS
+from overlapscope.values import dataclass
 
 _VARIABLES: Final = (
     ("RANK", "WORLD_SIZE"),

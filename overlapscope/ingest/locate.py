@@ -1,7 +1,6 @@
 """Where the calls of one source lie among those of another, of one rank and one group."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from overlapscope.ingest.correlate import WILD, best_place
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 MAX_GAPS: Final = 4
 CALLS_PER_GAP: Final = 8

@@ -1,10 +1,11 @@
 """The contract of a format whose lines stand among the others of a training log."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from overlapscope.timeline.facts import Facts
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

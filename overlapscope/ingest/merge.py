@@ -1,11 +1,11 @@
 """Several sources of one rank to one timeline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Group, RankTimeline, join_recordings
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

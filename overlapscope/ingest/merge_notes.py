@@ -1,7 +1,8 @@
 """What could not be put together, and why: one sentence for each reason and group, with the ranks it holds for."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from overlapscope.values import dataclass
 
 MAX_RANKS = 16
 

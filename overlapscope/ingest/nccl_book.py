@@ -5,7 +5,7 @@ added before that line is. Calls whose choices may still follow are held back, a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from overlapscope.ingest.nccl_scan import Block, Rows
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
+from overlapscope.values import dataclass
 
 MAX_HELD: Final = 256
 """Calls of one process that wait for their choices."""

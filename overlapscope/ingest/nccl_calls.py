@@ -10,7 +10,7 @@ hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scat
 
 import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from overlapscope.ingest.nccl_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.timeline.volume import ITEM_BYTES, MAX_COUNT
+from overlapscope.values import dataclass
 
 DTYPES: Final = (
     "int8",

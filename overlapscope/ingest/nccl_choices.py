@@ -14,7 +14,6 @@ sum (`ncclPrepareTasks`); `Bytes` is the whole buffer there, and what one rank g
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from overlapscope.ingest.nccl_communicators import NO_NUMBER
 from overlapscope.ingest.nccl_costs import operation, spelled
 from overlapscope.ingest.nccl_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import Codes, Flags, Ints
+from overlapscope.values import dataclass
 
 ALGORITHMS: Final = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")

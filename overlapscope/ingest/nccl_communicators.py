@@ -7,9 +7,10 @@ the log was begun late, or without the subsystem INIT.
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from overlapscope.ingest.nccl_prefix import Writer
+from overlapscope.values import dataclass
 
 NO_NUMBER = -1
 

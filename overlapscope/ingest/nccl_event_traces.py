@@ -6,13 +6,14 @@ and end. Their difference is how long it took; host times here only tell when th
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from overlapscope.ingest.call_rows import CallRows, bandwidths, called_elements, rank_number, whole_number
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.timeline.volume import volume_bytes
+from overlapscope.values import dataclass
 
 MAX_DURATION_NS: Final = 3600 * 10**9
 """Two readings of the device's clock farther apart do not belong together."""

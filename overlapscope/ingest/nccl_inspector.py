@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from overlapscope.ingest.call_rows import CallRows, called_elements, rank_number, whole_number
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.run import MAX_RANKS
+from overlapscope.values import dataclass
 
 EPOCH_US: Final = (10**15, 10**16)
 """Microseconds since 1970 that lie between 2001 and 2286."""

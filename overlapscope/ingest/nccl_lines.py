@@ -6,7 +6,7 @@ read; a piece is counted as dropped; of two prefixes in a row the text decides w
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from overlapscope.ingest import nccl_graph, nccl_init
@@ -19,6 +19,7 @@ from overlapscope.ingest.nccl_prefix import INFO, LOUD, Writer, rank_of_wrapper,
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
 from overlapscope.timeline.facts import TIMEOUT, WARNING
+from overlapscope.values import dataclass
 
 MAX_MESSAGES: Final = 10_000
 """Warnings that are kept; the others are counted."""

@@ -8,11 +8,11 @@ schema do not agree with each other and with those tables. The layout is that wh
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.ingest.api_ranges import Payload
 from overlapscope.timeline.volume import possible
+from overlapscope.values import dataclass
 
 _HEADER: Final = struct.Struct("<IIIIQQ")
 _INT, _UINT64, _SIZE = 5, 18, 22

@@ -5,11 +5,11 @@
 """
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from overlapscope.timeline.run import MAX_RANKS
+from overlapscope.values import dataclass
 
 INFO: Final = b" NCCL INFO "
 LOUD: Final = re.compile(rb" NCCL (?:WARN|ATTN|ERROR) ")

@@ -11,7 +11,6 @@ claimed here; whether the pieces make sense is for their reader to say.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from overlapscope.ingest.bytestream import BLOCK_BYTES, ByteStream
 from overlapscope.ingest.lines import MAX_LINE_BYTES
 from overlapscope.ingest.nccl_text import Text, Texts, distinct_pieces
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 _OP_COUNT: Final = b"opCount "
 _BYTES: Final = b"Bytes ->"

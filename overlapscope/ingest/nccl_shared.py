@@ -1,13 +1,14 @@
 """What NCCL chose for a call is written by member 0 alone and holds for all: the other members' calls get it too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from overlapscope.timeline.columns import Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,6 +17,7 @@ from overlapscope.timeline.columns import NONE, Ints, make
 from overlapscope.timeline.facts import RECEIVING, Connections, CostModels, Members, Messages, Paths
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group
+from overlapscope.values import dataclass
 
 
 def name_code(names: NameTable, name: str | None) -> int:

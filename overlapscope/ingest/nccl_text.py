@@ -4,13 +4,13 @@ Numpy works on all places at once, and on eight bytes at once where that is poss
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
+from overlapscope.values import dataclass
 
 _U: Final = np.uint64
 _EVEN: Final = np.uint8(0xFE)

@@ -9,10 +9,10 @@ its name stands for several: each then gets a name of its own.
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator, Process
+from overlapscope.values import dataclass
 
 MAX_LISTED: Final = 3
 _MAX_NAME: Final = 200

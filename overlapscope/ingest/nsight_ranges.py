@@ -1,7 +1,7 @@
 """The NVTX ranges of an Nsight Systems export, with what NCCL attached to its own."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from overlapscope.ingest.nvtx_names import RangeNames
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
+from overlapscope.values import dataclass
 
 RANGES: Final = "NVTX_EVENTS"
 _SCHEMAS: Final = "NVTX_PAYLOAD_SCHEMAS"

@@ -1,13 +1,14 @@
 """Nsight's StringIds: ids to codes of names, looked up as they are met, for an export may hold millions of strings."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
 
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.values import dataclass
 
 STRINGS: Final = "StringIds"
 _MAX_REMEMBERED: Final = 1 << 20

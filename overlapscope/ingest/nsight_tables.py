@@ -1,7 +1,7 @@
 """The device work and the calls of an Nsight Systems export, chunk by chunk; what a version does not have is absent."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.values import dataclass
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -7,7 +7,7 @@ cannot be told which logs belong together, and none of those that contradict eac
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import NONE, size
+from overlapscope.values import dataclass
 
 _ID: Final = "0x"
 """How the names of communicators begin that are known by their id."""

@@ -6,11 +6,11 @@ builds anything is refused with its name and place. The opcodes are those of Pyt
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from overlapscope.errors import InputError
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """Columns of timed ranges as a trace is read: they grow piece by piece and are joined at the end."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes
+from overlapscope.values import dataclass
 
 
 @dataclass(slots=True)

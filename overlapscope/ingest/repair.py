@@ -7,12 +7,12 @@ kept untouched, an event that can be mended is, any other is dropped; nothing ha
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from overlapscope.ingest.json_scan import EVENT, closes_array, last_event, object_end
+from overlapscope.values import dataclass
 
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"

@@ -1,7 +1,7 @@
 """Read the JSON of rocprofv3 (`--output-format json`): kernels, copies, calls and markers of each rank in it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
+from overlapscope.values import dataclass
 
 _GPU: Final = 2
 """ROCPROFILER_AGENT_TYPE_GPU."""

@@ -4,12 +4,13 @@ Written from the serialisation of ROCprofiler-SDK (cxx/serialization/save.hpp, l
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from overlapscope.timeline.columns import NONE
+from overlapscope.values import dataclass
 
 MAX_TIME_NS: Final = 1 << 61
 """73 years; a larger time is damage."""

@@ -8,7 +8,7 @@ are never touched: it is opened immutable, so a write-ahead log is not read.
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.shown import shown
+from overlapscope.values import dataclass
 
 CHUNK_ROWS: Final = 1 << 15
 CHUNK_ROWS_WITH_TEXT: Final = 1 << 12

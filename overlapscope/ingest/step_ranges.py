@@ -17,13 +17,13 @@ order.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"

@@ -6,8 +6,9 @@ quantity without a unit, or with one that could mean two things, is not guessed.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from overlapscope.values import dataclass
 
 _WORDS: Final = {
     "op": "op operation collective coll primitive",

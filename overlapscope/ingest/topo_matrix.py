@@ -5,7 +5,7 @@ that tabs and any number of spaces part them alike; what stands behind the last 
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
+from overlapscope.values import dataclass
 
 MAX_DEVICES: Final = 1024
 MAX_LINE: Final = 64 << 10

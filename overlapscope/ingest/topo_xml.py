@@ -5,7 +5,7 @@ in it (NCCL_GRAPH_DUMP_FILE). Written by src/graph/xml.cc and search.cc, read by
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from overlapscope.ingest.xml_tree import Element, read_xml
 from overlapscope.timeline.facts import Facts, Figures, Links, Paths
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
+from overlapscope.values import dataclass
 
 LANE_100MBPS: Final = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 """GT/s to what NCCL counts on per PCIe lane, in 100 Mbit/s (`kvDictPciGen` in topo.cc): three quarters of the rate."""

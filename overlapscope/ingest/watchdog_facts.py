@@ -1,7 +1,7 @@
 """Watchdog lines of a whole log to tables: how far each rank had come in each group, and what was said."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from overlapscope.ingest.watchdog_lines import CAUGHT, FAILED, STALLED, TIMED_OUT, TOLD, WatchdogLine, watchdog_lines
@@ -9,6 +9,7 @@ from overlapscope.timeline.columns import NONE, make
 from overlapscope.timeline.facts import INFO, TIMEOUT, WARNING, Facts, Messages, Progress
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group
+from overlapscope.values import dataclass
 
 MAX_KEPT: Final = 10_000
 """Messages listed and collectives remembered; a job of a thousand ranks logs some thousands."""

@@ -8,13 +8,13 @@ prefix, another rank's message.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import count
 from overlapscope.ingest.formats.c10d_watchdog import HINT
 from overlapscope.timeline.volume import full_elements
+from overlapscope.values import dataclass
 
 CAUGHT, TIMED_OUT, FAILED, TOLD, STALLED = range(5)
 """Kinds of message: a collective ran into its timeout; the same, with the group's state; the same, perhaps for another

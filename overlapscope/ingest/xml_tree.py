@@ -1,7 +1,7 @@
 """XML of unknown origin to elements: no document type, no entities, and limits on size, depth and number."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NoReturn
 from xml.parsers import expat
@@ -9,6 +9,7 @@ from xml.parsers import expat
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.shown import shown
+from overlapscope.values import dataclass
 
 MAX_BYTES = 64 << 20
 MAX_DEPTH = 64

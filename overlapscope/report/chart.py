@@ -1,7 +1,8 @@
 """A chart before it has a format: figures in milliseconds by category and series."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A run as one trace for ui.perfetto.dev: every rank a process, clocks corrected, what was found out as tracks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from overlapscope.report.trace_events import EventWriter, Slices, joined
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 PATH_PROCESS: Final = 1
 FIRST_RANK_PROCESS: Final = 2

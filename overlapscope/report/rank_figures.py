@@ -1,11 +1,11 @@
 """One rank's figures for reports: medians over its complete steps, else of its whole recording."""
 
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.values import dataclass
 
 TIMES: Final = (
     "window_ns", "exposed_comm_ns", "overlapped_ns", "comm_ns", "compute_ns", "compute_only_ns", "copy_only_ns",

@@ -1,9 +1,9 @@
 """A report before it has a format: the verdict or the sentence first, then why, then tables, then warnings."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from overlapscope.report.aligned import aligned
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

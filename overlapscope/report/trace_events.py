@@ -8,7 +8,7 @@ Source of the format: "Trace Event Format", https://docs.google.com/document/d/1
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 MOST_TRACKS: Final = 32
 """What overlaps more deeply is written as asynchronous events, each on a track of its own."""

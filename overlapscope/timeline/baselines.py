@@ -8,16 +8,18 @@ So a baseline is what every verb reads already, and there is no form of its own 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.timeline.run import MANIFEST, Run, is_run_directory
+from overlapscope.timeline.manifest import Manifest
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.run_directory import MANIFEST, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, is_taken
-from overlapscope.timeline.store import Manifest, fill_run
+from overlapscope.timeline.store import fill_run
+from overlapscope.values import dataclass
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20

@@ -5,13 +5,14 @@ into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Final
 
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Codes, Columns, Floats, Ints, Small, concat, make, recode, size
 from overlapscope.timeline.names import NameTable
+from overlapscope.values import dataclass
 
 UNTOLD, NO, YES = range(3)
 ANSWERS: Final = ("untold", "no", "yes")

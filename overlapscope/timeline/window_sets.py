@@ -1,12 +1,12 @@
 """Many windows asked at once: what each of several sets of windows covers, in one pass over what it is asked of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from overlapscope.timeline.intervals import BusyTime, Int64s
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

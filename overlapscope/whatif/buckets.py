@@ -7,8 +7,9 @@ repeats. (`compute_bucket_assignment_by_size` and `Reducer::rebuild_buckets` in 
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from overlapscope.values import dataclass
 
 MIB: Final = 1 << 20
 """torch's `bucket_cap_mb` counts these."""

@@ -5,13 +5,14 @@ range, the fit is made anew each time, and what the predictions do then is their
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import Final, Self
 
 import numpy as np
 
 from overlapscope.timeline.columns import Floats
+from overlapscope.values import dataclass
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.replay import Job, Replay, replay
 from overlapscope.whatif.step_job import step_job

@@ -1,9 +1,9 @@
 """The step over the cap of buckets, all else as it is: where it is shortest, and where noise does not tell it apart."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from overlapscope.values import dataclass
 from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings, buckets_of

@@ -10,11 +10,12 @@ gathered from every rank. A ring's all-gather takes half of what its all-reduce 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
 from typing import Final, Literal
 
 from overlapscope.errors import UsageError
+from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve
 
 LEAST_RATE: Final = 2

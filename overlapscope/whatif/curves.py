@@ -7,7 +7,6 @@ does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Flags, Floats
+from overlapscope.values import dataclass
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
 CORNER: Final = 0.15

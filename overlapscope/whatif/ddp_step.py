@@ -1,11 +1,12 @@
 """A step of DistributedDataParallel under given settings: a workload becomes a job to replay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 
 import numpy as np
 
+from overlapscope.values import dataclass
 from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, ddp_buckets
 from overlapscope.whatif.compression import Compression, sent, sent_ns
 from overlapscope.whatif.curves import Curve

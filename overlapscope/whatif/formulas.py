@@ -7,9 +7,10 @@ way at once. Tests run each schedule chunk by chunk and count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import Final
+
+from overlapscope.values import dataclass
 
 INTRA, INTER = "intra", "inter"
 """Inside a node, or along the first dimension of a torus; between nodes, or along the second."""

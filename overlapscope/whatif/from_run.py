@@ -1,6 +1,6 @@
 """A workload from a recording of DistributedDataParallel, freed of how it happened to overlap."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer_curve

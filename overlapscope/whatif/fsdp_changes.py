@@ -5,10 +5,11 @@ prefetch launches the gather of a later module as soon as compute has its own (t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from overlapscope.timeline.dimensions import BACKWARD
+from overlapscope.values import dataclass
 from overlapscope.whatif.graph import Busy, Graph, Item, launch_order, without
 from overlapscope.whatif.graph_changes import Trial, in_16_bits, more_ranks
 from overlapscope.whatif.replay import Launch, Wait

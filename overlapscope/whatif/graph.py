@@ -5,9 +5,10 @@ launched one, and where it could not go on without one. `graph_job` frees it of 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
+from overlapscope.values import dataclass
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.workload import Interference
 

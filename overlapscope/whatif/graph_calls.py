@@ -1,13 +1,14 @@
 """The collectives of one recorded step over all ranks: who took part, from when to when, on which link."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, clip, length, union
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 from overlapscope.whatif.graph import P2P, Call
 from overlapscope.whatif.link_shares import alone_times, times_of_link
 

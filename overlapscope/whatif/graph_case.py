@@ -1,7 +1,6 @@
 """What a recording of any kind tells, with what it leaves open: the steps, interference, the late rank."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,6 +9,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Assumption, Fit
 from overlapscope.whatif.from_run import COMM_SHARE, HELD_WAITING, LATENCY_US, LEAST_NOISE, US
 from overlapscope.whatif.graph import Graph

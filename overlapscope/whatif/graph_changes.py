@@ -1,11 +1,12 @@
 """What may be changed of any recorded step: its links, its types, its late rank. Each gives another graph."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.values import dataclass
 from overlapscope.whatif.formulas import ALGORITHMS, Link, time_ns
 from overlapscope.whatif.graph import Busy, Call, Graph, Item, launch_order, retimed
 from overlapscope.whatif.replay import Gap, Launch

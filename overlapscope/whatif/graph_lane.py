@@ -5,13 +5,13 @@ was not seen to be waited for: where it is needed is then taken from what it is,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection
+from overlapscope.values import dataclass
 from overlapscope.whatif.graph import Busy, Item, Late
 from overlapscope.whatif.replay import Gap, Launch, Wait
 

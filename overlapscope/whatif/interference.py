@@ -4,7 +4,6 @@ The same is the n-th launch of a kernel of that name in each step: names alone h
 little in when communication runs, so that some kernels are beside a transfer in one step and free of it in another.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from overlapscope.timeline.by_group import values_in
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.order import order_of
+from overlapscope.values import dataclass
 
 FREE: Final = 0.05
 """A kernel with no more of its time beside a transfer counts as free of it."""

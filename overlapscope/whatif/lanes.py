@@ -1,7 +1,6 @@
 """What one rank's lanes do in a replayed step: when it computes, and when each collective waits and moves data."""
 
-from dataclasses import dataclass
-
+from overlapscope.values import dataclass
 from overlapscope.whatif.ddp_step import Settings, buckets_of, ddp_job
 from overlapscope.whatif.replay import Work, replay
 from overlapscope.whatif.workload import Workload

@@ -6,13 +6,13 @@ it is causal, and 2.5 times that backward where it is recomputed (Dao et al., Fl
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Final
 
 import numpy as np
 
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.values import dataclass
 from overlapscope.whatif.workload import Gradients
 
 OPTIMIZER_TOUCHES: Final[Mapping[str, int]] = {"sgd": 3, "sgd_momentum": 5, "adam": 7, "adamw": 7}

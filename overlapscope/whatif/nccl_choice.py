@@ -6,11 +6,12 @@ are off by a quarter and more: use them for *which*, and measured curves for *ho
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2
 from typing import Final, Literal
 
 from overlapscope.errors import UsageError
+from overlapscope.values import dataclass
 
 LL, LL128, SIMPLE = "LL", "LL128", "SIMPLE"
 PROTOCOLS: Final = (LL, LL128, SIMPLE)

@@ -1,13 +1,14 @@
 """A described workload: from the document of a `WORKLOAD.toml` to what is assumed, and to workloads that replay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
+from overlapscope.values import dataclass
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.curves import Curve, curve

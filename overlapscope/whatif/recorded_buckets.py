@@ -7,7 +7,6 @@ others, have together the elements that were launched until then, they are what 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 from overlapscope.whatif.unsynced import launch_times, optimizer_ns
 
 MODULE = "module."

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.volume import bus_factor
+from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve, curve
 
 MOST: Final = 1_000

@@ -6,7 +6,6 @@ two steps have to be laid over each other piece by piece.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
@@ -18,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 from overlapscope.whatif.graph import P2P, Call, Graph
 from overlapscope.whatif.graph_calls import Kind, Seen, StepCalls, described, sharing, step_calls, usual_alone
 from overlapscope.whatif.graph_lane import Lane, programme

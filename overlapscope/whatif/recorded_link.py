@@ -6,13 +6,13 @@ That is fair to calls of one size. A small one beside a large one waits in its q
 shares by bytes would say something else, the size tells nothing of its own, and only the sum is kept.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve, curve
 
 BESIDE: Final = 0.8

@@ -6,7 +6,7 @@ them. Times are nanoseconds on the clock that all ranks share; the tables' axes 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.values import dataclass
 from overlapscope.whatif.unsynced import averages_parameters, launch_times, optimizer_ns, unsynced_steps
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"

@@ -8,9 +8,10 @@ that are on one link at once share it equally.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
+from overlapscope.values import dataclass
 from overlapscope.whatif.workload import Interference
 
 

@@ -6,11 +6,11 @@ before its backward, the next one's while it computes, as FSDP does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from overlapscope.timeline.columns import Floats
+from overlapscope.values import dataclass
 from overlapscope.whatif.ddp_step import Settings, buckets_of, of_ranks
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.sharding import Sharding, time_ns

@@ -7,11 +7,12 @@ bytes each of a model in 16 bits. Stage 1 shards the optimizer's states, (2 + 2 
 reduce-scatter and an all-gather of the whole; stage 3 half as much again, as it gathers in forward and in backward.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.values import dataclass
 from overlapscope.whatif.workload import Workload
 
 STAGES: Final = (1, 2, 3)

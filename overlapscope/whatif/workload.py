@@ -6,11 +6,12 @@ and other settings turn a workload into a `Job` (see `ddp_step`), which `replay`
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from overlapscope.timeline.columns import Floats, Ints
+from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve
 
 
