@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
 from overlapscope.cli.plan import caps_of
 from overlapscope.cli.printable import one_line
 from overlapscope.errors import UsageError
@@ -42,15 +42,13 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.across import across  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
     from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.report import advice_text, json, predictions_text  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     caps, made_at = caps_of(args.bucket_cap_mb), _date(args)
     kept = noted_in(args.inputs)
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    loaded = read_run(args)
     warn("advise", loaded.sources)
     together = across(loaded)
     analysis = analyze(loaded, together)

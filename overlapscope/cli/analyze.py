@@ -3,6 +3,9 @@
 examples:
   overlapscope analyze rank0.pt.trace.json.gz
   overlapscope analyze traces/ --json -o analysis.json
+  overlapscope analyze traces.tar.gz nccl.*.log
+  overlapscope analyze s3://bucket/traces/job-1234
+  overlapscope analyze runs/baseline
   overlapscope analyze traces/ --bandwidth all_reduce_perf.log
   overlapscope analyze traces/ --comm 'my_allreduce_.*'
 """
@@ -12,7 +15,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, read_options, warnings_of
+from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, warnings_of
 
 if TYPE_CHECKING:
     from overlapscope.analysis.analyze import Analysis
@@ -50,20 +53,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _worked_out(args: argparse.Namespace, *, may_keep: bool) -> "Kept":
     """Read and analyze; of a run that is large enough, keep what was found."""
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - what was kept is shown without
     from overlapscope.cli.kept_analysis import WORTH_SPANS, Kept, keep_analysis, state_of  # noqa: PLC0415
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
-    from overlapscope.report import json  # noqa: PLC0415
-    from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
+    from overlapscope.timeline.run_directory import is_run_directory  # noqa: PLC0415
 
     place = args.inputs[0]
     made_of = state_of(place) if may_keep and is_run_directory(place) else None
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress, workers=args.workers)
+    loaded = read_run(args)
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
+    from overlapscope.ingest.bandwidth_presets import reference_bandwidths  # noqa: PLC0415
+    from overlapscope.report import json  # noqa: PLC0415
+
     analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
     keeps = made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS
+    del loaded  # what is printed has the room
     found = Kept(
         aside=warnings_of("analyze", analysis.sources),
         table=_table(analysis, args, all_rows=args.all) if keeps or not args.json else "",
@@ -86,7 +89,7 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     """Give the text, and the commands to go on with."""
     from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.report import text  # noqa: PLC0415
-    from overlapscope.timeline.run import is_run_directory  # noqa: PLC0415
+    from overlapscope.timeline.run_directory import is_run_directory  # noqa: PLC0415
 
     table = text.render(analysis, all_rows=all_rows)
     given = [shown(path) for path in args.inputs]

@@ -19,8 +19,19 @@ MAX_WORKERS = 1024
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the input paths and how to read them."""
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="trace file, folder of them, or run")
+    parser.add_argument(
+        "inputs", nargs="+", type=given_path, metavar="INPUT",
+        help="trace or log, plain or gzip; folder or archive (tar, tar.gz, zip) of them; URL of a file or folder "
+        "(s3://, gs://, https://, ...); or one run directory",
+    )  # fmt: skip
     add_reading(parser)
+
+
+def given_path(text: str) -> Path:
+    """Give the path that a word is; an empty one, as of a variable that is not set, is not the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: is a variable not set?")
+    return Path(text)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +60,8 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_workers,
         metavar="N",
-        help="processes that read files side by side (default: one a core for large files; 1: this process alone)",
+        help="processes that read files, or parts of one, side by side (default: one a core where files are large; "
+        "1: this process alone)",
     )
 
 

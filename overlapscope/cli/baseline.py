@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_reading, read_options, warn
+from overlapscope.cli.arguments import add_reading, given_path, read_options, warn
 from overlapscope.cli.printable import one_line, printable
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError, UsageError
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="save|list|show", required=True)
     save = actions.add_parser("save", help="keep a run, or a folder of runs of the same code, under a name")
     save.add_argument("name", metavar="NAME")
-    save.add_argument("runs", type=Path, metavar="RUNS", help="run, trace, folder of traces, or folder of runs")
+    save.add_argument("runs", type=given_path, metavar="RUNS", help="run, trace, folder of traces, or folder of runs")
     save.add_argument("-f", "--force", action="store_true", help="replace a baseline of that name")
     add_reading(save)
     show = actions.add_parser("show", help="show the figures of one")
@@ -131,13 +131,13 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _words(each: "Baseline") -> str:
-    from overlapscope.report.amounts import count  # noqa: PLC0415
+    from overlapscope.report.amounts import count, size  # noqa: PLC0415
 
     if each.problem is not None:
         return each.problem
     of_world = f" of {each.world_size}" if each.world_size else ""
     known = [count(each.runs, "run"), f"{count(each.ranks, 'rank')}{of_world}", count(each.steps, "step")]
-    return ", ".join([*known, *([each.device] if each.device else []), f"{each.size_bytes / 1024:.0f} KiB"])
+    return ", ".join([*known, *([each.device] if each.device else []), size(each.size_bytes)])
 
 
 def _print_json(folder: Path, found: "list[Baseline]") -> int:

@@ -11,9 +11,8 @@ examples:
 
 import argparse
 import shlex
-from pathlib import Path
 
-from overlapscope.cli.arguments import add_output, add_reading, emit
+from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.scale import add_scale, scaled
 from overlapscope.cli.sides import both_sides
 from overlapscope.errors import UsageError
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs",
         nargs="+",
-        type=Path,
+        type=given_path,
         metavar="BASE CAND",
         help="run, trace, folder of traces, or folder of runs, each",
     )

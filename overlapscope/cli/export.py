@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, read_options, warn
+from overlapscope.cli.arguments import add_inputs, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,10 +33,9 @@ def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the trace."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.cli.write_file import write_file  # noqa: PLC0415
     from overlapscope.errors import InputError, UsageError  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report.amounts import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto import Choice, PerfettoTrace  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
@@ -44,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f")
     ranges = {option: numbers(option, getattr(args, option)) for option in ("ranks", "steps")}
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    loaded = read_run(args)
     warn("export", loaded.sources)
     steps = {step for timeline in loaded.ranks.values() for step in timeline.steps.step.tolist()}
     choice = Choice(ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps))

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_output, add_reading, emit
+from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import UsageError
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `gate`."""
-    parser.add_argument("base", nargs="?", type=Path, metavar="BASE", help="run, or folder of runs of the same code")
-    parser.add_argument("candidate", nargs="?", type=Path, metavar="CAND", help="what is judged against it")
+    parser.add_argument(
+        "base", nargs="?", type=given_path, metavar="BASE", help="run, or folder of runs of the same code"
+    )
+    parser.add_argument("candidate", nargs="?", type=given_path, metavar="CAND", help="what is judged against it")
     parser.add_argument(
         "--policy", type=Path, metavar="FILE",
         help="TOML file with the policy (default: [tool.overlapscope.gate] of ./pyproject.toml)",

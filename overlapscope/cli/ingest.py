@@ -10,11 +10,16 @@ examples:
 """
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, read_options, warn
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.processes import Process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the run directory."""
-    import msgspec  # noqa: PLC0415 - keeps --help light
-
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.errors import UsageError  # noqa: PLC0415
-    from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
-    from overlapscope.ingest.shown import shown  # noqa: PLC0415
-    from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
-    from overlapscope.report.amounts import count  # noqa: PLC0415
+    from overlapscope.errors import UsageError  # noqa: PLC0415 - keeps --help light
 
     if args.scheduler and args.workers:
         raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+    if args.scheduler or (os.path.exists(args.output) and not args.force):
+        return _run(args, [])
+    from overlapscope.ingest.start_ahead import start_apart  # noqa: PLC0415
+
+    with start_apart(args.inputs, args.workers) as processes:
+        return _run(args, processes)
+
+
+def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
+    import msgspec  # noqa: PLC0415 - keeps --help light, and lets processes start before
+
+    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
+    from overlapscope.ingest.shown import shown  # noqa: PLC0415
+    from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
+    from overlapscope.report.amounts import count, size  # noqa: PLC0415
+    from overlapscope.report.missing_words import missing_words  # noqa: PLC0415
+
     try:
         with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
             written = write_run(
@@ -54,18 +70,22 @@ def run(args: argparse.Namespace) -> int:
                 executor=executor,
                 force=args.force,
                 watch=progress,
+                processes=processes,
             )
     except KeyboardInterrupt:
         print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
         raise
     warn("ingest", written.sources)
-    stored = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
+    stored = sum(
+        os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(args.output) for name in names
+    )
     if args.json:
         result = {
             "schema": "overlapscope.ingest/1",
             "run": shown(args.output),
             "ranks": written.ranks,
             "missing_ranks": written.missing_ranks,
+            "unread_ranks": written.unread_ranks,
             "spans": written.spans,
             "bytes": stored,
             "resumed_files": written.resumed_files,
@@ -73,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
         }
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
-    missing = f", {len(written.missing_ranks)} not recorded" if written.missing_ranks else ""
+    missing = "".join(f", {each}" for each in [missing_words(written.missing_ranks, written.unread_ranks)] if each)
     before = f" ({count(written.resumed_files, 'file')} read before the interruption)" if written.resumed_files else ""
     print(
         f"{shown(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
-        f"{stored / 2**20:.1f} MiB{before}"
+        f"{size(stored)}{before}"
     )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
     return 0

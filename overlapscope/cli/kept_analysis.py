@@ -69,11 +69,12 @@ def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
             return  # changed meanwhile
         aside, table, document = (part.encode() for part in (kept.aside, kept.table, kept.document))
         lengths = b"%d %d %d\n" % (len(made_of), len(aside), len(table))
-        content = b"".join((lengths, made_of, aside, table, document))
+        parts = lengths, made_of, aside, table, document
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(told_by(content) + content)
+                file.write(told_by(*parts))
+                file.writelines(parts)
             _remove_left(run, temporary.stat().st_mtime)
             os.replace(temporary, run / KEPT)
         except BaseException:
@@ -82,9 +83,12 @@ def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
             raise
 
 
-def told_by(content: bytes) -> bytes:
-    """Give the line that tells whether what follows it is whole."""
-    return b"%08x\n" % zlib.crc32(content)
+def told_by(*parts: bytes) -> bytes:
+    """Give the line that tells whether what follows it, part by part, is whole."""
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"%08x\n" % checksum
 
 
 def state_of(run: Path) -> bytes | None:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
             sys.stdout.flush()
     except OverlapScopeError as error:
-        print(f"overlapscope {args.verb}: {_one_line(told_aside(str(error), args))}", file=sys.stderr)
+        print(f"overlapscope {args.verb}: {_one_line(told_aside(error.in_shell, args))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         ended = isinstance(interrupt, Ended)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from overlapscope.ingest.shown import shown_name
+from overlapscope.timeline.size_text import size_text
 
 EVERY_SECONDS = 0.1
 
@@ -49,11 +50,11 @@ class Progress:
 
     def _show(self, path: Path, now: float) -> None:
         if self._files is None:
-            said = f"file {len(self._bytes)}, {shown_name(path)}, {self._bytes[path] / 2**20:,.0f} MiB"
+            said = f"file {len(self._bytes)}, {shown_name(path)}, {size_text(self._bytes[path])}"
         else:
-            total = sum(self._bytes.values()) / 2**20
-            speed = total / max(now - self._began, EVERY_SECONDS)
-            said = f"{self._done} of {self._files} files, {total:,.0f} MiB, {speed:,.0f} MiB/s, {shown_name(path)}"
+            total = sum(self._bytes.values())
+            speed = size_text(total / max(now - self._began, EVERY_SECONDS))
+            said = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {shown_name(path)}"
         sys.stderr.write(f"\r\x1b[K{self._verb}: {said}")
         sys.stderr.flush()
 

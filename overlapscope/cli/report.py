@@ -13,8 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_output, add_reading, emit, read_options, warn
-from overlapscope.cli.progress import Progress
+from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
 from overlapscope.cli.scale import add_scale, scaled
 from overlapscope.cli.sides import both_sides, measured
 from overlapscope.errors import InputError, UsageError
@@ -29,7 +28,7 @@ MAX_BYTES = 256 * 2**20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `report`."""
     parser.add_argument(
-        "inputs", nargs="+", type=Path, metavar="INPUT",
+        "inputs", nargs="+", type=given_path, metavar="INPUT",
         help="a run; a base and a candidate; more runs, or a folder of runs, in their order; or one file of JSON",
     )  # fmt: skip
     parser.add_argument("--history", action="store_true", help="two runs are a history too, not a base and a candidate")
@@ -73,8 +72,8 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.analysis.predictions import joined  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.cli.tested import Tested  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.ingest.sides import runs_of  # noqa: PLC0415
 
     if args.scale:
@@ -93,8 +92,7 @@ def _document(args: argparse.Namespace) -> "Document":
     saved = _saved(args.inputs[0])
     if saved is not None:
         return saved
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    loaded = read_run(args)
     analysis = analyzed(loaded)
     warn("report", analysis.sources, args)
     return analysis

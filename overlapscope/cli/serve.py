@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_reading, read_options
+from overlapscope.cli.arguments import add_reading, given_path, read_options
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `serve`."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run, folder of runs, or traces")
+    parser.add_argument("paths", nargs="+", type=given_path, metavar="PATH", help="run, folder of runs, or traces")
     parser.add_argument("--port", type=int, default=8050, metavar="N", help="port (default 8050; 0: any free one)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H",

@@ -10,7 +10,7 @@ examples:
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from overlapscope.cli.arguments import add_inputs, add_output, emit, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
 from overlapscope.cli.plan import caps_of
 from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channels_asked
 
@@ -41,16 +41,14 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.channel_trial import channel_trials  # noqa: PLC0415
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.errors import InputError  # noqa: PLC0415
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
     from overlapscope.report import json, whatif_text  # noqa: PLC0415
     from overlapscope.whatif.recording import answer_recording  # noqa: PLC0415
 
     caps, wanted, asked = caps_of(args.bucket_cap_mb), _wanted(args), asked_of(args)
     channels = channels_asked(args.channels)
-    with Progress("reading") as progress:
-        loaded = read_inputs(args.inputs, read_options(args), progress=progress)
+    loaded = read_run(args)
     warn("whatif", loaded.sources)
     try:
         if args.list:
@@ -69,36 +67,27 @@ def run(args: argparse.Namespace) -> int:
 def _fitting(run: "Run", args: argparse.Namespace) -> None:
     """Raise UsageError for options that recordings of this kind have no use for."""
     from overlapscope.errors import UsageError  # noqa: PLC0415
-    from overlapscope.whatif.kinds import kind_of  # noqa: PLC0415
+    from overlapscope.whatif.kinds import kind_of, unfit_options  # noqa: PLC0415
 
     kind = kind_of(run)
-    given = {"--link-speed": args.link_speed, "--algorithm": args.algorithm}
-    if kind != "ddp":
-        given = {"--bucket-cap-mb": args.bucket_cap_mb, "--no-search": args.no_search, "--zero-stage": args.zero_stage}
-        given |= {"--partition-mb": args.partition_mb, "--priority": args.priority}
-    for option, value in given.items():
-        if value:
-            raise UsageError(f"{option} does not go with a recording of kind {kind}: --list says what does")
+    for option, why in unfit_options(kind).items():
+        if getattr(args, option.removeprefix("--").replace("-", "_")):
+            raise UsageError(f"{option} does not go with a recording of kind {kind}: {why}; --list says what does")
 
 
 def _listed(run: "Run", *, as_json: bool) -> str:
     import msgspec  # noqa: PLC0415
 
-    from overlapscope.whatif.kinds import KNOBS, NOT_REPLAYED, kind_of  # noqa: PLC0415
+    from overlapscope.advice.channel_trial import no_channels  # noqa: PLC0415
+    from overlapscope.report.whatif_list_text import render  # noqa: PLC0415
+    from overlapscope.whatif.kinds import NOT_REPLAYED  # noqa: PLC0415
+    from overlapscope.whatif.listing import listing_of  # noqa: PLC0415
 
-    kind = kind_of(run)
-    if as_json:
-        told = {
-            "schema": "overlapscope.whatif-list/1",
-            "kind": kind,
-            "knobs": KNOBS[kind],
-            "not_replayed": NOT_REPLAYED,
-        }
-        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
-    wide = max(len(name) for name in KNOBS[kind])
-    lines = [f"  {name:<{wide}}  {what}" for name, what in KNOBS[kind].items()]
-    heading = f"kind of this recording: {kind}. What can be replayed of it:"
-    return "\n".join([heading, *lines, f"Not replayed: {NOT_REPLAYED}."]) + "\n"
+    listing = listing_of(run, {"--channels": why} if (why := no_channels(run)) else {})
+    if not as_json:
+        return render(listing)
+    told = {"schema": "overlapscope.whatif-list/1", **msgspec.structs.asdict(listing), "not_replayed": NOT_REPLAYED}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
 
 
 def _wanted(args: argparse.Namespace) -> "Wanted":

@@ -13,8 +13,7 @@ from overlapscope.ingest.one_run import of_one_run, of_that_size
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
-from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.dimensions import with_dimensions
+from overlapscope.ingest.told_by_groups import told_by_groups
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -55,6 +54,9 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     known_sizes = [size for size in sizes if size]
     world_size = max([*known_sizes, max(merged.ranks, default=-1) + 1]) if known_sizes else None
     notes = [*merged.notes, *doubted]
+    if known_sizes and world_size and world_size > max(known_sizes):
+        beyond = f"rank {world_size - 1} is none of a world of {max(known_sizes)}, which the sources name"
+        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
     different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
     if different:
         notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
@@ -64,25 +66,12 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks=with_dimensions(
-            {rank: _with_group_sizes(each, merged.groups) for rank, each in merged.ranks.items()},
-            merged.groups,
-            world_size,
-        ),
+        ranks=told_by_groups(merged.ranks, merged.groups, world_size),
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),
         facts=merged.facts,
     )
-
-
-def _with_group_sizes(timeline: RankTimeline, groups: tuple[Group, ...]) -> RankTimeline:
-    """Fill the sizes that a rank's own source does not tell, so that one group's calls are of one kind on all ranks."""
-    sizes = {group.name: group.size for group in groups if group.size is not None}
-    calls = timeline.collectives
-    of_name = np.array([sizes.get(name, NONE) for name in timeline.names] + [NONE], np.int64)
-    told = np.where(calls.group_size == NONE, of_name[calls.group], calls.group_size)
-    return replace(timeline, collectives=replace(calls, group_size=told))
 
 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
@@ -111,12 +100,7 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
     unused = set(given) - {path.name for path, _ in readings} - {""}
     files = len({path for path, _ in readings})
     if unused or ("" in given and files > 1):
-        wrong = next(iter(unused), "")
-        raise UsageError(
-            f"--rank {wrong}={given[wrong]}: no input has that name"
-            if wrong
-            else f"--rank {given['']}: there are {files} inputs; say whose rank it is with FILE={given['']}"
-        )
+        raise _unfitting(min(unused, default=""), given, files)
     of_ranks = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
     readings = [
@@ -137,9 +121,21 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
                 raise InputError(f"{shown(path)}: its {len(reading.timelines)} ranks are not known: {why}")
         names = [shown_name(path) for path in of_ranks]
         of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
-        each = " ".join(f"--rank {name}={number * of_first}" for number, name in enumerate(names[:2]))
-        raise InputError(f"none of the {len(names)} traces says which rank it is; use {each} ...")
+        first = {name: number * of_first for number, name in enumerate(names[:2])}
+        options = (f"--rank {name}={rank}" for name, rank in first.items())
+        said = f"none of the {len(names)} traces says which rank it is; use"
+        raise InputError(f"{said} ranks={first}", in_shell=f"{said} {' '.join(options)} ...")
     return ranked
+
+
+def _unfitting(wrong: str, given: Mapping[str, int], files: int) -> UsageError:
+    """Give the error of a rank that is given for no input, or that may be of several."""
+    rank = given[wrong]
+    if wrong:
+        why = "no input has that name"
+        return UsageError(f"ranks={{{wrong!r}: {rank}}}: {why}", in_shell=f"--rank {wrong}={rank}: {why}")
+    why = f"there are {files} inputs; say whose rank it is with"
+    return UsageError(f"ranks={rank}: {why} {{'FILE': {rank}}}", in_shell=f"--rank {rank}: {why} FILE={rank}")
 
 
 def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:

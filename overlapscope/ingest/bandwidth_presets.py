@@ -2,8 +2,8 @@
 
 import tomllib
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 from overlapscope.errors import InputError, UsageError
@@ -17,7 +17,7 @@ from overlapscope.timeline.volume import bus_factor
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(files(__package__).joinpath("bandwidth_presets.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((get_data(__package__, "bandwidth_presets.toml") or b"").decode())
 
 
 def preset_names() -> list[str]:

@@ -17,6 +17,7 @@ from overlapscope.ingest.protobuf import VARINT, NoMessage, fields, signed, vari
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
+from overlapscope.timeline.size_text import size_text
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 _INTEGERS: Final = frozenset({7, 9, 11, 13, 27})
@@ -80,7 +81,7 @@ def _messages(stream: ByteStream, path: Path) -> Iterator[bytes | None]:
                     raise InputError(f"{shown(path)}: byte {done + at}: no length of a message stands here") from None
                 break
             if length > MAX_MESSAGE_BYTES:
-                raise InputError(f"{shown(path)}: byte {done + at}: a node of {length >> 20} MiB is none")
+                raise InputError(f"{shown(path)}: byte {done + at}: a node of {size_text(length)} is none")
             if at + begin + length > len(buffer):
                 break
             yield bytes(buffer[at + begin : at + begin + length])

@@ -3,13 +3,13 @@
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pkgutil import get_data
 from typing import Any, Final
 
 from overlapscope.errors import UsageError
 from overlapscope.ingest.needed_texts import Needing
+from overlapscope.values import dataclass
 
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
 """What the rules say of a kernel: nothing, computes, communicates, does both."""
@@ -56,8 +56,8 @@ class Classifier:
 
     def __init__(self, comm: Sequence[str] = (), compute: Sequence[str] = ()) -> None:
         self._own = [
-            *(_Rule(_user_pattern(text, "--comm"), COMMUNICATES, None) for text in comm),
-            *(_Rule(_user_pattern(text, "--compute"), COMPUTES, None) for text in compute),
+            *(_Rule(_user_pattern(text, "comm"), COMMUNICATES, None) for text in comm),
+            *(_Rule(_user_pattern(text, "compute"), COMPUTES, None) for text in compute),
         ]
         self._matched: set[str] = set()
         self._known: dict[str, tuple[Placement, bool]] = {}
@@ -124,11 +124,12 @@ def _placed_by_table(name: str) -> Placement:
     return Placement(COMPUTES if computes else UNPLACED)
 
 
-def _user_pattern(text: str, option: str) -> re.Pattern[str]:
+def _user_pattern(text: str, argument: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"{option} {text!r} is not a regular expression: {error}") from error
+        said = f"{argument} {text!r} is not a regular expression: {error}"
+        raise UsageError(said, in_shell=f"--{said}") from error
 
 
 @cache

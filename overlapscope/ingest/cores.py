@@ -1,27 +1,42 @@
 """How many processes are worth it: what this one is bound to, and what its control group grants it, is what counts."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from overlapscope.timeline.read_ahead import available_cores
+from overlapscope.timeline.available_cores import available_cores
 
 BYTES_WORTH_A_PROCESS: Final = 64 << 20
 """Of traces: fewer are read sooner than another process has started."""
+MOST_SHARES: Final = 8
+"""Each goes through the whole file for its part of it: with more, the file would be read hardly sooner."""
 USUAL_RATIO: Final = 12
 """How many bytes of a trace one byte of gzip holds."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-def processes_for(asked: int | None, files: Sequence[Path]) -> int:
-    """Give how many processes should read the files: as many as asked for, else as there are cores for."""
-    worth = 1 + sum(map(_bytes_in, files)) // BYTES_WORTH_A_PROCESS
-    return max(1, min(asked or min(_usable_cores(), worth), len(files)))
+def processes_for(asked: int | None, files: Sequence[Path], worth: int = BYTES_WORTH_A_PROCESS) -> int:
+    """Give how many processes should read the files: as many as asked for, else as there are cores for.
+
+    `worth` is how many bytes of traces are worth a process.
+    """
+    return min(_worth(asked, files, worth), max(1, len(files)))
 
 
-def _bytes_in(path: Path) -> int:
+def shares_for(asked: int | None, file: Path, worth: int = BYTES_WORTH_A_PROCESS) -> int:
+    """Give how many processes should read one file, each a part of it; what lies elsewhere is read by one."""
+    return min(_worth(asked, [file] if os.path.exists(file) else [], worth), MOST_SHARES)
+
+
+def _worth(asked: int | None, files: Sequence[Path], worth: int) -> int:
+    return asked or max(1, min(_usable_cores(), 1 + sum(map(bytes_in, files)) // worth))
+
+
+def bytes_in(path: Path) -> int:
+    """Give about how many bytes of trace a file holds."""
     try:
         return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
     except OSError:

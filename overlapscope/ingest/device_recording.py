@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from overlapscope.ingest.trace_timeline import Built, device_timeline
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
+from overlapscope.values import dataclass
 
 MAX_SHOWN = 16
 Mask = npt.NDArray[np.bool_]
@@ -194,7 +195,6 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
             end_ns=nothing,
             is_annotation=np.empty(0, np.bool_),
         ),
-        window=None,
         events=rows.size + calls.size + host.size,
         repaired=0,
         dropped=0,

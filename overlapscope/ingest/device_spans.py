@@ -1,7 +1,5 @@
 """Device events to spans: link each to its launch and host operation, and tell communication from computation."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,8 @@ from overlapscope.ingest.marked_comm import launched_inside
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
+from overlapscope.timeline.order import unique
+from overlapscope.values import dataclass
 
 Mask = npt.NDArray[np.bool_]
 
@@ -98,7 +98,7 @@ def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
     hit = (keys[at] == correlation) & (correlation != NONE)
     launch = np.where(hit, order[at], NOWHERE)
     process = np.array(_process_codes(columns.lanes), np.int64)[columns.launch_lane[order]]
-    if np.unique(process).size == 1:
+    if unique(process).size == 1:
         return launch, 0
     clash = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
     doubtful = hit & np.isin(correlation, clash)
@@ -139,14 +139,14 @@ def _kinds(
     """Give kind and note of each span, and which communicate by a mark of ours alone."""
     name = columns.device_name[row]
     sort = columns.device_sort[row]
-    used = np.unique(name)
+    used = unique(name)
     role = np.zeros(len(names), np.int8)
     own = np.zeros(len(names), np.bool_)
     crosses = np.zeros(len(names), np.bool_)
     for code in used.tolist():
         placement, own[code] = classifier.place(names[code])
         role[code] = placement.role
-    for code in np.unique(name[sort == MEMCPY]).tolist():
+    for code in unique(name[sort == MEMCPY]).tolist():
         crosses[code] = BETWEEN_DEVICES.search(names[code]) is not None
     role, own, crosses = role[name], own[name], crosses[name]
 
@@ -197,6 +197,6 @@ def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tup
     last = int(columns.launch_start_ns[linked].max())
     later = np.flatnonzero(columns.launch_start_ns > last)
     called = columns.launch_name[later]
-    launching = [code for code in np.unique(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
+    launching = [code for code in unique(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
     lost = columns.launch_start_ns[later[np.isin(called, launching)]]
     return last, int(lost.min()) if lost.size else NONE

@@ -1,7 +1,7 @@
 """Inputs to files: walk folders, look into files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,8 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.url import url_of
-from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.values import dataclass
 
 if TYPE_CHECKING:
     from overlapscope.ingest.remote import Version
@@ -27,6 +28,8 @@ class Inputs:
     """Files of a named folder that no reader knows."""
     remote: "Mapping[Path, Version]" = field(default_factory=dict)
     """Those of `files` that lie elsewhere."""
+    unreadable: Mapping[Path, str] = field(default_factory=dict)
+    """Folders in a named one that cannot be listed, links to nothing or in a circle; and why."""
 
 
 def discover(paths: list[Path]) -> Inputs:
@@ -39,6 +42,7 @@ def discover(paths: list[Path]) -> Inputs:
     files: list[Path] = []
     passed_over: list[Path] = []
     remote: dict[Path, Version] = {}
+    unreadable: dict[Path, str] = {}
     for path in paths:
         try:
             url = url_of(path)
@@ -53,7 +57,7 @@ def discover(paths: list[Path]) -> Inputs:
             if not path.exists():
                 from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
 
-                raise InputError(f"{shown(path)}: {where_is(path)}")
+                raise InputError(f"{shown(path)}: {_no_stdin(path) or where_is(path)}")
             run = _run_around(path)
             if run is not None:
                 raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
@@ -66,15 +70,28 @@ def discover(paths: list[Path]) -> Inputs:
             elif is_run_directory(path):
                 runs.append(path)
             else:
-                found_runs, inside = _walk(path)
+                found_runs, inside = _walk(path, unreadable)
                 if not found_runs and not inside:
-                    raise InputError(f"{shown(path)}: the folder holds no file")
+                    but = [f"; {shown(each)} {why}" for each, why in unreadable.items() if each.is_relative_to(path)]
+                    raise InputError(f"{shown(path)}: the folder holds no file{''.join(but[:1])}")
                 runs += found_runs
                 for file in inside:
                     (files if _is_known(file) else passed_over).append(file)
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
-    return Inputs(runs=tuple(runs), files=tuple(dict.fromkeys(files)), passed_over=tuple(passed_over), remote=remote)
+    return Inputs(
+        runs=tuple(runs),
+        files=tuple(dict.fromkeys(files)),
+        passed_over=tuple(passed_over),
+        remote=remote,
+        unreadable=unreadable,
+    )
+
+
+def _no_stdin(path: Path) -> str:
+    if path != Path("-"):
+        return ""
+    return "standard input is not read: save what it gives as a file, for files are read more than once, and name that"
 
 
 def _run_around(path: Path) -> Path | None:
@@ -88,10 +105,11 @@ def _run_around(path: Path) -> Path | None:
     return None
 
 
-def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
+def _walk(folder: Path, unreadable: dict[Path, str]) -> tuple[list[Path], list[Path]]:
     """Give run directories and files below a folder, each once: links come last and add what stands nowhere else.
 
-    So a link `latest` beside what it points to is no second recording, and links in a circle come to an end.
+    So a link `latest` beside what it points to is no second recording, and links in a circle come to an end. What
+    cannot be read costs itself and goes into `unreadable`.
     """
     runs: list[Path] = []
     files: list[Path] = []
@@ -107,14 +125,21 @@ def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
         if here != folder and is_run_directory(here):
             runs.append(here)
             continue
-        for entry in sorted(here.iterdir()):
-            if entry.name.startswith("."):
-                continue
-            is_link = entry.is_symlink()
-            if entry.is_dir():
-                (linked if is_link else folders).append(entry)
-            elif entry.is_file():
-                (links if is_link else files).append(entry)
+        try:
+            for entry in sorted(here.iterdir()):
+                if entry.name.startswith("."):
+                    continue
+                is_link = entry.is_symlink()
+                if entry.is_dir():
+                    (linked if is_link else folders).append(entry)
+                elif entry.is_file():
+                    (links if is_link else files).append(entry)
+                elif is_link and not entry.exists():
+                    unreadable[entry] = "is a link to what is not there"
+        except OSError as error:
+            if here == folder:
+                raise
+            unreadable[here] = f"cannot be read: {error.strerror or error}"
     known = {file.resolve() for file in files} if links else set[Path]()
     for link in links:
         if link.resolve() not in known:

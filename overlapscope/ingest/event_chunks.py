@@ -8,13 +8,13 @@ piece that does not decode is cut again, slowly, by counting brackets; what stil
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
 
 from overlapscope.errors import NotATraceError
 from overlapscope.ingest.json_scan import scan
+from overlapscope.values import dataclass
 
 PIECE_BYTES = 1 << 20
 """Small enough that its text and events stay in a core's cache: of 4 MiB it took a quarter longer."""
@@ -65,7 +65,7 @@ class EventChunks:
     piece_bytes: int = PIECE_BYTES
     head: bytes = b""
     tail: bytes = b""
-    _buffer: bytearray = field(default_factory=bytearray)
+    _buffer: bytes = b""
 
     def pieces(self, take: Callable[[bytes], bool] | None = None) -> Iterator[bytes]:
         """Yield the pieces that `take` refuses because they do not decode; without `take`, all pieces.
@@ -81,8 +81,7 @@ class EventChunks:
             if piece is None:
                 found = scan(self._buffer)
                 if found.end is not None:
-                    while self._fill(len(self._buffer) + self.piece_bytes) and len(self._buffer) < MAX_HEAD_BYTES:
-                        pass
+                    self._fill(MAX_HEAD_BYTES)
                     for _ in self.blocks:
                         pass  # metadata without end: read on, so that the limits on a file's size hold
                     break
@@ -98,16 +97,15 @@ class EventChunks:
                 cut = _seeming_boundary(self._buffer) or cut
             if cut is None:
                 if len(self._buffer) > MAX_EVENT_BYTES:
-                    self._buffer.clear()
+                    self._buffer = b""
                     return
                 wanted = max(2 * wanted, len(self._buffer) + 1)
                 continue
-            piece = self._first(cut)
+            piece = self._buffer[:cut]
             self._drop(cut)
             wanted = self.piece_bytes
             yield piece
-        self.tail = bytes(self._buffer)
-        self._buffer.clear()
+        self.tail, self._buffer = self._buffer, b""
 
     @property
     def is_array(self) -> bool:
@@ -118,62 +116,56 @@ class EventChunks:
         """Leave the text before a cut; give it, or nothing where `take` has it. None, and all stays, if broken."""
         if cut is None or not (take or _decodes)(self._array(cut)):
             return None
-        piece = b"" if take else self._first(cut)
+        piece = b"" if take else self._buffer[:cut]
         self._drop(cut)
         return piece
 
-    def _first(self, size: int) -> bytes:
-        with memoryview(self._buffer) as view:
-            return bytes(view[:size])
-
     def _array(self, size: int) -> bytes:
-        with memoryview(self._buffer) as view, view[:size] as piece:
-            return b"".join((b"[", piece, b"]"))
+        return b"".join((b"[", memoryview(self._buffer)[:size], b"]"))
 
     def _drop(self, size: int) -> None:
         """Leave a piece and the comma behind it."""
-        del self._buffer[:size]
-        rest = bytes(self._buffer[:64])
-        if rest.lstrip(_BLANKS)[:1] == b",":
-            del self._buffer[: rest.index(b",") + 1]
+        rest = self._buffer[size:]
+        if rest[:64].lstrip(_BLANKS)[:1] == b",":
+            rest = rest[rest.index(b",") + 1 :]
+        self._buffer = rest
 
     def _fill(self, size: int) -> bool:
         """Read until the buffer holds `size` bytes; False when the file ended before."""
-        while len(self._buffer) < size:
-            block = next(self.blocks, None)
-            if block is None:
-                return False
-            self._buffer += block
-        return True
+        parts, held = [self._buffer], len(self._buffer)
+        while held < size and (block := next(self.blocks, None)) is not None:
+            parts.append(block)
+            held += len(block)
+        self._buffer = b"".join(parts)
+        return held >= size
 
     def _open(self) -> None:
         more = True
         searched = 0
         while True:
             if searched == 0 and self._buffer.startswith(_BOM):
-                del self._buffer[: len(_BOM)]
-            start = bytes(self._buffer.lstrip(_BLANKS)[:1])
+                self._buffer = self._buffer[len(_BOM) :]
+            start = self._buffer.lstrip(_BLANKS)[:1]
             if start == b"[":
-                skip = self._buffer.index(b"[") + 1
                 self.head = b"["
-                del self._buffer[:skip]
+                self._buffer = self._buffer[self._buffer.index(b"[") + 1 :]
                 return
             if start not in (b"{", b""):
                 raise NotATraceError(f"{self.name}: not a trace: it begins with neither {{ nor [")
             found = _EVENTS_KEY.search(self._buffer, searched)
             if found:
-                self.head = bytes(self._buffer[: found.end()])
-                del self._buffer[: found.end()]
+                self.head, self._buffer = self._buffer[: found.end()], self._buffer[found.end() :]
                 return
             if not more or len(self._buffer) > MAX_HEAD_BYTES:
-                kind = "is empty" if not start else 'holds no "traceEvents"'
+                nothing = "holds nothing but blanks" if self._buffer else "is empty"
+                kind = 'holds no "traceEvents"' if start else nothing
                 raise NotATraceError(f"{self.name}: not a trace: it {kind}")
             # The key may lie across the end of what is here: look again from its beginning on.
             searched = max(self._buffer.rfind(b'"', 0, max(self._buffer.rfind(b'"'), 0)), 0)
             more = self._fill(len(self._buffer) + max(self.piece_bytes // 4, len(self._buffer)))
 
 
-def _guessed_boundary(buffer: bytearray) -> int | None:
+def _guessed_boundary(buffer: bytes) -> int | None:
     """Give the place of a late comma that an event stands before."""
     for searched in _SEARCH_BYTES:
         candidates = list(_BETWEEN.finditer(buffer, max(len(buffer) - searched, 0)))
@@ -186,7 +178,7 @@ def _guessed_boundary(buffer: bytearray) -> int | None:
     return None
 
 
-def _seeming_boundary(buffer: bytearray) -> int | None:
+def _seeming_boundary(buffer: bytes) -> int | None:
     """Give the place of the last comma behind which something begins like an event."""
     begin = max(len(buffer) - DAMAGED_BYTES, 0)
     last = None

@@ -11,9 +11,10 @@ import pyarrow as pa
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import processes_for
-from overlapscope.ingest.processes import executor_of
+from overlapscope.ingest.processes import Process, executor_of
 from overlapscope.ingest.read import Gathered, refused
 from overlapscope.ingest.read_apart import (
+    Unread,
     Watch,
     is_read,
     read_all,
@@ -28,7 +29,6 @@ from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, idle_everywhere, task_of
 from overlapscope.timeline.file_state import file_state
-from overlapscope.timeline.run import Source
 
 DAMAGED = (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError)
 
@@ -55,28 +55,38 @@ def _version(path: Path) -> Version:
         return ()
 
 
-def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch) -> Executor:
-    """Give the processes of this machine that read what was not read before."""
+def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch, processes: list[Process] | None) -> Executor:
+    """Give the processes of this machine that read what was not read before, of those that are started first."""
     todo = [task.path for task in tasks if not is_read(task)]
-    return executor_of(processes_for(workers, todo), lambda word: watch(tasks[word[0]].named, word[1]))
+    return executor_of(processes_for(workers, todo), lambda word: watch(tasks[word[0]].named, word[1]), processes)
 
 
 def gather_apart(tasks: Sequence[Task], executor: Executor, watch: Watch, load: Callable[[Path], Reading]) -> Gathered:
-    """Have the files read, then `load` the readings from their folders, in the order of the files.
+    """Have the files read, and `load` the readings of each from their folders while others are read.
 
-    Raises InputError as `read_all` does, and where a folder is damaged.
+    They come in the order of the files. Raises InputError as `read_all` does, and where a folder is damaged.
     """
-    readings: list[tuple[Path, Reading]] = []
-    failed: list[Source] = []
-    idle: list[tuple[str, ...]] = []
-    for task, why in zip(tasks, read_all(tasks, executor, watch), strict=True):
+    unread: dict[int, Unread] = {}
+    loaded: dict[int, tuple[list[Reading], Sequence[str]]] = {}
+    for at, why in read_all(tasks, executor, watch):
         if why is not None:
-            failed.append(refused(task.named, why))
-            continue
-        try:
-            readings += [(task.named, load(folder)) for folder in reading_folders(task)]
-            idle.append(told(task).idle_patterns)
-        except DAMAGED as error:
-            words = " ".join(str(error).split())[:200]
-            raise InputError(f"{shown(task.folder)}: damaged ({words}); delete {shown(task.folder.parent)}") from error
-    return Gathered(readings=readings, failed=failed, idle_patterns=idle_everywhere(idle))
+            unread[at] = why
+        else:
+            loaded[at] = _loaded(tasks[at], load)
+    failed = {at: refused(tasks[at].named, unread[at].why) for at in sorted(unread)}
+    return Gathered(
+        readings=[(tasks[at].named, reading) for at in sorted(loaded) for reading in loaded[at][0]],
+        failed=list(failed.values()),
+        idle_patterns=idle_everywhere([tuple(loaded[at][1]) for at in sorted(loaded)]),
+        lost=tuple(failed[at] for at in failed if unread[at].lost),
+    )
+
+
+def _loaded(task: Task, load: Callable[[Path], Reading]) -> tuple[list[Reading], Sequence[str]]:
+    """Give a file's readings, and the user's patterns that no kernel of it matched."""
+    try:
+        words = told(task)
+        return [load(folder) for folder in reading_folders(task, words)], words.idle_patterns
+    except DAMAGED as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputError(f"{shown(task.folder)}: damaged ({said}); delete {shown(task.folder.parent)}") from error

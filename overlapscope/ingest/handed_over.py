@@ -1,4 +1,4 @@
-"""What one process read for another: files that nobody else sees, of columns as they are in memory.
+"""What one process found for another: files that nobody else sees, of columns as they are in memory.
 
 The other maps them instead of reading them.
 """
@@ -6,32 +6,17 @@ The other maps them instead of reading them.
 import mmap
 import pickle
 from pathlib import Path
-from typing import Final
-
-from overlapscope.ingest.task import Read, Task, read_task, telling
+from typing import Any, Final
 
 _WORDS, _COLUMNS = "words", "columns"
 _ALIGNED: Final = 64
 
 
-def read_into(task: Task, number: int) -> bool:
-    """Read the file of a task and leave what came of it in the task's folder; False when it cannot be written there.
-
-    Words on its progress are `(number, bytes read)`.
-    """
-    read = read_task(task, telling(number))
-    try:
-        save(read, task.folder)
-    except OSError:
-        return False
-    return True
-
-
-def save(read: Read, folder: Path) -> None:
-    """Write what came of a task into its folder, made for it. Raises OSError."""
+def save(value: Any, folder: Path) -> None:
+    """Write a value that holds columns into its folder, made for it. Raises OSError."""
     folder.mkdir(exist_ok=True)
     buffers: list[pickle.PickleBuffer] = []
-    words = pickle.dumps(read, protocol=5, buffer_callback=buffers.append)
+    words = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     sizes = []
     with open(folder / _COLUMNS, "wb") as file:
         for buffer in buffers:
@@ -42,7 +27,7 @@ def save(read: Read, folder: Path) -> None:
     (folder / _WORDS).write_bytes(pickle.dumps((sizes, words), protocol=5))
 
 
-def load(folder: Path) -> Read:
+def load(folder: Path) -> Any:
     """Give what was saved; its columns are mapped, so that the folder may go."""
     sizes, words = pickle.loads((folder / _WORDS).read_bytes())
     mapped = memoryview(b"")
@@ -53,5 +38,4 @@ def load(folder: Path) -> Read:
     for size in sizes:
         buffers.append(mapped[at : at + size])
         at += size + -size % _ALIGNED
-    read: Read = pickle.loads(words, buffers=buffers)
-    return read
+    return pickle.loads(words, buffers=buffers)

@@ -26,7 +26,7 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
     ended = {int(number[at]): int(host.end_ns[rows[at]]) for at in keep.tolist()}
     repeated = sum(
         int(host.start_ns[rows[at]]) >= ended[int(number[at])]
-        for at in np.setdiff1d(np.arange(number.size), keep).tolist()
+        for at in np.delete(np.arange(number.size), keep).tolist()
     )
     steps = make(
         Steps,

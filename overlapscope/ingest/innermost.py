@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.order import unique
 
 NOWHERE = -1
 
@@ -22,7 +23,7 @@ def innermost(
         return found
     order = rows[np.lexsort((-ends[rows], starts[rows], lanes[rows]))]
     sorted_lanes = lanes[order]
-    for lane in np.unique(at_lanes):
+    for lane in unique(at_lanes):
         first, last = np.searchsorted(sorted_lanes, [lane, lane + 1])
         if first == last:
             continue

@@ -1,7 +1,8 @@
 """Where the objects of a JSON array lie, told by brackets and strings alone; works on text that is no valid JSON."""
 
 import re
-from dataclasses import dataclass
+
+from overlapscope.values import dataclass
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
 """A whole string, a bracket, or a quote whose string the text does not end."""
@@ -13,7 +14,7 @@ _BEHIND_ARRAY = re.compile(rb'\s*(?:,\s*(?:"(?:[^"\\]++|\\.)*+(?:"\s*(?::|$)|$)|
 """A comma and a key, the end of the object, or a file that was cut somewhere there."""
 
 
-def last_event(text: bytes | bytearray) -> int:
+def last_event(text: bytes) -> int:
     """Give the place of the last text that surely is an event's; -1 without one."""
     place = -1
     for found in EVENT.finditer(text):
@@ -21,7 +22,7 @@ def last_event(text: bytes | bytearray) -> int:
     return place
 
 
-def closes_array(text: bytes | bytearray, at: int, last: int) -> bool:
+def closes_array(text: bytes, at: int, last: int) -> bool:
     """Whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does.
 
     `last` is `last_event(text)`.
@@ -58,7 +59,7 @@ class Scan:
     """Where an element begins that the text does not close."""
 
 
-def scan(text: bytes | bytearray) -> Scan:
+def scan(text: bytes) -> Scan:
     """Scan the inside of an array, from behind its opening bracket.
 
     A closing bracket with events behind it closes nothing: it is taken for damage.
@@ -76,7 +77,7 @@ def scan(text: bytes | bytearray) -> Scan:
             continue
         if byte in b"{[":
             if depth == 0:
-                start, opened = at, bytes(text[at : at + 1])
+                start, opened = at, text[at : at + 1]
             depth += 1
         elif depth:
             depth -= 1

@@ -6,25 +6,23 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import (
     CALL,
     HOST_COLLECTIVE,
     LIBRARY_RANGE,
     RECORD,
     Classifier,
-    speaks_of_comm,
 )
 from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_spans import link_and_classify
-from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.formats.kineto import FORMAT
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
-from overlapscope.ingest.kineto_events import EventCollector, without_impossible
+from overlapscope.ingest.kineto_events import without_impossible
+from overlapscope.ingest.kineto_file import read_events
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.ready_gradients import ACCUMULATE, with_ready_gradients
+from overlapscope.ingest.ready_gradients import with_ready_gradients
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.ingest.trace_timeline import Built, device_timeline, moved, placed, trace_timeline
@@ -38,23 +36,18 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
     Raises InputError when the file cannot be read or has no timed device or host work, NotATraceError when it holds no
     events.
     """
-    stream = ByteStream(path, context.max_bytes, context.progress)
-    chunks = EventChunks(stream.blocks(), shown(path))
-    collector = EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
-    for piece in chunks.pieces(collector.take):
-        collector.take_broken(piece)
-    tail, closed = collector.add_last(chunks.tail, is_array=chunks.is_array)
-    metadata = read_metadata(chunks.head, tail, is_array=chunks.is_array)
-    columns, impossible = without_impossible(collector.columns())
+    file = read_events(path, context)
+    metadata = read_metadata(file.head, file.tail, is_array=file.is_array)
+    columns, impossible = without_impossible(file.columns)
     if columns.device_name.size == 0 and columns.host.name.size == 0:
         raise InputError(
             f"{shown(path)}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
         )
-    truncated = stream.truncated or not closed
-    warnings = [*stream.warnings, *metadata.warnings]
+    truncated = file.truncated or not file.closed
+    warnings = [*file.warnings, *metadata.warnings]
     if impossible:
         warnings.append(f"{impossible} device events at time 0 left out: the profiler did not know when they ran")
-    if not closed and not stream.truncated:
+    if not file.closed and not file.truncated:
         warnings.append("the file ends in the middle of the events; read up to the last whole one")
     if columns.unknown:
         listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))

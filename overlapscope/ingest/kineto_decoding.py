@@ -1,10 +1,9 @@
 """The text of Kineto events to typed objects, as little of it as is used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from overlapscope.ingest.event_text import BROKEN, is_utf8
 from overlapscope.ingest.kineto_dialect import HOST, MODULE_CALL, SORT_OF, STACK
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 
 class _Timed(msgspec.Struct, gc=False):
@@ -30,9 +30,16 @@ class CompleteEvent(_Timed, gc=False, tag_field="ph", tag="X"):
     """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
 
 
+INSTANT: Final = object()
+"""Stands for the category of an event without a duration ..."""
+UNUSED: Final = object()
+"""... and of one that is not read, so that all are told apart by their category."""
+
+
 class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     """An event without a duration."""
 
+    cat: ClassVar[object] = INSTANT
     name: Any = None
     ts: Any = None
 
@@ -58,7 +65,10 @@ class _AnyExactEvent(_Exact, gc=False):
     ph: Any = ""
 
 
-_UNUSED: Final = [msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase) for phase in "stfMCBEbneI"]
+_UNUSED: Final = [
+    msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase, namespace={"cat": UNUSED})
+    for phase in "stfMCBEbneI"
+]
 """Arrows, metadata, counters and the like: often half of a trace, and nothing of them is decoded."""
 _INSTANT: Final = msgspec.defstruct("_Instant", [], gc=False, tag_field="ph", tag="i")
 _by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [CompleteEvent, InstantEvent, *_UNUSED])])  # type: ignore[misc]
@@ -69,14 +79,11 @@ _any_exact: Final = msgspec.json.Decoder(list[_AnyExactEvent])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The events of one piece of text that are used, in their order."""
+    """The events of one piece of text, in their order."""
 
-    events: int
-    """All events of the piece."""
-    complete: Sequence[Any]
-    """With the fields of `CompleteEvent`."""
-    instants: Sequence[Any]
-    """With the fields of `InstantEvent`."""
+    num_events: int
+    events: Sequence[Any]
+    """With the fields of `CompleteEvent`; the category of others is INSTANT or UNUSED, if they are here at all."""
 
 
 def decoded(array: bytes) -> Decoded | None:
@@ -88,11 +95,7 @@ def decoded(array: bytes) -> Decoded | None:
     except BROKEN:
         pass
     else:
-        return Decoded(
-            events=len(events),
-            complete=[event for event in events if type(event) is CompleteEvent],
-            instants=[event for event in events if type(event) is InstantEvent],
-        )
+        return Decoded(num_events=len(events), events=events)
     try:
         return decoded_any(array)  # an event without a phase, or of one that nobody knows
     except BROKEN:
@@ -102,11 +105,8 @@ def decoded(array: bytes) -> Decoded | None:
 def decoded_any(array: bytes) -> Decoded:
     """Decode what is known to be an array of events, of whatever phases."""
     events = _any.decode(array)
-    return Decoded(
-        events=len(events),
-        complete=[event for event in events if event.ph == "X"],
-        instants=[event for event in events if event.ph == "i"],
-    )
+    instants = [InstantEvent(name=event.name, ts=event.ts) for event in events if event.ph == "i"]
+    return Decoded(num_events=len(events), events=[*(event for event in events if event.ph == "X"), *instants])
 
 
 class ExactTimes:

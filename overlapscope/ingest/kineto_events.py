@@ -1,6 +1,6 @@
 """Kineto events to columns: typed decoding of one piece after another, never a dictionary an event."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +12,8 @@ from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.event_numbers import blocks, correlations
 from overlapscope.ingest.event_text import BROKEN, decode_args
 from overlapscope.ingest.kineto_decoding import (
+    INSTANT,
+    UNUSED,
     CompleteEvent,
     Decoded,
     ExactTimes,
@@ -113,10 +115,13 @@ class EventCollector:
         return b"[" + mended.events + b"]", mended
 
     def _add(self, array: bytes, found: Decoded) -> None:
-        self.events += found.events
+        self.events += found.num_events
         buckets: tuple[list[CompleteEvent], ...] = ([], [], [], [], [])
-        take_of = {category: buckets[sort].append for category, (sort, _) in SORT_OF.items()}.get
-        for event in found.complete:
+        unused: deque[Any] = deque(maxlen=0)
+        takers: dict[object, Callable[[Any], None]] = {INSTANT: self._add_mark, UNUSED: unused.append}
+        takers |= {category: buckets[sort].append for category, (sort, _) in SORT_OF.items()}
+        take_of = takers.get
+        for event in found.events:
             try:
                 take = take_of(event.cat)
             except TypeError:  # a category that is a list or an object
@@ -128,15 +133,14 @@ class EventCollector:
                     buckets[HOST].append(event)
             elif event.cat is not None and str(event.cat) not in UNREAD:
                 self._unknown[str(event.cat)] += 1
-        for mark in found.instants:
-            if isinstance(mark.name, str) and mark.name.startswith(WINDOW_MARKS):
-                self._add_mark(mark)
         exact = ExactTimes(array)
         for sort, chosen in enumerate(buckets):
             if chosen:
                 self._add_bucket(sort, chosen, exact)
 
     def _add_mark(self, event: InstantEvent) -> None:
+        if not isinstance(event.name, str) or not event.name.startswith(WINDOW_MARKS):
+            return
         try:
             self._marks += microseconds_to_ns([event.ts]).tolist()
         except NeedsText:
@@ -207,7 +211,7 @@ class EventCollector:
             new = set(keys) - lanes.keys()
         for pid, tid in sorted(new, key=str):
             # torch 1.8 writes a thread as "1890023232" in one event and as 1890023232 in another.
-            spelled = (str(pid), str(tid))
+            spelled = (_spelled(pid), _spelled(tid))
             lanes[pid, tid] = self._lane_codes.setdefault(spelled, len(self._lane_codes))
         return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
 
@@ -233,7 +237,7 @@ class EventCollector:
             host=self._ranges(HOST),
             host_args=self._host_args,
             device_notes=self._ranges(NOTE),
-            window=self._window(),
+            window_times=self._window_times(),
             events=self.events,
             repaired=self.repaired,
             dropped=self.dropped,
@@ -250,11 +254,17 @@ class EventCollector:
             is_annotation=table.joined("is_annotation", np.bool_),
         )
 
-    def _window(self) -> tuple[int, int] | None:
-        """Give when the profiler was on: its own range, stretched by the marks at its two ends."""
+    def _window_times(self) -> tuple[int, ...]:
+        """Give what tells when the profiler was on: its own range, and marks at its two ends."""
         ranges = self._ranges(WINDOW)
-        times = [*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks]
-        return (min(times), max(times)) if len(times) > 1 else None
+        return (*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks)
+
+
+def _spelled(number: object) -> str:
+    """Give the one spelling of numbers that are equal: 1, 1.0 and true."""
+    return str(
+        int(number) if isinstance(number, bool) or (isinstance(number, float) and number.is_integer()) else number
+    )
 
 
 _HOUR_NS = 3600 * 1_000_000_000

@@ -5,7 +5,6 @@ set. What is launched outside all of them has no phase.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,8 @@ from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import NONE, Codes, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.order import unique
+from overlapscope.values import dataclass
 
 _AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")
 _PHASES: Final = {
@@ -91,16 +92,16 @@ def _named(pattern: re.Pattern[str], spelled: list[str]) -> Mask:
 
 def _autograd_lanes(host: Ranges, spelled: list[str]) -> Ints:
     """Give the threads that run nothing but the backward pass: autograd's own, one a device."""
-    backward = np.unique(host.lane[_named(_AUTOGRAD, spelled)[host.name]])
+    backward = unique(host.lane[_named(_AUTOGRAD, spelled)[host.name]])
     others = _named(_PHASES[FORWARD], spelled) | _named(_PHASES[OPTIMIZER], spelled)
     steps = np.array([name.startswith(("ProfilerStep#", "overlapscope.step#")) for name in spelled], np.bool_)
-    return np.setdiff1d(backward, np.unique(host.lane[(others | steps)[host.name]]))
+    return backward[~np.isin(backward, host.lane[(others | steps)[host.name]])]
 
 
 def _modules(host: Ranges, names: NameTable, spelled: list[str], rows: Ints) -> Codes:
     found = np.full(rows.size, -1, np.int32)
     of_row = np.append(host.name, np.int32(-1))[rows]
-    for code in np.unique(of_row[of_row >= 0]).tolist():
+    for code in unique(of_row[of_row >= 0]).tolist():
         told = _MODULE.match(spelled[code])
         if told:
             found[of_row == code] = names.code(next(each for each in told.groups() if each))

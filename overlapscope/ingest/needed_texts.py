@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Final
 
 _PART: Final = re.compile(
-    r"(?P<text>(?:[\w:, -](?![?*{]))+)|(?P<aside>\(\?<?[=!])|(?P<open>\((?:\?(?:P<\w+>|:))?)|(?P<close>\))|(?P<bar>\|)"
-    r"|(?P<repeat>[?*]|\{[0-9,]*\})|\\(?:x..|u.{4}|U.{8}|.)|\[\^?\]?(?:\\.|[^]\\])*\]|.",
+    r"(?P<text>(?:[\w:, -](?![?*{]))+)|(?P<aside>\(\?<?[=!])|(?P<strange>\(\?(?!:|P<)|\\[0-9N])"
+    r"|(?P<open>\((?:\?(?:P<\w+>|:))?)|(?P<close>\))|(?P<bar>\|)|(?P<repeat>[?*]|\{[0-9,]*\})"
+    r"|\\(?:x..|u.{4}|U.{8}|.)|\[\^?\]?(?:\\.|[^]\\])*\]|.",
     re.DOTALL,
 )
-"""Plain text (but no letter that may be absent), looking aside, a group, what may be absent, an escape, a set."""
+"""Plain text (but no letter that may be absent), looking aside, what changes how the rest is to be read (flags,
+comments, conditions, characters by number or name), a group, what may be absent, an escape, a set."""
 _IGNORES_CASE: Final = "(?i)"
 
 
@@ -24,7 +26,10 @@ class Needing:
         self._compiled: re.Pattern[str] | None = None
         self._ignores_case = pattern.startswith(_IGNORES_CASE)
         needs = needed_texts(pattern.removeprefix(_IGNORES_CASE))
-        self._needs = tuple(map(str.lower, needs)) if self._ignores_case else needs
+        if self._ignores_case:
+            # Letters other than ASCII have more cases than two.
+            needs = tuple(map(str.lower, needs)) if all(map(str.isascii, needs)) else ()
+        self._needs = needs
 
     def search(self, text: str) -> re.Match[str] | None:
         """Search it, as `re.Pattern.search` does."""
@@ -33,7 +38,6 @@ class Needing:
             if need in looked_at:
                 break
         else:
-            # Letters other than ASCII have more cases than two.
             if self._needs and (not self._ignores_case or text.isascii()):
                 return None
         if self._compiled is None:
@@ -44,8 +48,11 @@ class Needing:
 def needed_texts(pattern: str) -> tuple[str, ...]:
     """Give texts of which at least one stands in everything the expression matches; none where that is not seen.
 
-    Of several such choices, the one whose shortest text is longest. Knows no flags.
+    Of several such choices, the one whose shortest text is longest. None is given with flags, comments, conditions, or
+    characters by number or name.
     """
+    if any(part.lastgroup == "strange" for part in _PART.finditer(pattern)):
+        return ()
     return _of_group(_PART.finditer(pattern))
 
 

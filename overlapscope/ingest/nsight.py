@@ -21,6 +21,7 @@ from overlapscope.ingest.reading import Head, ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
+from overlapscope.timeline.size_text import size_text
 
 _ITS_TABLES: Final = re.compile(
     rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
@@ -66,7 +67,9 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
                 f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`"
             )
         if path.stat().st_size > context.max_bytes:
-            raise InputError(f"{name}: holds more than {context.max_bytes >> 20} MiB; raise --max-gib if that is meant")
+            raise InputError(
+                f"{name}: holds more than {size_text(context.max_bytes)}; raise --max-gib if that is meant"
+            )
         ahead_log = path.with_name(path.name + "-wal")
         behind = ahead_log.is_file() and ahead_log.stat().st_size > 0
     except OSError as error:

@@ -4,26 +4,33 @@ The standard pool gives up all tasks when one process dies, as the system's out-
 the user's script anew in each. Here a thread waits for each process, and starts another in place of a dead one.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from types import TracebackType
 from typing import Any, Final
 
-from overlapscope.ingest.worker import GONE, Answer, listening
+from overlapscope.ingest.worker import GONE, Answer, answer, listening
 
 _COMMAND: Final = """
-import signal, sys
+import sys
+_, number, module, *sys.path = sys.argv
+import os, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-_, number, *sys.path = sys.argv
 from overlapscope.ingest.worker import work
-work(int(number))
+work(int(number), module)
+os._exit(0)
 """
-"""Modules are found where this process finds them; its script is not run again."""
+"""Modules are found where this process finds them, and not in the folder it stands in; its script is not run again.
+Nothing is left to tidy up at the end: to take Python down piece by piece takes as long as reading a small file."""
+_ALONE: Final = {"OPENBLAS_NUM_THREADS": "1"}
+"""Threads that numpy's library starts in each process, for what reading has no use of, take a third of its start."""
 
 
 class TaskFailedError(Exception):
@@ -52,15 +59,22 @@ def _words(code: int) -> str:
     return f"the process that read it was killed ({named}{why})"
 
 
-class _Process:
-    """One process; it works on one task at a time."""
+class Process:
+    """One process; it works on one task at a time, and loads a module while there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "") -> None:
         self._pipe, its_end = Pipe()
         with its_end:
             number = its_end.fileno()
-            command = [sys.executable, "-c", _COMMAND, str(number), *sys.path]
-            self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
+            command = [sys.executable, "-c", _COMMAND, str(number), module, *sys.path]
+            # Ctrl-C goes to all processes; until this one ignores it, it waits.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._process = subprocess.Popen(
+                    command, pass_fds=[number], stdin=subprocess.DEVNULL, env=_ALONE | os.environ
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], heard: Callable[[Any], None] | None) -> Any:
         """Give what the function returns there; `heard` gets what it tells before that.
@@ -74,9 +88,7 @@ class _Process:
                     heard(told)
         except GONE as error:
             raise ProcessDiedError(self.end()) from error
-        if told.failed is not None:
-            raise TaskFailedError(told.failed)
-        return told.value
+        return result_of(told)
 
     def has_ended(self) -> bool:
         """Whether it ended between two tasks."""
@@ -86,15 +98,49 @@ class _Process:
         """Have whoever waits for its answer get none."""
         self._process.kill()
 
+    def close(self) -> None:
+        """Let it end."""
+        self._pipe.close()
+
     def end(self) -> int:
         """Let it end, and give its exit code."""
-        self._pipe.close()
+        self.close()
         return self._process.wait()
 
 
-def executor_of(count: int, heard: Callable[[Any], None] | None = None) -> Executor:
-    """Give so many processes; one is this process itself. `heard` gets what their tasks tell."""
-    return Processes(count, heard) if count > 1 and can_start() else InThisProcess(heard)
+def result_of(told: Answer) -> Any:
+    """Give what a task returned. Raises TaskFailedError."""
+    if told.failed is not None:
+        raise TaskFailedError(told.failed)
+    return told.value
+
+
+@contextmanager
+def started(count: int, module: str) -> Iterator[list[Process]]:
+    """Start processes that load a module, for an executor to take them; those that are left go with the block.
+
+    Where the system starts no more of them, there are fewer.
+    """
+    processes: list[Process] = []
+    try:
+        with suppress(OSError):
+            while len(processes) < count:
+                processes.append(Process(module))
+        yield processes
+    finally:
+        for each in processes:
+            each.kill()
+            each.end()
+
+
+def executor_of(
+    count: int, heard: Callable[[Any], None] | None = None, processes: list[Process] | None = None
+) -> Executor:
+    """Give so many processes, of those that are `started` first; one is this process itself.
+
+    `heard` gets what their tasks tell.
+    """
+    return Processes(count, heard, processes) if count > 1 and can_start() else InThisProcess(heard)
 
 
 def can_start() -> bool:
@@ -117,15 +163,21 @@ class InThisProcess(Executor):
 
 
 class Processes(Executor):
-    """At most `count` processes, each started when there is work for it; `heard` gets what their tasks tell."""
+    """At most `count` processes, taken of those that are `started`, or started when there is work for one.
 
-    def __init__(self, count: int, heard: Callable[[Any], None] | None = None) -> None:
+    What the system starts no process for is done in this one. `heard` gets what the tasks tell.
+    """
+
+    def __init__(
+        self, count: int, heard: Callable[[Any], None] | None = None, processes: list[Process] | None = None
+    ) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="overlapscope-process")
         self._of_thread = threading.local()
         self._lock = threading.Lock()
-        self._running: set[_Process] = set()
+        self._running: set[Process] = set()
         self._stopped = False
         self._heard = heard
+        self._ready = processes if processes is not None else []
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Schedule a call of a function that is importable by name; what it returns should be small."""
@@ -134,7 +186,11 @@ class Processes(Executor):
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        process = self._mine()
+        try:
+            process = self._mine()
+        except OSError:
+            with listening(self._heard):
+                return result_of(answer(function, args))
         try:
             return process.call(function, args, self._heard)
         except ProcessDiedError:
@@ -143,18 +199,26 @@ class Processes(Executor):
                 self._running.discard(process)
             raise
 
-    def _mine(self) -> _Process:
+    def _mine(self) -> Process:
         """Give the process of this thread."""
-        process: _Process | None = getattr(self._of_thread, "process", None)
+        process: Process | None = getattr(self._of_thread, "process", None)
         if process is None or process.has_ended():
             with self._lock:
                 if process is not None:
                     self._running.discard(process)
                 if self._stopped:
                     raise ProcessDiedError(-signal.SIGTERM)
-                process = self._of_thread.process = _Process()
+                process = self._of_thread.process = self._one_more()
                 self._running.add(process)
         return process
+
+    def _one_more(self) -> Process:
+        while self._ready:
+            process = self._ready.pop()
+            if not process.has_ended():
+                return process
+            process.end()
+        return Process()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes: after all tasks, or with `cancel_futures` at once, in the middle of a task."""
@@ -165,6 +229,8 @@ class Processes(Executor):
                 for process in self._running:
                     process.kill()
         self._threads.shutdown(wait=wait)
+        for process in self._running if wait else ():
+            process.close()  # each ends while the others do
         for process in self._running if wait else ():
             process.end()
         self._running.clear()

@@ -1,18 +1,28 @@
 """Any inputs to one run: find the files, read each, put what they give together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
-from overlapscope.ingest.cores import processes_for
+from overlapscope.ingest.cores import MOST_SHARES, processes_for, shares_for
+from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.task import Task, idle_everywhere, read_task, task_of, told_to
 from overlapscope.timeline.run import Run, Source
+from overlapscope.values import dataclass
+
+UNREAD: Final = "unknown"
+"""Format of a source that gave nothing."""
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.processes import Process
 
 
 def read_inputs(
@@ -21,12 +31,13 @@ def read_inputs(
     *,
     progress: Callable[[Path, int], None] | None = None,
     workers: int | None = 1,
+    processes: "Sequence[Process]" = (),
 ) -> Run:
     """Read traces, logs and other sources of one job, folders of them, or one run directory.
 
     A file that cannot be used costs only itself: it stands in the run's sources with the reason. More than one worker,
-    or None where there are cores for it and the files are large, reads them in processes side by side. Raises
-    InputError when nothing is usable, UsageError when runs and traces are mixed.
+    or None where there are cores for it and the files are large, reads them in processes side by side, those first
+    that were started already. Raises InputError when nothing is usable, UsageError when runs and traces are mixed.
     """
     options = options or ReadOptions()
     with unpacked(list(paths), options.max_bytes) as found:
@@ -34,7 +45,7 @@ def read_inputs(
         if run is not None:
             return run
         require_files(found, paths)
-        gathered = _gathered(_tasks(found, options), workers, progress)
+        gathered = _gathered(_tasks(found, options), workers, progress, processes)
         return joined(gathered, found, options)
 
 
@@ -48,6 +59,8 @@ class Gathered:
     """Files that gave nothing, and why."""
     idle_patterns: list[str]
     """The user's patterns that no kernel of any file matched."""
+    lost: tuple[Source, ...] = ()
+    """Those of the failed that may be as good as any: what was to read them was killed, or short of memory."""
 
 
 def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
@@ -59,9 +72,12 @@ def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
         listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
         raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
     if options.comm or options.compute or options.ranks:
+        said, how = (
+            f"{shown(inputs.runs[0])} is a run that was read before",
+            "say how to read traces; give those instead",
+        )
         raise UsageError(
-            f"{shown(inputs.runs[0])} is a run that was read before: --comm, --compute and --rank say how to read "
-            "traces; give those instead"
+            f"{said}: comm, compute and ranks {how}", in_shell=f"{said}: --comm, --compute and --rank {how}"
         )
     from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
 
@@ -71,10 +87,10 @@ def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
 def require_files(found: Unpacked, paths: Sequence[Path]) -> None:
     """Raise InputError where no file may be a source."""
     if not found.inputs.files:
-        why = f": {found.notes[0].warnings[0]}" if found.notes else ""
         others = found.inputs.passed_over
-        listed = f" ({_some(others)})" if others else ""
-        raise InputError(f"{', '.join(map(shown, paths))}: none of the {len(others)} files is a trace{listed}{why}")
+        why = [f"none of the {len(others)} files is a trace ({_some(others)})"] if others else []
+        why += [each.warnings[0] for each in found.notes[:1]]
+        raise InputError(f"{', '.join(map(shown, paths))}: {': '.join(why)}")
 
 
 def _tasks(found: Unpacked, options: ReadOptions) -> list[Task]:
@@ -82,17 +98,30 @@ def _tasks(found: Unpacked, options: ReadOptions) -> list[Task]:
     return [task_of(found, path, options, nowhere) for path in found.inputs.files]
 
 
-def _gathered(tasks: list[Task], workers: int | None, progress: Callable[[Path, int], None] | None) -> Gathered:
+def _gathered(
+    tasks: list[Task],
+    workers: int | None,
+    progress: Callable[[Path, int], None] | None,
+    processes: "Sequence[Process]",
+) -> Gathered:
     """Read the files, where it is worth it in other processes besides this one."""
-    count = 1 if workers == 1 else processes_for(workers, [task.path for task in tasks])
+    files = [task.path for task in tasks]
+    count = 1
+    if workers != 1:
+        worth = processes_for(workers, files) if len(files) > 1 else shares_for(workers, files[0])
+        count = max(worth, min(1 + len(processes), len(files) if len(files) > 1 else MOST_SHARES))
     if count > 1:
         from overlapscope.ingest.processes import can_start  # noqa: PLC0415 - few runs need it, or what follows
 
         count = count if can_start() else 1
-    if count > 1:
+    if count > 1 and len(tasks) > 1:
         from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415
 
-        read = read_beside(tasks, count - 1, progress)
+        read = read_beside(tasks, count - 1, progress, processes)
+    elif count > 1:
+        from overlapscope.ingest.read_shared import read_shared  # noqa: PLC0415
+
+        read = [read_shared(tasks[0], count, told_to(progress, tasks[0]), processes)]
     else:
         read = [read_task(task, told_to(progress, task)) for task in tasks]
     return Gathered(
@@ -104,12 +133,14 @@ def _gathered(tasks: list[Task], workers: int | None, progress: Callable[[Path, 
 
 def refused(named: Path, why: str) -> Source:
     """Give what stands in the sources for a file that gave nothing."""
-    return Source(path=shown(named), format="unknown", warnings=(why,))
+    rank = rank_from_path(named)
+    unread = () if rank is None else (rank,)
+    return Source(path=shown(named), format=UNREAD, warnings=(why,), unread_ranks=unread)
 
 
 def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
     """Put together what the files gave, and say what was left. Raises InputError when none of them gave anything."""
-    failed = [*found.notes, *gathered.failed]
+    failed = [*found.notes, *gathered.failed, *starmap(refused, found.inputs.unreadable.items())]
     if not gathered.readings:
         first = failed[0]
         more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""

@@ -8,9 +8,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -18,13 +17,17 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.processes import ProcessDiedError, said_of
+from overlapscope.ingest.cores import bytes_in
+from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError, said_of
 from overlapscope.ingest.read_by import read_by
+from overlapscope.ingest.read_file import NO_MEMORY
 from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, read_task, telling
 from overlapscope.ingest.whole_folder import content_digest
+from overlapscope.ingest.workplace import MAKE_ROOM
 from overlapscope.timeline.read_ahead import in_threads
+from overlapscope.values import dataclass
 
 _TOLD: Final = "file.json"
 
@@ -33,8 +36,17 @@ _TOLD: Final = "file.json"
 class Outcome:
     """What came of a task besides what lies in its folder."""
 
-    kind: Literal["read", "refused", "unwritable", "other_code"] = "read"
+    kind: Literal["read", "refused", "no_memory", "unwritable", "other_code"] = "read"
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """Why a file gave nothing."""
+
+    why: str
+    lost: bool
+    """The file may be as good as any: a process was killed, memory was short, a disk was another one."""
 
 
 class Watch(Protocol):
@@ -105,9 +117,9 @@ def told(task: Task) -> Told:
     return msgspec.json.decode((task.folder / _TOLD).read_bytes(), type=Told)
 
 
-def reading_folders(task: Task) -> list[Path]:
-    """Give the folders of its readings, in order."""
-    return [task.folder / str(number) for number in range(told(task).readings)]
+def reading_folders(task: Task, words: Told) -> list[Path]:
+    """Give the folders of a file's readings, in order."""
+    return [task.folder / str(number) for number in range(words.readings)]
 
 
 def read_apart(task: Task, number: int = -1) -> Outcome:
@@ -116,7 +128,7 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
         return Outcome(kind="other_code")
     read = read_task(task, telling(number))
     if read.refused:
-        return Outcome(kind="refused", why=read.refused)
+        return Outcome(kind="no_memory" if read.refused == NO_MEMORY else "refused", why=read.refused)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.folder.name}.", dir=task.folder.parent) as made:
             temporary = Path(made) / "whole"
@@ -135,37 +147,39 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
     return Outcome()
 
 
-def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> list[str | None]:
-    """Read the files that were not read before; say for each why it could not be, or None.
+def read_all(tasks: Sequence[Task], executor: Executor, watch: Watch) -> Iterator[tuple[int, Unread | None]]:
+    """Read the files that were not read before; of each, as it is done, give its number and why it gave nothing.
 
-    A task whose process died is tried once more, alone, when all others are done: memory may have been short for
-    several at once. Raises InputError when nothing can be written, or the executor itself broke down.
+    The largest are begun first, so that none is read alone at the end. A task whose process died is tried once more,
+    alone, when all others are done: memory may have been short for several at once. Raises InputError when nothing can
+    be written, or the executor itself broke down.
     """
-    refused: list[str | None] = [None] * len(tasks)
-    todo = [at for at, task in enumerate(tasks) if not is_read(task)]
+    todo = {at: bytes_in(task.path) for at, task in enumerate(tasks) if not is_read(task)}
     watch.begin(len(tasks), len(tasks) - len(todo))
     pending: dict[Future[Outcome], int] = {}
-    for at in todo:
+    for at in sorted(todo, key=lambda each: -todo[each]):
         future = executor.submit(read_apart, tasks[at], at)
         future.add_done_callback(partial(_done, watch, tasks[at].named))
         pending[future] = at
+    for at in range(len(tasks)):
+        if at not in todo:
+            yield at, None
     died = []
     for future in as_completed(pending):
         at = pending[future]
         if isinstance(future.exception(), ProcessDiedError):
             died.append(at)
         else:
-            refused[at] = _came_of(future, tasks[at])
+            yield at, _came_of(future, tasks[at])
     for at in sorted(died):
-        refused[at] = _came_of(executor.submit(read_apart, tasks[at], at), tasks[at])
-    return refused
+        yield at, _came_of(executor.submit(read_apart, tasks[at], at), tasks[at])
 
 
 def _done(watch: Watch, path: Path, _: object) -> None:
     watch.done(path)
 
 
-def _came_of(future: Future[Outcome], task: Task) -> str | None:
+def _came_of(future: Future[Outcome], task: Task) -> Unread | None:
     error = future.exception()
     if isinstance(error, BrokenExecutor):
         raise InputError(
@@ -173,24 +187,20 @@ def _came_of(future: Future[Outcome], task: Task) -> str | None:
             "what was read until then is kept, and the same call goes on from there"
         )
     if error is not None:
-        return f"could not be read: {said_of(error)}"
+        return Unread(why=f"could not be read: {said_of(error)}", lost=not isinstance(error, TaskFailedError))
     outcome = future.result()
     if outcome.kind == "unwritable":
-        raise InputError(
-            f"{outcome.why}: what files hold cannot be written there; make room, or choose another place: what was "
-            "read until then is kept, and the same call goes on from there"
-        )
+        raise InputError(f"{outcome.why}: what files hold cannot be written there; {MAKE_ROOM}")
     if outcome.kind == "other_code":
         raise InputError(
             f"{shown(task.named)}: the worker that was to read it has another version of overlapscope, or of a reader, "
             "than this command: install the same everywhere; what was read until then is kept"
         )
     if outcome.kind == "read" and not _is_seen(task):
-        return (
-            f"was read where {shown(task.folder.parent)} is another disk than here: choose a place for the run that "
-            "all workers share"
-        )
-    return outcome.why or None
+        where = shown(task.folder.parent)
+        why = f"was read where {where} is another disk than here: choose a place for the run that all workers share"
+        return Unread(why=why, lost=True)
+    return Unread(why=outcome.why, lost=outcome.kind == "no_memory") if outcome.why else None
 
 
 def _is_seen(task: Task) -> bool:

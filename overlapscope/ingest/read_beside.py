@@ -10,14 +10,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from overlapscope.ingest.handed_over import load, read_into
-from overlapscope.ingest.processes import ProcessDiedError, Processes, said_of
-from overlapscope.ingest.task import Read, Task, read_task, told_to
+from overlapscope.ingest.handed_over import load, save
+from overlapscope.ingest.processes import Process, ProcessDiedError, Processes, said_of
+from overlapscope.ingest.task import Read, Task, read_task, telling, told_to
 from overlapscope.timeline.held_folder import held_folder
 
 
-def read_beside(tasks: Sequence[Task], others: int, progress: Callable[[Path, int], None] | None) -> list[Read]:
-    """Read the files, in this process and in so many others; give what came of each.
+def read_beside(
+    tasks: Sequence[Task],
+    others: int,
+    progress: Callable[[Path, int], None] | None,
+    started: Sequence[Process] = (),
+) -> list[Read]:
+    """Read the files, in this process and in so many others, those first that are `started`; give what came of each.
 
     A process that dies costs its file: it is tried once more, alone, when all others are done, since memory may have
     been short for several at once.
@@ -32,7 +37,7 @@ def read_beside(tasks: Sequence[Task], others: int, progress: Callable[[Path, in
             work = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
         except OSError:  # nothing can be handed over where nothing can be written
             return [read_task(task, told_to(progress, task)) for task in tasks]
-        processes = held.enter_context(Processes(others, heard))
+        processes = held.enter_context(Processes(others, heard, list(started)))
         placed = [replace(task, folder=work / str(number)) for number, task in enumerate(tasks)]
         futures = [processes.submit(read_into, task, number) for number, task in enumerate(placed)]
         read: dict[int, Read] = {}
@@ -47,8 +52,24 @@ def read_beside(tasks: Sequence[Task], others: int, progress: Callable[[Path, in
     return [read[number] for number in range(len(tasks))]
 
 
+def read_into(task: Task, number: int) -> bool:
+    """Read the file of a task and leave what came of it in the task's folder; False when it cannot be written there.
+
+    Words on its progress are `(number, bytes read)`.
+    """
+    read = read_task(task, telling(number))
+    try:
+        save(read, task.folder)
+    except OSError:
+        return False
+    return True
+
+
 def _handed_over(task: Task, future: "Future[bool]", progress: Callable[[Path, int], None] | None) -> Read:
     error = future.exception()
     if error is not None:
         return Read(refused=f"could not be read: {said_of(error)}")
-    return load(task.folder) if future.result() else read_task(task, told_to(progress, task))
+    if not future.result():
+        return read_task(task, told_to(progress, task))
+    read: Read = load(task.folder)
+    return read

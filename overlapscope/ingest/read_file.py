@@ -6,6 +6,7 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import is_archive, renamed
+from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
@@ -42,6 +43,10 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     try:
         head = head_of(path)
         known = readers_of(head)
+        if not head.content and _ends_at_once(path):
+            raise InputError(
+                f"{shown(path)}: is gzip data that is cut before anything of it can be read: copy it again"
+            )
         if not known and (unread := what_unread(head.content)) is not None:
             raise InputError(f"{shown(path)}: {unread}")
         known = known or named_readers_of(head)
@@ -70,6 +75,12 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
 def reason(error: Exception, path: Path) -> str:
     """Give what an error says, without the path before it."""
     return str(error).removeprefix(f"{shown(path)}: ")
+
+
+def _ends_at_once(path: Path) -> bool:
+    """Whether a file is gzip data of which nothing can be had; not that of an empty file."""
+    stream = ByteStream(path)
+    return not any(stream.blocks()) and stream.truncated
 
 
 def _is_other_text(head: Head) -> bool:

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from os import PathLike, fspath
 from pathlib import Path
 
 from overlapscope.errors import UsageError
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.run import MAX_RANKS
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,37 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
 def given_options(
     *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
 ) -> ReadOptions:
-    """Give the options as a user of the package writes them."""
-    patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (comm, compute)]
-    return ReadOptions(
-        comm=patterns[0], compute=patterns[1], ranks={"": ranks} if isinstance(ranks, int) else dict(ranks or {})
-    )
+    """Give the options as a user of the package writes them. Raises UsageError for what they cannot be."""
+    by_name = {"": ranks} if isinstance(ranks, int) else {} if ranks is None else ranks
+    if not isinstance(by_name, Mapping) or not all(
+        isinstance(name, str) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS for name, rank in by_name.items()
+    ):
+        raise UsageError(f"ranks={ranks!r}: give the rank of a single file, or {{'FILE': RANK}}")
+    return ReadOptions(comm=_patterns("comm", comm), compute=_patterns("compute", compute), ranks=dict(by_name))
+
+
+def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Give the regular expressions of an argument: one, or several."""
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{argument}={given!r}: give a regular expression, or several")
+    return found
+
+
+def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
+    """Give the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
+    found = []
+    for each in paths:
+        if not isinstance(each, (str, PathLike)) or not isinstance(plain := fspath(each), str):
+            several = isinstance(each, Iterable) and not isinstance(each, (bytes, PathLike))
+            raise UsageError(
+                f"{call}(): a {type(each).__name__} is no path; give what it holds: {call}(*paths)"
+                if several
+                else f"{call}(): {each!r} is no path"
+            )
+        if not plain:
+            raise UsageError(f"{call}(): a path is empty")
+        found.append(Path(plain))
+    if not found:
+        raise UsageError(f"{call}(): name a trace file, a folder of them, or a run directory")
+    return found

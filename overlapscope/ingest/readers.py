@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "overlapscope.readers"
+HEAD_STEP_BYTES = 512
 BUILT_IN: tuple[Reader, ...] = (
     nsight.READER,
     rocprof.READER,
@@ -144,11 +146,18 @@ def head_of(path: Path) -> Head:
 def head_within(path: Path, content: bytes) -> Head:
     """Give the head of a file that begins with `content`, decompressed where that is gzip."""
     if content[:2] == GZIP_MAGIC:
-        try:
-            content = zlib.decompressobj(wbits=31).decompress(content, HEAD_BYTES)
-        except zlib.error:
-            content = b""
+        content = _inflated(content)
     return Head(path=path, content=content)
+
+
+def _inflated(data: bytes) -> bytes:
+    """Decompress what a head needs; of damaged data what precedes the damage, but for the last call's output."""
+    content, member = b"", zlib.decompressobj(wbits=31)
+    with suppress(zlib.error):
+        while data and not member.eof and len(content) < HEAD_BYTES:
+            content += member.decompress(data, min(HEAD_STEP_BYTES, HEAD_BYTES - len(content)))
+            data = member.unconsumed_tail
+    return content
 
 
 def reader_of(head: Head) -> Reader | None:

@@ -1,13 +1,15 @@
 """The contract of a source format: how it is recognised, and what reading one file of it gives."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import field
 from pathlib import Path
 
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Group, RankTimeline, Source
+from overlapscope.values import dataclass
 
 HEAD_BYTES = 64 << 10
 
@@ -29,6 +31,17 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Other processes of this machine that may read parts of a file."""
+
+    executor: Executor
+    shares: int
+    """How many processes there are, this one included."""
+    folder: Path
+    """Where they leave what they found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
     """What every reader is given besides the path."""
 
@@ -38,6 +51,8 @@ class ReadContext:
     """More decompressed bytes than this are refused."""
     progress: Callable[[int], None] | None = None
     """To be called with the number of bytes read since the last call."""
+    sharing: Sharing | None = None
+    """With whom to read a large file, where that is worth it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

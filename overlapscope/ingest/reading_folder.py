@@ -1,7 +1,7 @@
 """What one file gave, as a folder of columns: whoever reads the file writes it, whoever joins the files reads it.
 
     FOLDER/reading.json       what the file told of itself and of the job, and each timeline's names
-    FOLDER/0/spans.parquet    one folder a timeline, one file a table that is not empty, as in a run directory
+    FOLDER/0/spans.parquet    one folder a timeline, one file a table, as in a run directory
     FOLDER/0/small            the columns of its small tables once more, as they are in memory: read ten times as fast
     FOLDER/facts/...
 
@@ -12,13 +12,14 @@ row as it would move them.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from overlapscope.ingest.foreseen import calls_digest, foreseen
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.reading import Reading
 from overlapscope.timeline.arrow import from_arrow, read_parquet
@@ -33,10 +34,12 @@ from overlapscope.timeline.columns import (
     make,
     size,
 )
+from overlapscope.timeline.fact_files import FACTS, load_facts, save_facts
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rank_files import table_file, write_table
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
-from overlapscope.timeline.store import FACTS, load_facts, save_facts, table_file, write_table
 from overlapscope.timeline.stored import TABLES
+from overlapscope.values import dataclass
 
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,
@@ -60,6 +63,8 @@ class _Timeline(msgspec.Struct, kw_only=True):
     """Of the tables that are not empty."""
     written_rank: int
     """What stands in their column `rank`."""
+    calls: str
+    """Digest of the calls as they are written, which is as `foreseen`."""
 
 
 class _Summary(msgspec.Struct, kw_only=True):
@@ -81,6 +86,7 @@ class Part:
     names: tuple[str, ...]
     rows: dict[str, int]
     written_rank: int
+    calls: str
 
     def table(self, name: str) -> Columns:
         """Read one of its tables; names have the codes that they have in `names`."""
@@ -89,21 +95,20 @@ class Part:
 
 def load_part(folder: Path) -> Part:
     """Give a timeline by its folder. Raises OSError, msgspec.DecodeError for a damaged one."""
-    told = _summary(folder.parent).timelines[int(folder.name)]
-    return Part(folder=folder, names=tuple(told.names), rows=told.rows, written_rank=told.written_rank)
+    return _part(folder, _summary(folder.parent).timelines[int(folder.name)])
 
 
 def save_reading(reading: Reading, path: Path, folder: Path) -> None:
     """Write what the file `path` gave into an empty folder. Raises OSError."""
     timelines = []
-    for number, timeline in enumerate(reading.timelines):
+    for number, (timeline, ready) in enumerate(zip(reading.timelines, foreseen(reading), strict=True)):
         place = folder / str(number)
         place.mkdir()
         # Most often the rank that it will have: then its tables can stay as they are.
         rank = timeline.rank if timeline.rank != UNKNOWN_RANK else rank_from_path(path) or 0
         rows = {name: rows for name in TABLES if (rows := size(getattr(timeline, name)))}
-        for name in rows:
-            write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
+        for name in TABLES:
+            write_table(getattr(ready, name), ready.names, rank, table_file(place, name))
         _save_small(timeline, place / _SMALL)
         timelines.append(
             _Timeline(
@@ -114,6 +119,7 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
                 recorded=dict(timeline.recorded),
                 rows=rows,
                 written_rank=rank,
+                calls=calls_digest(ready),
             )
         )
     save_facts(reading.facts, folder / FACTS)
@@ -155,7 +161,17 @@ def _parts(folder: Path, summary: _Summary) -> Iterator[tuple[Part, _Timeline]]:
     for number, told in enumerate(summary.timelines):
         # Ranks have most names in common: each is kept once.
         names = tuple(map(sys.intern, told.names))
-        yield Part(folder=folder / str(number), names=names, rows=told.rows, written_rank=told.written_rank), told
+        yield replace(_part(folder / str(number), told), names=names), told
+
+
+def _part(folder: Path, told: _Timeline) -> Part:
+    return Part(
+        folder=folder,
+        names=tuple(told.names),
+        rows=told.rows,
+        written_rank=told.written_rank,
+        calls=told.calls,
+    )
 
 
 def _save_small(timeline: RankTimeline, file: Path) -> None:

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,9 @@ from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.storage import answered, blocks_of, is_web, opened
 from overlapscope.timeline.held_folder import held_folder
-from overlapscope.timeline.run import MANIFEST
+from overlapscope.timeline.run_directory import MANIFEST
+from overlapscope.timeline.size_text import size_text
+from overlapscope.values import dataclass
 
 MAX_FILES: Final = 100_000
 HEADS_AT_ONCE: Final = 64
@@ -121,7 +122,7 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
                 for block in blocks:
                     if copy.tell() + len(block) > room:
                         raise InputError(
-                            f"{shown(path)}: holds more than {room >> 20} MiB, which is what may be copied"
+                            f"{shown(path)}: holds more than {size_text(room)}, which is what may be copied"
                         )
                     copy.write(block)
         except OSError as error:

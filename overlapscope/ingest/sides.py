@@ -1,5 +1,6 @@
 """One side of a comparison: a run, traces, or a folder of runs of the same code."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,7 +8,8 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.shown import shown, shown_name
-from overlapscope.timeline.run import Run, is_run_directory
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import put_aside
 
 
@@ -21,7 +23,8 @@ def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
             return [path], []
         inside = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
         # Links first: what they point to takes their place, if it is here too.
-        found = {entry.resolve(): entry for entry in sorted(inside, key=Path.is_symlink, reverse=True)}
+        # Path.resolve raises RuntimeError for links in a circle.
+        found = {os.path.realpath(entry): entry for entry in sorted(inside, key=Path.is_symlink, reverse=True)}
         runs = sorted(entry for entry in found.values() if entry.is_dir() and is_run_directory(entry))
     except OSError as error:
         raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
@@ -66,7 +69,7 @@ def read_runs(
     usable = 0
     for each in paths:
         try:
-            run = read_inputs([each], options, progress=progress)
+            run = read_inputs([each], options, progress=progress, workers=None)
         except InputError as error:
             if each == paths[-1] and not usable:
                 raise

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, cast
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.shown import without_secrets
+from overlapscope.ingest.storage_errors import meaning_of, scheme_of, unknown_scheme
 
 WAIT_SECONDS: Final = 60.0
 """Without an answer for so long, a request is given up."""
@@ -21,11 +22,14 @@ T = TypeVar("T")
 def opened(url: str) -> tuple[Any, str]:
     """Give the file system of a URL, and what the URL is called there. Raises InputError."""
     try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
+        from fsspec import available_protocols  # noqa: PLC0415 - an extra
+        from fsspec.core import url_to_fs  # noqa: PLC0415
     except ImportError as error:
         raise InputError(
             f"{without_secrets(url)}: reading from there needs fsspec: pip install 'overlapscope[remote]'"
         ) from error
+    if scheme_of(url) not in available_protocols():
+        raise InputError(f"{without_secrets(url)}: {unknown_scheme(url)}")
     found: tuple[Any, str] = answered(url, lambda: url_to_fs(url, **_patience(url)))
     return found
 
@@ -92,20 +96,7 @@ def answered(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
     except Empty:
         raise InputError(f"{without_secrets(url)}: no answer within {patience:.0f} s") from None
     if error is not None:
-        raise InputError(f"{without_secrets(url)}: cannot be read: {_said(error)}") from error
+        if isinstance(error, TimeoutError):
+            raise InputError(f"{without_secrets(url)}: no answer within {WAIT_SECONDS:.0f} s") from error
+        raise InputError(f"{without_secrets(url)}: cannot be read: {meaning_of(error, url)}") from error
     return cast("T", value)
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        why = error.__cause__
-        if why is None or isinstance(why, FileNotFoundError) or getattr(why, "status", None) in (404, 410):
-            return "no such file or folder"
-        # Of the web everything is said to be not found: a certificate, a redirection, a machine that is off.
-        return " ".join(f"{type(why).__name__}: {without_secrets(' '.join(str(why).split()))[:300]}".split())
-    if isinstance(error, TimeoutError):
-        return f"no answer within {WAIT_SECONDS:.0f} s"
-    words = without_secrets(" ".join(str(error).split()))[:300]
-    if isinstance(error, ImportError):
-        return f"{words} (pip install it beside overlapscope)"
-    return words or type(error).__name__

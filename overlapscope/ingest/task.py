@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +10,9 @@ from overlapscope.ingest.archives import Unpacked, renamed, reworded
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading import ReadContext, Reading
+from overlapscope.ingest.reading import ReadContext, Reading, Sharing
 from overlapscope.ingest.shown import shown
+from overlapscope.values import dataclass
 
 _TELL_SECONDS: Final = 0.1
 
@@ -63,10 +63,10 @@ def task_of(found: Unpacked, path: Path, options: ReadOptions, folder: Path) -> 
     )
 
 
-def read_task(task: Task, progress: Callable[[int], None] | None) -> Read:
+def read_task(task: Task, progress: Callable[[int], None] | None, sharing: Sharing | None = None) -> Read:
     """Read the file of a task, in whatever process; `progress` gets the number of bytes read from time to time."""
     classifier = Classifier(task.comm, task.compute)
-    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=progress)
+    context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=progress, sharing=sharing)
     try:
         readings = tuple(renamed(reading, task.renamings) for reading in read_file(task.path, context))
     except InputError as error:

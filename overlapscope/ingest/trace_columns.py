@@ -1,17 +1,21 @@
 """What is kept of one recorded trace, whatever wrote it: device work, the calls that enqueued it, host ranges."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes, NameTable
+from overlapscope.values import dataclass
 
 KERNEL, MEMCPY, MEMSET = range(3)
 """What a device event is."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +57,81 @@ class TraceColumns:
     api_calls: Mapping[int, ApiCall] = field(default_factory=dict)
     """What the host ranges of a communication library itself tell, by row."""
     device_notes: Ranges
-    window: tuple[int, int] | None
-    """When the profiler was on, where the trace says so."""
+    window_times: tuple[int, ...] = ()
+    """Moments at which the profiler was on: where the trace tells any, they are two or more."""
     events: int
     repaired: int
     dropped: int
     unknown: Counter[str]
     """Timed events of categories that are not read."""
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """When the profiler was on, where the trace says so."""
+        return (min(self.window_times), max(self.window_times)) if len(self.window_times) > 1 else None
+
+
+def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
+    """Put parts of one trace together, in their order; names and lanes are numbered as they come."""
+    if len(parts) == 1:
+        return parts[0]
+    names = NameTable()
+    lanes: dict[tuple[str, str], int] = {}
+    moved = [_renumbered(each, names, lanes) for each in parts]
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in moved]) for name in _ARRAYS}
+    ranges: dict[str, Any] = {
+        name: Ranges(
+            **{column: np.concatenate([getattr(getattr(each, name), column) for each in moved]) for column in _COLUMNS}
+        )
+        for name in ("host", "device_notes")
+    }
+    return TraceColumns(
+        lanes=list(lanes),
+        names=names,
+        device_collectives=_by_row([(each.device_collectives, each.device_name.size) for each in moved]),
+        host_args=_by_row([(each.host_args, each.host.name.size) for each in moved]),
+        api_calls=_by_row([(each.api_calls, each.host.name.size) for each in moved]),
+        window_times=tuple(time for each in moved for time in each.window_times),
+        events=sum(each.events for each in moved),
+        repaired=sum(each.repaired for each in moved),
+        dropped=sum(each.dropped for each in moved),
+        unknown=sum((each.unknown for each in moved), Counter()),
+        **arrays,
+        **ranges,
+    )
+
+
+_COLUMNS: Final = tuple(each.name for each in fields(Ranges))
+_ARRAYS: Final = tuple(
+    each.name
+    for each in fields(TraceColumns)
+    if each.name.startswith(("device_", "launch_")) and each.name not in ("device_collectives", "device_notes")
+)
+
+
+def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str], int]) -> TraceColumns:
+    """Give a part with codes of common tables of names and lanes, which grow."""
+    name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
+    lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
+    ranges: dict[str, Any] = {
+        table: replace(old, lane=lane[old.lane], name=name[old.name])
+        for table, old in (("host", part.host), ("device_notes", part.device_notes))
+    }
+    return replace(
+        part,
+        device_name=name[part.device_name],
+        launch_name=name[part.launch_name],
+        device_lane=lane[part.device_lane],
+        launch_lane=lane[part.launch_lane],
+        **ranges,
+    )
+
+
+def _by_row(parts: Sequence[tuple[Mapping[int, T], int]]) -> dict[int, T]:
+    """Put what is told by row together; of each part with its number of rows."""
+    found: dict[int, T] = {}
+    first = 0
+    for told, rows in parts:
+        found.update((first + row, each) for row, each in told.items())
+        first += rows
+    return found

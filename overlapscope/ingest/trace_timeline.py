@@ -1,6 +1,6 @@
 """The columns of one recorded trace to a rank's timeline."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from overlapscope.timeline.columns import (
     make,
 )
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ def _host_waits(columns: TraceColumns) -> Ints:
     if not waits.any():
         return np.empty(0, np.int64)
     enqueued = np.isin(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
-    working = np.unique(columns.launch_lane[enqueued])
+    working = unique(columns.launch_lane[enqueued])
     return np.flatnonzero(waits[columns.launch_name] & np.isin(columns.launch_lane, working))
 
 

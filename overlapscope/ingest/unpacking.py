@@ -8,31 +8,30 @@ import stat
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from overlapscope.errors import InputError
+from overlapscope.ingest.archive_damage import AGAIN, DAMAGE, UNREADABLE, damage, of_zip, unreadable
 from overlapscope.ingest.archives import MAX_UNPACKED_BYTES, ZIP_MAGIC, Unpacked, is_archive
 from overlapscope.ingest.bytestream import BLOCK_BYTES, MAX_RATIO, RATIO_GRACE_BYTES, ByteStream
 from overlapscope.ingest.discover import Inputs, discover
+from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.held_folder import held_folder
-from overlapscope.timeline.run import MANIFEST, RANK_ENTRY, Source
+from overlapscope.timeline.run import Source
+from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY
+from overlapscope.values import dataclass
 
 FORMAT: Final = "archive"
 MAX_MEMBERS: Final = 100_000
 MAX_HEADER_BYTES: Final = 1 << 20
 """A longer name, or a longer list of a member's properties, is none."""
-_DAMAGE: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError, IndexError)
-"""What the standard library raises for damaged archives."""
-_UNREADABLE: Final = (NotImplementedError, RuntimeError)
-"""What it raises for a zip member that is encrypted or packed in a way it does not know."""
 
 
 @contextmanager
@@ -51,36 +50,39 @@ def unpacked_among(inputs: Inputs, archives: list[Path], max_bytes: int, within:
             folder = temporary.resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
             folders[folder] = path
-            inside, note = _inside(path, folder, budget)
+            inside, note, unread = _inside(path, folder, budget)
             if not (inside.files or note) and path in inputs.passed_over:
                 inside = replace(inside, passed_over=(path,))  # not a trace's archive: a checkpoint, a wheel, ...
             elif not inside.files:
-                note = note or "holds no file that can be read"
+                note = note or "holds no file that is read"
             found.append(inside)
             if note:
-                notes.append(Source(path=shown(path), format=FORMAT, warnings=(note,)))
+                notes.append(Source(path=shown(path), format=FORMAT, warnings=(note,), unread_ranks=unread))
         yield Unpacked(
             inputs=Inputs(
                 runs=inputs.runs,
                 files=tuple(file for each in found for file in each.files),
                 passed_over=tuple(file for each in found for file in each.passed_over),
                 remote=inputs.remote,
+                unreadable=inputs.unreadable,
             ),
             folders=folders,
             notes=tuple(notes),
         )
 
 
-def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str]:
-    """Unpack one archive; give its files, and what has to be said of it."""
+def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str, tuple[int, ...]]:
+    """Unpack one archive; give its files, what has to be said of it, and whose members could not be read."""
     unpacking = _Unpacking(folder=folder, budget=budget)
     note = ""
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4).startswith(ZIP_MAGIC)
         (_unzip if is_zip else _untar)(path, unpacking)
-    except _DAMAGE as error:
-        note = f"the archive is damaged ({_one_line(error)}); read up to there"
+    except zipfile.BadZipFile as error:
+        note = f"the archive is damaged: {of_zip(error)}"
+    except DAMAGE as error:
+        note = f"the archive is damaged: {damage(error)}; {_so_far(unpacking)}"
     except OSError as error:
         note = f"cannot be unpacked: {error.strerror or error}"
     except _TooMuch as error:
@@ -90,9 +92,15 @@ def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str]:
     if unpacking.refused:
         listed = ", ".join(unpacking.refused[:3])
         note = "; ".join(filter(None, [note, f"{len(unpacking.refused)} members not read whole: {listed}"]))
+    if unpacking.nested:
+        listed = ", ".join(unpacking.nested[:3])
+        inner = f"archives inside archives are not read: unpack {listed} and name the folder"
+        note = "; ".join(filter(None, [note, inner]))
     passed = tuple(Path(f"{folder}/{name}") for name in unpacking.passed_over)
+    ranks = [rank_from_path(Path(path.name, each)) for each in unpacking.unread]
+    unread = tuple(sorted({each for each in ranks if each is not None}))
     if not unpacking.written:
-        return Inputs(runs=(), files=(), passed_over=passed), note
+        return Inputs(runs=(), files=(), passed_over=passed), note, unread
     found = discover([folder])
     if found.runs:
         note = (
@@ -101,7 +109,7 @@ def _inside(path: Path, folder: Path, budget: "_Budget") -> tuple[Inputs, str]:
             else ("holds a run directory: unpack it and name that folder")
         )
         found = replace(found, runs=())
-    return replace(found, passed_over=(*found.passed_over, *passed)), note
+    return replace(found, passed_over=(*found.passed_over, *passed)), note, unread
 
 
 class _TooMuch(Exception):  # noqa: N818 - a signal within this file
@@ -129,6 +137,10 @@ class _Unpacking:
     written: int = 0
     passed_over: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    """Why members were not read whole."""
+    unread: list[str] = field(default_factory=list)
+    """Names of members of which something could not be read."""
+    nested: list[str] = field(default_factory=list)
 
     def take(self, name: str, read: Callable[[int], bytes], packed_bytes: int | None = None) -> None:
         """Write one member, if a reader knows it. `read` gives its content; `packed_bytes` is what it takes packed."""
@@ -140,7 +152,8 @@ class _Unpacking:
             return
         begin = _read_up_to(read, HEAD_BYTES)
         if not _is_wanted(place, begin):
-            self.passed_over.append(str(place.relative_to(self.folder)))
+            inner = is_archive(head_within(place, begin))
+            (self.nested if inner else self.passed_over).append(str(place.relative_to(self.folder)))
             return
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +166,7 @@ class _Unpacking:
         with file:
             try:
                 self._copy(file, begin, read, name, packed_bytes)
-            except _TooMuch:
+            except (_TooMuch, InputError):  # a bomb, in the member or in the archive
                 self.written -= 1
                 place.unlink()
                 raise
@@ -207,12 +220,23 @@ def _read_up_to(read: Callable[[int], bytes], size: int) -> bytes:
     return content
 
 
+class _DamagedHeaderError(ValueError):
+    """No header where one has to be: nothing that the library goes on behind."""
+
+
 class _Member(tarfile.TarInfo):
     """A tar header whose own texts are of a possible length: the library reads them whole."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
-        member: Self = super().frombuf(buf, encoding, errors)
+        try:
+            member: Self = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # of Python's own, and not in its stubs
+            raise
+        except tarfile.HeaderError as error:
+            # The library takes any other one for the end, and says nothing of what comes behind it.
+            cut = len(buf) < tarfile.BLOCKSIZE
+            raise _DamagedHeaderError("unexpected end of data" if cut else "a member's header is damaged") from error
         texts = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
         if member.type in texts and member.size > MAX_HEADER_BYTES:
             raise tarfile.HeaderError("a member's name or properties are impossibly long")
@@ -250,8 +274,10 @@ def _untar(path: Path, unpacking: _Unpacking) -> None:
                 unpacking.refused.append(f"{member.name!r} (no plain file)")
                 continue
             unpacking.take(member.name, content.read)
+    for _ in source.blocks:  # what tells whether all before it is what was packed stands at the end
+        pass
     if stream.truncated:
-        raise tarfile.ReadError("it ends early")
+        raise tarfile.ReadError(stream.warnings[-1])
 
 
 def _unzip(path: Path, unpacking: _Unpacking) -> None:
@@ -266,19 +292,26 @@ def _unzip(path: Path, unpacking: _Unpacking) -> None:
                 continue
             try:
                 content: IO[bytes] = archive.open(member)
-            except _UNREADABLE as error:
-                unpacking.refused.append(f"{member.filename!r} ({_one_line(error)})")
+            except UNREADABLE as error:
+                unpacking.unread.append(member.filename)
+                unpacking.refused.append(f"{member.filename!r} ({unreadable(error)})")
                 continue
             try:
                 with content:
                     unpacking.take(member.filename, content.read, member.compress_size)
-            except _DAMAGE as error:
-                unpacking.refused.append(f"{member.filename!r} (damaged: {_one_line(error)})")
+            except DAMAGE as error:
+                unpacking.unread.append(member.filename)
+                unpacking.refused.append(f"{member.filename!r} (damaged: {damage(error)})")
+            except OSError as error:
+                if error.errno is not None:  # of the disk; bzip2 has none
+                    raise
+                unpacking.unread.append(member.filename)
+                unpacking.refused.append(f"{member.filename!r} (damaged: its compressed data is damaged)")
 
 
 def _without(files: tuple[Path, ...], archives: list[Path]) -> tuple[Path, ...]:
     return tuple(file for file in files if file not in archives)
 
 
-def _one_line(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
+def _so_far(unpacking: _Unpacking) -> str:
+    return "read up to there" if unpacking.written else AGAIN

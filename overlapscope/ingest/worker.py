@@ -4,11 +4,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from overlapscope.cycles import search_seldom
+from overlapscope.values import dataclass
 
 GONE: Final = (EOFError, OSError)
 """What a pipe says whose other end has gone."""
@@ -41,21 +42,24 @@ def listening(heard: Callable[[Any], None] | None) -> Iterator[None]:
         _heard.reset(before)
 
 
-def work(number: int) -> None:
-    """Do the tasks of the pipe with this file number until its other end closes."""
+def work(number: int, module: str = "") -> None:
+    """Do the tasks of the pipe with this file number until its other end closes; load a module before the first one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends this process
     search_seldom()
     pipe = Connection(number)
+    if module:
+        import_module(module)
     with listening(pipe.send):
         try:
             while True:
                 function, args = pipe.recv()
-                pipe.send(_answer(function, args))
+                pipe.send(answer(function, args))
         except GONE:
             return
 
 
-def _answer(function: Any, args: tuple[Any, ...]) -> Answer:
+def answer(function: Any, args: tuple[Any, ...]) -> Answer:
+    """Do a task; what it raises costs it alone."""
     try:
         return Answer(function(*args))
     except (BrokenPipeError, ConnectionResetError):  # of the pipe to a parent that is gone

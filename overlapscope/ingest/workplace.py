@@ -1,5 +1,6 @@
 """The folder beside a run directory in which it is prepared; what is ready in it outlasts an interruption."""
 
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,9 @@ READ: Final = "read"
 """In it: what files gave. All else is of no use to anybody else."""
 ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 """Nobody goes on with what was interrupted so long ago."""
+MAKE_ROOM: Final = (
+    "make room, or choose another place: what was read until then is kept, and the same call goes on from there"
+)
 _NAMED: Final = re.compile(r"\..+\.ingest", re.DOTALL)
 _TRIES: Final = 100
 
@@ -49,7 +53,8 @@ def workplace(out: Path) -> Iterator[Path]:
         finally:
             os.close(lock)
     except OSError as error:
-        raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}") from error
+        room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}{room}") from error
 
 
 def _locked(work: Path, out: Path) -> int:

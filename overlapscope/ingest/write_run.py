@@ -5,38 +5,29 @@ process, as if they had been read here, and every rank's large tables are put wh
 the files they are.
 """
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import unpacked
 from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_of
-from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
+from overlapscope.ingest.older_run import require_free, require_no_less
+from overlapscope.ingest.processes import Process
 from overlapscope.ingest.read import joined, require_files, stored_run
 from overlapscope.ingest.read_apart import Unwatched, Watch, go_on_with
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading_folder import LARGE, SMALL, Part, load_outline
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.reading_folder import Part, load_outline
 from overlapscope.ingest.workplace import READ, workplace
-from overlapscope.timeline.columns import make, size
-from overlapscope.timeline.run import RankTimeline, Run, Source, is_run_directory
-from overlapscope.timeline.run_folder import is_taken, take_place
-from overlapscope.timeline.store import (
-    RankEntry,
-    rank_folder,
-    save_run,
-    table_file,
-    write_entry,
-    write_job,
-    write_table,
-)
+from overlapscope.ingest.write_ranks import write_ranks
+from overlapscope.timeline.flushed import Flushing
+from overlapscope.timeline.rank_files import table_file
+from overlapscope.timeline.run import Run, Source
+from overlapscope.timeline.run_folder import take_place
+from overlapscope.timeline.store import save_run, write_job
+from overlapscope.timeline.stored import TABLES
+from overlapscope.values import dataclass
 from overlapscope.version import __version__
 
 
@@ -47,6 +38,8 @@ class Written:
     path: Path
     ranks: tuple[int, ...]
     missing_ranks: tuple[int, ...]
+    unread_ranks: tuple[int, ...]
+    """Those that are missing, though a file of theirs is there."""
     spans: int
     sources: tuple[Source, ...]
     resumed_files: int
@@ -62,19 +55,23 @@ def write_run(
     executor: Executor | None = None,
     force: bool = False,
     watch: Watch | None = None,
+    processes: list[Process] | None = None,
 ) -> Written:
     """Read traces, logs and other sources of one job and write the run directory `out`.
 
     Files are read by `workers` processes of this machine (as many as are worth it if None), or by `executor`, whose
-    workers must see inputs and `out` under the same paths. The executor stays open. A file that cannot be used costs
-    only itself. Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable or
-    `out` cannot be written; what was read until then need not be read again by the next call for the same `out`.
+    workers must see inputs and `out` under the same paths. The executor stays open. Of this machine's processes those
+    are taken first that are `started` already. A file that cannot be used costs only itself.
+
+    Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable, `out` cannot be
+    written, or it holds what was lost now for want of memory or processes; what was read until then need not be read
+    again by the next call for the same `out`.
     """
-    _require_free(out, force=force)  # before anything is read
+    require_free(out, force=force)  # before anything is read
     options = options or ReadOptions()
     out = out.absolute()
-    with workplace(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found:
-        _require_free(out, force=force)  # another process may have written it meanwhile
+    with workplace(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found, Flushing() as flushing:
+        require_free(out, force=force)  # another process may have written it meanwhile
         run = stored_run(found, options)
         if run is not None:
             save_run(run, out, version=__version__, force=force)
@@ -84,23 +81,24 @@ def write_run(
         tasks = tasks_of(found, options, work / READ)
         resumed = go_on_with(tasks)
         parts: list[Part] = []
-        with _open(executor, lambda: own_executor(tasks, workers, watch)) as running:
-            gathered = gather_apart(tasks, running, watch, partial(load_outline, parts=parts))
+
+        def load(folder: Path) -> Reading:
+            begin = len(parts)
+            reading = load_outline(folder, parts)
+            for part in parts[begin:]:  # most tables stay the files that they are
+                flushing.begin(table_file(part.folder, name) for name in TABLES)
+            return reading
+
+        with _open(executor, lambda: own_executor(tasks, workers, watch, processes)) as running:
+            gathered = gather_apart(tasks, running, watch, load)
+            require_no_less(out, gathered.lost)
             run = joined(gathered, found, options)
             prepared = work / "run"
             prepared.mkdir()
-            entries = _write_ranks(run, parts, prepared, running)
+            entries = write_ranks(run, parts, prepared, running)
         write_job(run, entries, prepared, version=__version__)
-        take_place(prepared, out)
+        take_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
-
-
-def _require_free(out: Path, *, force: bool) -> None:
-    taken = is_taken(out)
-    if taken and not force:
-        raise UsageError(f"{shown(out)} exists already; choose another place, or replace it with -f")
-    if taken and not is_run_directory(out):
-        raise UsageError(f"{shown(out)} exists and is no run directory: it is not replaced")
 
 
 def _open(given: Executor | None, make_own: Callable[[], Executor]) -> AbstractContextManager[Executor]:
@@ -112,76 +110,8 @@ def _written(out: Path, run: Run, spans: int, resumed: int) -> Written:
         path=out,
         ranks=tuple(run.ranks),
         missing_ranks=run.missing_ranks,
+        unread_ranks=run.unread_ranks,
         spans=spans,
         sources=run.sources,
         resumed_files=resumed,
     )
-
-
-def _write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Executor) -> list[RankEntry]:
-    """Write the folders of all ranks: what decisions changed from memory, the rest from the files' own tables."""
-    entries = []
-    joinings: list[Joining] = []
-    empty = _empty_tables(folder.parent)
-    for rank, timeline in sorted(run.ranks.items()):
-        place = folder / rank_folder(rank)
-        place.mkdir()
-        spans = sum(parts[part].rows.get("spans", 0) for part in timeline.spans.correlation.tolist())
-        entries.append(write_entry(timeline, place, spans=spans))
-        whole = _as_it_is(timeline, parts)
-        for name in SMALL:
-            if whole is None or name not in whole.rows or name == "collectives":
-                write_table(getattr(timeline, name), timeline.names, rank, table_file(place, name))
-            else:
-                take_over(name, whole, table_file(place, name))
-        joinings += _large_tables(timeline, parts, place, empty)
-    pending = {executor.submit(join_tables, each): each for each in joinings}
-    wait(pending)
-    for future, joining in pending.items():
-        error = future.exception()
-        if error is not None:
-            raise InputError(
-                f"rank {joining.rank}: its {joining.table} cannot be written ({type(error).__name__}: {error}); "
-                "what was read is kept, and the same call goes on from there"
-            )
-    return entries
-
-
-def _as_it_is(timeline: RankTimeline, parts: Sequence[Part]) -> Part | None:
-    """Give the file's timeline that is the rank's, but for its calls; None where it was put together of several."""
-    places = places_of(timeline.spans, parts)
-    if len(places) != 1:
-        return None
-    part = parts[int(timeline.spans.correlation[0])]
-    alone = part.rows.get("recordings", 0) == size(timeline.recordings)
-    return part if alone and stays(places[0], part, timeline.rank) else None
-
-
-def _empty_tables(folder: Path) -> dict[str, Path]:
-    """Write an empty file for each large table: those of all ranks are alike."""
-    files = {name: table_file(folder, f"empty_{name}") for name in LARGE}
-    for name, kind in LARGE.items():
-        write_table(make(kind, 0), (), 0, files[name])
-    return files
-
-
-def _large_tables(
-    timeline: RankTimeline, parts: Sequence[Part], folder: Path, empty: Mapping[str, Path]
-) -> list[Joining]:
-    """Put the large tables that can stay as they are into the rank's folder; give the others to be written."""
-    own = [parts[part] for part in timeline.spans.correlation.tolist()]
-    places = places_of(timeline.spans, parts)
-    joinings = []
-    for name in LARGE:
-        target = table_file(folder, name)
-        having = [(place, part) for place, part in zip(places, own, strict=True) if name in part.rows]
-        if not having:
-            shutil.copyfile(empty[name], target)
-        elif len(having) == 1 and stays(*having[0], timeline.rank):
-            take_over(name, having[0][1], target)
-        else:
-            names = folder.parent.parent / f"{folder.name}.names"
-            names.write_bytes(msgspec.json.encode(timeline.names))
-            chosen = tuple(place for place, _ in having)
-            joinings.append(Joining(table=name, rank=timeline.rank, names=names, places=chosen, target=target))
-    return joinings

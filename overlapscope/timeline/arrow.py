@@ -1,8 +1,9 @@
 """Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 
 from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.order import unique
 
 LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
 """Columns that early runs do not have."""
@@ -41,10 +43,21 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long
     to write and more to read.
     """
+    with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
+        _write(table, file)
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    """Give what `write_parquet` would write."""
+    content = BytesIO()
+    _write(table, content)
+    return content.getvalue()
+
+
+def _write(table: pa.Table, file: BinaryIO) -> None:
     named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
     differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
-    with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
-        pq.write_table(table, file, compression="zstd", use_dictionary=named, column_encoding=differences)
+    pq.write_table(table, file, compression="zstd", use_dictionary=named, column_encoding=differences)
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -55,7 +68,7 @@ def read_parquet(path: Path) -> pa.Table:
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
     """Give a dictionary column that holds only the names in use."""
-    used = np.unique(codes[codes >= 0])
+    used = unique(codes[codes >= 0])
     place = np.zeros(len(names) + 1, np.int32)
     place[used] = np.arange(used.size, dtype=np.int32)
     words = _words([names[code] for code in used.tolist()])

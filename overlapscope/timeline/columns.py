@@ -6,7 +6,7 @@ A column's annotation says how it is stored, so that the run directory needs no 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar, get_args
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.names import NameTable
+from overlapscope.values import dataclass
 
 NONE: Final = int(np.iinfo(np.int64).min)
 """A missing value in an int64 column."""
@@ -206,6 +207,10 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
 
     Columns are cast to their declared type; a scalar fills the whole column.
     """
+    if not rows and not columns:
+        key: Any = table
+        empty: T = _empty(key)
+        return empty
     values: dict[str, Any] = {}
     for name, kind in column_kinds(table).items():
         given: npt.NDArray[Any] = np.asarray(columns.pop(name, MISSING[kind]), DTYPES[kind])
@@ -215,6 +220,12 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
     if columns:
         raise ValueError(f"{table.__name__} has no column {', '.join(columns)}")
     return table(**values)
+
+
+@cache
+def _empty(table: Any) -> Any:
+    """Give the table without rows: there is one of each kind, for most ranks have many."""
+    return table(**{name: np.empty(0, DTYPES[kind]) for name, kind in column_kinds(table).items()})
 
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Group, RankTimeline
 
 DATA, TENSOR, PIPELINE, EXPERT, CONTEXT = "data", "tensor", "pipeline", "expert", "context"
@@ -48,7 +49,7 @@ def with_dimensions(
     """Give the timelines with the dimension of each collective; what a group's name says comes before all else."""
     named = {group.name: told for group in groups if (told := dimension_of(group.description))}
     for timeline in ranks.values():
-        codes = np.unique(timeline.collectives.group)
+        codes = unique(timeline.collectives.group)
         for name in [timeline.names[code] for code in codes[codes >= 0].tolist()]:
             told = dimension_of(name)
             if told and name not in named:
@@ -60,7 +61,7 @@ def with_dimensions(
 
 def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimeline:
     calls, names = timeline.collectives, timeline.names
-    used = np.unique(calls.group)
+    used = unique(calls.group)
     of_code = {code: named[names[code]] for code in used[used >= 0].tolist() if names[code] in named}
     if not of_code:
         return timeline
@@ -103,12 +104,9 @@ def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[
     forward: dict[str, set[str]] = {}
     for timeline in ranks.values():
         calls, names = timeline.collectives, timeline.names
-        seen = (
-            np.unique(np.stack([calls.group, calls.phase, calls.op]), axis=1) if calls.group.size else np.empty((3, 0))
-        )
-        for group, phase, op in seen.T.tolist():
-            if group >= 0:
-                used.add(names[int(group)])
-                if phase >= 0 and names[int(phase)] == FORWARD:
-                    forward.setdefault(names[int(group)], set()).add(names[int(op)])
+        used |= {names[code] for code in unique(calls.group).tolist() if code >= 0}
+        if FORWARD in names:
+            rows = np.flatnonzero((calls.phase == names.index(FORWARD)) & (calls.group >= 0))
+            for group, op in set(zip(calls.group[rows].tolist(), calls.op[rows].tolist(), strict=True)):
+                forward.setdefault(names[group], set()).add(names[op])
     return used, forward

@@ -2,8 +2,10 @@
 
 import os
 
+FileState = tuple[int, int, int, int]
 
-def file_state(at: os.stat_result) -> tuple[int, int, int, int]:
+
+def file_state(at: os.stat_result) -> FileState:
     """Give size, time of the content, number, and time of the last change of whatever kind, in ns.
 
     Whoever replaces a file may give the new one the old one's size and time (`cp -p`, `rsync -t`, `touch -r`); its

@@ -2,21 +2,51 @@
 
 import errno
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Final
+from types import TracebackType
+from typing import BinaryIO, Final, Self
 
 AT_ONCE: Final = 16
 """Disks and journals take what many ask for at once in one go."""
+BESIDE: Final = 2
+"""Fewer where nobody waits: threads of this process are taken from who reads."""
 
 
-def flush_below(folder: Path) -> None:
-    """Have all files below a folder on disk, and then their names. Raises OSError."""
+class Flushing:
+    """Brings files to disk while other work goes on; with the block it is done with, or given up when that fails."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(BESIDE)
+        self._begun: list[Future[int]] = []
+
+    def begin(self, files: Iterable[Path]) -> None:
+        """Have files on disk some time that nobody writes any more."""
+        self._begun += [self._pool.submit(_flush_opened, each) for each in files]
+
+    def done(self) -> frozenset[int]:
+        """Wait until they are, and give their inode numbers. Raises OSError where one cannot be."""
+        return frozenset(each.result() for each in self._begun)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+
+
+def flush_below(folder: Path, but: Container[int] = frozenset()) -> None:
+    """Have all files below a folder on disk, and then their names.
+
+    Files whose inode numbers are in `but` were flushed under other names. Raises OSError.
+    """
     below = list(_below(os.fspath(folder)))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(_flush_opened, (name for name, is_folder in below if not is_folder)))
-        list(pool.map(flush_folder, [*(name for name, is_folder in below if is_folder), folder]))
+        list(pool.map(_flush_opened, (each.path for each in below if not each.is_dir() and each.inode() not in but)))
+        list(pool.map(flush_folder, [*(each.path for each in below if each.is_dir()), folder]))
 
 
 def flush_file(file: BinaryIO) -> None:
@@ -30,10 +60,12 @@ def flush_folder(folder: str | Path) -> None:
     _flush_opened(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _flush_opened(path: str | Path, how: int = os.O_RDONLY) -> None:
+def _flush_opened(path: str | Path, how: int = os.O_RDONLY) -> int:
+    """Flush what stands at a path, and give its inode number."""
     handle = os.open(path, how)
     try:
         _flush(handle)
+        return os.fstat(handle).st_ino
     finally:
         os.close(handle)
 
@@ -46,11 +78,12 @@ def _flush(handle: int) -> None:
             raise
 
 
-def _below(folder: str) -> Iterator[tuple[str, bool]]:
+def _below(folder: str) -> Iterator["os.DirEntry[str]"]:
+    """Give the files and folders below a folder, each folder behind what is in it; links and pipes are neither."""
     with os.scandir(folder) as inside:
         for each in inside:
             if each.is_dir(follow_symlinks=False):
                 yield from _below(each.path)
-                yield each.path, True
+                yield each
             elif each.is_file(follow_symlinks=False):
-                yield each.path, False
+                yield each

@@ -46,6 +46,14 @@ def ascending(values: Ints) -> Ints:
     return np.sort(values, kind=None if falls * FEW > values.size else "stable")
 
 
+def unique(values: Column) -> Column:
+    """Give the values that occur in a column without NaN, in order; `np.unique` loads masked arrays for it (10 ms)."""
+    found = np.sort(values)
+    first: Column = np.append(np.ones(min(found.size, 1), np.bool_), found[1:] != found[:-1])
+    occurring: Column = found[first]
+    return occurring
+
+
 def num_falls(values: Column) -> int:
     """Count the values that are smaller than the one before."""
     return int(np.count_nonzero(values[1:] < values[:-1]))

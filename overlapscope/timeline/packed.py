@@ -5,14 +5,16 @@ was.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.timeline.aside import Aside, Held, Put
 from overlapscope.timeline.columns import MISSING, NONE, Collectives, Columns, Ints, T, column_kinds
 from overlapscope.timeline.intervals import EMPTY, Intervals
+from overlapscope.values import dataclass
 
 NARROW: Final = (np.uint8, np.uint16, np.uint32)
 COURSE: Final = "start_ns"
@@ -28,7 +30,7 @@ class Packed:
     rows: int
     low: int
     """The least value; the only one where there are no `places`."""
-    places: npt.NDArray[Any] | None
+    places: Put | None
     """How far each value lies above; where some are missing, 0 is missing and 1 is the least."""
     missing: int | None
     dtype: np.dtype[Any]
@@ -48,23 +50,27 @@ class Packed:
             low = int(values[there].min())
         narrow = next((each for each in NARROW if high - low + lacks <= np.iinfo(each).max), None)
         if narrow is None or np.dtype(narrow).itemsize >= dtype.itemsize:
-            return cls(rows=rows, low=0, places=values.copy(), missing=None, dtype=dtype)
+            return cls(rows=rows, low=0, places=Held(values.copy()), missing=None, dtype=dtype)
         places = (values - dtype.type(low - lacks)).astype(narrow)
         if lacks:
             places *= there
-        return cls(rows=rows, low=low - lacks, places=places, missing=missing if lacks else None, dtype=dtype)
+        return cls(rows=rows, low=low - lacks, places=Held(places), missing=missing if lacks else None, dtype=dtype)
 
     def values(self) -> npt.NDArray[Any]:
         """Give the column as it was."""
         if self.places is None:
             return np.broadcast_to(self.dtype.type(self.low), (self.rows,))
-        if not self.low and self.missing is None:
-            same: npt.NDArray[Any] = self.places.astype(self.dtype)
-            return same
-        found: npt.NDArray[Any] = self.places.astype(self.dtype) + self.dtype.type(self.low)
+        places = self.places.values()
+        found: npt.NDArray[Any] = places.astype(self.dtype)
+        if self.low or self.missing is not None:
+            found += self.dtype.type(self.low)
         if self.missing is not None:
-            found[self.places == 0] = self.missing
+            found[places == 0] = self.missing
         return found
+
+    def put_aside(self, aside: Aside) -> Self:
+        """Give the same column, its values put aside."""
+        return self if self.places is None else replace(self, places=aside.put(self.places.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,10 @@ class PackedIntervals:
             lengths=Packed.of(ends - starts, NONE),
             gaps=Packed.of(starts[1:] - ends[:-1], NONE),
         )
+
+    def put_aside(self, aside: Aside) -> Self:
+        """Give the same intervals, put aside."""
+        return replace(self, lengths=self.lengths.put_aside(aside), gaps=self.gaps.put_aside(aside))
 
     def intervals(self) -> Intervals:
         """Give them as they were."""
@@ -149,9 +159,13 @@ class PackedTable:
         """Give the whole table as it was."""
         return kind(**{name: self.column(name) for name in self.columns})
 
-    def with_column(self, name: str, values: npt.NDArray[Any], missing: int) -> Self:
+    def put_aside(self, aside: Aside) -> Self:
+        """Give the same table, its columns put aside."""
+        return replace(self, columns={name: each.put_aside(aside) for name, each in self.columns.items()})
+
+    def with_column(self, name: str, column: Packed) -> Self:
         """Give the table with another column in place of one that is no time."""
-        return replace(self, columns={**self.columns, name: Packed.of(values, missing)})
+        return replace(self, columns={**self.columns, name: column})
 
 
 class PackedCollectives(Collectives):

@@ -1,10 +1,10 @@
 """Ranks one after the other with all their tables, the next ones being read meanwhile."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from overlapscope.timeline.available_cores import available_cores
 from overlapscope.timeline.run import RankTimeline
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTim
     if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:
+        from overlapscope.timeline.stored import give_back  # noqa: PLC0415 - it reads ahead itself
+
         yield from zip(ranks, in_threads(lambda each: each.at_hand(), ranks.values(), ahead=1), strict=True)
+        give_back()
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:
@@ -42,8 +45,3 @@ def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None 
         finally:
             for left in due:
                 left.cancel()
-
-
-def available_cores() -> int:
-    """Give the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,8 @@
 """A run: what every rank of a job recorded, as columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from overlapscope.errors import InputError
@@ -25,6 +24,7 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,8 @@ class Source:
     unlinked: int = 0
     """Device spans without a launch."""
     warnings: tuple[str, ...] = ()
+    unread_ranks: tuple[int, ...] = ()
+    """Ranks that the names of files speak of which could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +107,20 @@ class Run:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks of the world that nothing was recorded of; empty when the world size is unknown."""
+        """Ranks of the world that nothing was read of; empty when the world size is unknown."""
         return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
+
+    @property
+    def unread_ranks(self) -> tuple[int, ...]:
+        """Ranks that nothing was read of though a file of theirs is there: it could not be read."""
+        there = {rank for source in self.sources for rank in source.unread_ranks}
+        return tuple(sorted(rank for rank in there - self.ranks.keys() if rank < (self.world_size or MAX_RANKS)))
 
 
 UNKNOWN_RANK = -1
 """Rank of a timeline whose source does not tell it."""
 MAX_RANKS = 1 << 20
 """No job has more; a larger number in a file is damage."""
-MANIFEST = "run.json"
-"""The file that makes a folder a run directory."""
-RANK_ENTRY = "rank.json"
-"""The file in which each rank's folder tells of itself."""
-
-
-def is_run_directory(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
-    try:
-        return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
-    except OSError:
-        return False  # a name that is too long, a disk that fails: reading it will tell
 
 
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 from overlapscope.errors import InputError, UsageError
 from overlapscope.timeline.flushed import flush_below, flush_folder
 from overlapscope.timeline.held_folder import held_folder, left_by_others, make_held, remove_left, taken
-from overlapscope.timeline.run import is_run_directory
+from overlapscope.timeline.run_directory import is_run_directory
 
 REPLACING_SECONDS: Final = 60.0
 """Nobody needs so long for the two steps."""
@@ -55,15 +55,15 @@ def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
         take_place(temporary, path, durable=durable)
 
 
-def take_place(temporary: Path, path: Path, *, durable: bool = True) -> None:
+def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()) -> None:
     """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError.
 
     If it is to be `durable`, a power cut finds one of them whole: the new one's files are on disk before it gets its
-    name, and its name is before the older one goes.
+    name (those with inode numbers `on_disk` are already), and its name is before the older one goes.
     """
     os.chmod(temporary, 0o777 & ~umask())
     if durable:
-        flush_below(temporary)
+        flush_below(temporary, on_disk)
     if path.exists():
         _exchange(temporary, path, durable=durable)
     else:
@@ -91,6 +91,12 @@ def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
         os.close(handle)
 
 
+def exists_already(path: Path) -> UsageError:
+    """Give the error that says that something stands where a run is to be written."""
+    said = f"{path} exists already; choose another place, or replace it with"
+    return UsageError(f"{said} force=True", in_shell=f"{said} -f")
+
+
 def is_taken(path: Path) -> bool:
     """Whether something stands at a place where somebody wants to write, once that is put in order."""
     _put_in_order(path)
@@ -111,6 +117,8 @@ def where_is(path: Path) -> str:
     """Say of a path that does not exist where the run is that stood there, if replacing it was interrupted."""
     for aside in _asides(path):
         return f"no such file or folder; {_put_back(aside / path.name, path)}"
+    if path.is_symlink():
+        return f"is a link to {os.readlink(path)}, which is not there"
     return "no such file or folder"
 
 

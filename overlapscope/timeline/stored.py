@@ -6,7 +6,7 @@ go, but for those that were used last.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import (
     NONE,
     Annotations,
@@ -34,9 +35,11 @@ from overlapscope.timeline.columns import (
     make,
     size,
 )
+from overlapscope.timeline.file_state import FileState, file_state
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.packed import PackedCollectives, PackedTable
+from overlapscope.timeline.packed import Packed, PackedCollectives, PackedTable
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 TABLES: Final[dict[str, type[Columns]]] = {
     "recordings": Recordings,
@@ -55,6 +58,9 @@ KEPT_ROWS: Final = 2_000_000
 """Rows of these that stay in memory, packed: those of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
 """... and so many tables as they are, however large: who looks at one or two ranks asks for theirs again and again."""
+GIVE_BACK_ROWS: Final = 100_000
+"""Arrow keeps the memory of tables that are gone: what is asked for after so many rows, of many ranks or of a large
+one. To do so for each small one takes as long as reading it."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
@@ -64,8 +70,8 @@ class Stored:
     """A table that was let go."""
 
     rows: int
-    state: tuple[int, int, int]
-    """Of its file: which it is, when it was written, its size."""
+    state: FileState
+    """Of its file, when the run was opened."""
 
 
 class StoredRank(RankTimeline):
@@ -92,7 +98,7 @@ class StoredRank(RankTimeline):
             if each.name not in LARGE:
                 object.__setattr__(found, each.name, getattr(timeline, each.name))
         if not isinstance(timeline.collectives, PackedCollectives):
-            calls = PackedCollectives.of(PackedTable.of(timeline.collectives))
+            calls = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
             object.__setattr__(found, "collectives", calls)
         for name, value in (("_folder", folder), ("_kept", kept), ("_large", large)):
             object.__setattr__(found, name, value)
@@ -108,7 +114,7 @@ class StoredRank(RankTimeline):
         """Give the rank with the dimensions of its calls, its large tables where they are."""
         found = StoredRank.of(self, self._folder, self._kept, self._large)
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
-        packed = calls.packed.with_column("dimension", dimension, -1)
+        packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
         object.__setattr__(found, "names", names)
         object.__setattr__(found, "collectives", PackedCollectives.of(packed))
         return found
@@ -135,7 +141,10 @@ class Kept:
         self._most = self._room = rows
         self._packed: OrderedDict[tuple[Path, str], PackedTable] = OrderedDict()
         self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
+        self._read = 0
         self._lock = Lock()
+        self.aside = Aside()
+        """Where the tables that are not let go are put: those of calls."""
 
     def table(
         self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
@@ -152,7 +161,11 @@ class Kept:
                     each.move_to_end(place)
         if plain is not None:
             return plain
-        found = _read_again(folder, name, names, stored) if packed is None else packed.table(TABLES[name])
+        if packed is None:
+            self.note_read(stored.rows)
+            found = _read_again(folder, name, names, stored)
+        else:
+            found = packed.table(TABLES[name])
         if remember:
             if packed is None:
                 self._pack(place, found)
@@ -161,6 +174,15 @@ class Kept:
                 if len(self._plain) > KEPT_TABLES:
                     self._plain.popitem(last=False)
         return found
+
+    def note_read(self, rows: int) -> None:
+        """Give back what tables took that are gone, once in so many rows that were read."""
+        with self._lock:
+            self._read += rows
+            many = self._read >= GIVE_BACK_ROWS
+            self._read *= not many
+        if many:
+            give_back()
 
     def offer(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table if there is room for it."""
@@ -202,7 +224,13 @@ def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
     for name in LARGE:
         kept.offer(folder, name, getattr(timeline, name))
     large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    kept.note_read(large["spans"].rows)
     return StoredRank.of(timeline, folder, kept, large)
+
+
+def give_back() -> None:
+    """Give back to the system what Arrow keeps of the memory of tables that are gone: as much as they took."""
+    pa.default_memory_pool().release_unused()
 
 
 def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
@@ -217,7 +245,10 @@ def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
 
 def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
     """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError."""
-    content = pa.BufferReader((folder / f"{name}.parquet").read_bytes())
+    path = folder / f"{name}.parquet"
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{name}.parquet: is no file")  # a pipe would be waited for
+    content = pa.BufferReader(path.read_bytes())
     try:
         file = pq.ParquetFile(content)
         there = set(file.schema_arrow.names)
@@ -227,9 +258,8 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
         raise ValueError(f"{name}.parquet: {one_line(error)}") from error
 
 
-def _state(folder: Path, name: str) -> tuple[int, int, int]:
-    state = (folder / f"{name}.parquet").stat()
-    return state.st_ino, state.st_mtime_ns, state.st_size
+def _state(folder: Path, name: str) -> FileState:
+    return file_state((folder / f"{name}.parquet").stat())
 
 
 def one_line(error: Exception) -> str:

@@ -1,0 +1,170 @@
+"""The events of one Kineto trace as columns: of a small one by this process, of a large one in shares by several.
+
+Who reads a share goes through the file from its beginning, cuts the same pieces as all others, and decodes those of the
+share: to decompress and cut takes a sixth of the time, the rest is divided. A piece that does not decode where it was
+cut means that the others may have cut elsewhere; then, where a process was lost, or a share does not begin where the
+one before it ended, the file is read anew by this process alone: what is found is always what one process finds.
+"""
+
+from dataclasses import field, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.classify import speaks_of_comm
+from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.handed_over import load, save
+from overlapscope.ingest.kineto_events import EventCollector
+from overlapscope.ingest.reading import ReadContext, Sharing
+from overlapscope.ingest.ready_gradients import ACCUMULATE
+from overlapscope.ingest.shown import shown
+from overlapscope.ingest.task import telling
+from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
+from overlapscope.values import dataclass
+
+DECODING: Final = 0.84
+"""What is divided of the time that one process takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFile:
+    """What a whole file holds."""
+
+    columns: TraceColumns
+    head: bytes
+    """The text before the events ..."""
+    tail: bytes
+    """... and behind them."""
+    is_array: bool
+    closed: bool
+    """Whether the array of events ended."""
+    truncated: bool
+    """Whether the compressed data ended too early."""
+    warnings: tuple[str, ...]
+
+
+def read_events(path: Path, context: ReadContext) -> EventFile:
+    """Read a file to its end. Raises InputError when it cannot be read, NotATraceError when it holds no events."""
+    if context.sharing is not None:
+        found = _read_in_shares(path, context, context.sharing)
+        if found is not None:
+            return found
+    return _read_from(_Share(begin=0), path, context)
+
+
+@dataclass(slots=True)
+class _Share:
+    """The pieces of a file that one process decodes: from the first at which so many bytes of the file were read."""
+
+    begin: int
+    end: int | None = None
+    """The next share's first; None for the last share, to which the rest of the file belongs."""
+    passed: int = 0
+    """How many bytes of events the pieces before the next one hold ..."""
+    begun: int | None = None
+    """... and how many those before the share held."""
+    collector: EventCollector = field(
+        default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
+    )
+
+    def read(self, stream: ByteStream, chunks: EventChunks) -> None:
+        """Take the pieces. Raises _NotShared for what does not decode where other shares are read, and _EndOfShare."""
+
+        def take(array: bytes) -> bool:
+            if self.begun is None and stream.consumed >= self.begin:
+                self.begun = self.passed
+            if self.end is not None and stream.consumed >= self.end:
+                raise _EndOfShare
+            taken = self.begun is None or self.collector.take(array)
+            if self.end is not None and not taken:
+                raise _NotShared
+            self.passed += len(array)
+            return taken
+
+        for piece in chunks.pieces(take):
+            if self.end is not None or (self.begin and self.begun is None):
+                raise _NotShared
+            self.collector.take_broken(piece)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a process found in its share, and between which bytes of events."""
+
+    begun: int | None
+    ended: int
+    columns: TraceColumns
+
+
+class _EndOfShare(Exception):  # noqa: N818 - a signal, not an error for anybody
+    """The next piece is of the next share."""
+
+
+class _NotShared(Exception):  # noqa: N818 - a signal, not an error for anybody
+    """The file cannot be read in shares."""
+
+
+def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
+    """Read the last share, and what is around the events."""
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    chunks = EventChunks(stream.blocks(), shown(path))
+    share.read(stream, chunks)
+    tail, closed = share.collector.add_last(chunks.tail, is_array=chunks.is_array)
+    return EventFile(
+        columns=share.collector.columns(),
+        head=chunks.head,
+        tail=tail,
+        is_array=chunks.is_array,
+        closed=closed,
+        truncated=stream.truncated,
+        warnings=tuple(stream.warnings),
+    )
+
+
+def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> EventFile | None:
+    """Read the last share here, the others elsewhere; None where that does not give the whole file."""
+    try:
+        size = path.stat().st_size
+        bounds = [0, *(round(size * each) for each in _ends(sharing.shares))]
+        folders = [sharing.folder / f"share{number}" for number in range(sharing.shares - 1)]
+        others = [
+            sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
+            for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
+        ]
+        last = _Share(begin=bounds[-1])
+        found = _read_from(last, path, context)
+        if any(each.exception() is not None or not each.result() for each in others):
+            return None
+        shares: list[_Found] = [load(folder) for folder in folders]
+        if [each.begun for each in shares] + [last.begun] != [0, *(each.ended for each in shares)]:
+            return None
+        return replace(found, columns=behind_each_other([*(each.columns for each in shares), found.columns]))
+    except (OSError, _NotShared):
+        return None
+
+
+def _ends(shares: int) -> list[float]:
+    """Give where in the file the shares end but for the last, as parts of 1, so that all take as long."""
+    passed = list(accumulate(DECODING**number for number in range(shares)))
+    return [each / passed[-1] for each in passed[:-1]]
+
+
+def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -> bool:
+    """Read a share that is not the last, and leave its columns in `folder`; False where that cannot be done."""
+    stream = ByteStream(path, max_bytes, telling(0))  # when nobody listens any more, it ends
+    share = _Share(begin=begin, end=end)
+    try:
+        share.read(stream, EventChunks(stream.blocks(), shown(path)))
+    except _EndOfShare:
+        pass
+    except (InputError, _NotShared):
+        return False
+    else:
+        return False
+    try:
+        save(_Found(begun=share.begun, ended=share.passed, columns=share.collector.columns()), folder)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,17 @@
+"""What makes a folder a run directory. Loads nothing large: commands ask it before they load anything."""
+
+from pathlib import Path
+from typing import Final
+
+MANIFEST: Final = "run.json"
+"""The file that makes a folder a run directory."""
+RANK_ENTRY: Final = "rank.json"
+"""The file in which each rank's folder tells of itself."""
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
+    try:
+        return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
+    except OSError:
+        return False  # a name that is too long, a disk that fails: reading it will tell
