@@ -1,7 +1,7 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ from overlapscope.analysis.clocks import Clocks, clock_offsets
 from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.joined_clocks import joined
 from overlapscope.analysis.jumps import without_jumps
-from overlapscope.analysis.matching import Matching, agreeing, match
+from overlapscope.analysis.matched import Matching
+from overlapscope.analysis.matching import agreeing, match
 from overlapscope.analysis.pairs import PairMatching, match_pairs
 from overlapscope.analysis.waiting import RankWait, Split, by_rank, ended_early, split
+from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ def across(run: Run) -> Across:
         clocks = clock_offsets(checked.blocks, hosts)
     steady = without_jumps(checked, clocks, hosts)
     if steady is not checked:
-        checked, clocks = steady, clock_offsets(steady.blocks, hosts)
+        checked = steady.put_aside(Aside())
+        clocks = clock_offsets(checked.blocks, hosts)
     splits = tuple(split(checked.blocks, clocks))
     known = joined(clocks, checked.uneven, hosts)
     pairs = match_pairs(run, clocks)

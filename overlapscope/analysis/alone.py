@@ -1,7 +1,6 @@
 """What each rank's spans tell by themselves, in one pass over them: what compares ranks needs no spans any more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,12 +11,14 @@ from overlapscope.analysis.held import before_first_launch
 from overlapscope.analysis.kernels import Kernels, kernels_of
 from overlapscope.analysis.pipeline import Stage, groups_by_rank, own_stages
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
+from overlapscope.timeline.aside import Aside, PutFields
 from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import FUSED, NONE, UNCLASSIFIED, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.read_ahead import read_ahead
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
+from overlapscope.values import dataclass
 
 LISTED: Final = (UNCLASSIFIED, FUSED)
 """Notes of spans that a reader should know of."""
@@ -33,7 +34,7 @@ class Alone:
     figures: list[Breakdown]
     """Of the whole, then of each step, without causes."""
     coverage: Coverage
-    parts: OwnParts
+    parts: PutFields[OwnParts]
     kernels: Kernels
     noted: Mapping[int, Sequence[tuple[str, int, int]]]
     """Spans of each of the notes `LISTED`: their names, how many, how long in all."""
@@ -53,11 +54,12 @@ class Alone:
 def alone_of(run: Run) -> dict[int, Alone]:
     """Look at every rank, one after the other: the spans of one are needed at a time."""
     groups = groups_by_rank(run.groups)
-    return {rank: look_at(timeline, groups.get(rank, ())) for rank, timeline in read_ahead(run.ranks)}
+    aside = Aside()
+    return {rank: look_at(timeline, groups.get(rank, ()), aside) for rank, timeline in read_ahead(run.ranks)}
 
 
-def look_at(timeline: RankTimeline, groups: Sequence[Group] = ()) -> Alone:
-    """Look at one rank; `groups` are those that it is in with others."""
+def look_at(timeline: RankTimeline, groups: Sequence[Group], aside: Aside) -> Alone:
+    """Look at one rank; `groups` are those that it is in with others. What there is much of is put aside."""
     spans = timeline.spans
     windows, whole, covered = step_windows(timeline), whole_windows(timeline), Coverage.of(spans)
     linkage = (size(spans), int((spans.launch_ns == NONE).sum())) if timeline.has_device else None
@@ -65,8 +67,8 @@ def look_at(timeline: RankTimeline, groups: Sequence[Group] = ()) -> Alone:
         windows=windows,
         whole=whole,
         figures=_figures(covered, _sets(whole, windows)),
-        coverage=covered.packed(),
-        parts=own_parts(timeline),
+        coverage=covered.put_aside(aside),
+        parts=aside.put_fields(own_parts(timeline)),
         kernels=kernels_of(timeline),
         noted={note: _noted(timeline, note) for note in LISTED},
         linkage=linkage,

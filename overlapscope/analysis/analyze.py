@@ -13,6 +13,7 @@ from overlapscope.analysis.causes import Causes, each_causes
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
+from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.experts import expert_imbalance
 from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
 from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
@@ -31,6 +32,8 @@ from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
 from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
+from overlapscope.analysis.unread_ranks import unread_ranks
+from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source
@@ -58,6 +61,9 @@ class RunInfo(msgspec.Struct, kw_only=True, frozen=True):
     world_size: int | None
     ranks: list[int]
     missing_ranks: list[int]
+    """Ranks of the world that nothing was read of."""
+    unread_ranks: list[int] = []
+    """Ranks that nothing was read of because their file, which is there, could not be."""
     fingerprint: dict[str, str | int | None]
 
 
@@ -176,12 +182,13 @@ def analyze(
     coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = together.transfers(run)
     ranks: list[RankInfo] = []
-    exposed_ns: dict[int, Ints] = {}
+    aside, exposed = Aside(), {}
     for rank, causes in each_causes(
-        run, together, coverage, {rank: own.parts for rank, own in alone.items()}, transfers
+        run, together, coverage, EachRank(run.ranks, lambda rank: alone[rank].parts.value()), transfers
     ):
         ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
-        exposed_ns[rank] = causes.exposed_ns
+        exposed[rank] = aside.put(causes.exposed_ns)
+    exposed_ns: Mapping[int, Ints] = EachRank(run.ranks, lambda rank: exposed[rank].values())
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, together.splits, together.pairs.pairs)
@@ -196,6 +203,7 @@ def analyze(
         *links,
         *shared_cores(run.ranks),
         *recording_gaps(run.sources, _linkage(alone)),
+        *unread_ranks(run),
         *uneven_stages(run, work, window_ns),
         *bounded(run, together),
         *pipeline_bubbles(run, {rank: own.stages for rank, own in alone.items()}),
@@ -208,6 +216,7 @@ def analyze(
             world_size=run.world_size,
             ranks=list(run.ranks),
             missing_ranks=list(run.missing_ranks),
+            unread_ranks=list(run.unread_ranks),
             fingerprint=dict(run.fingerprint),
         ),
         ranks=ranks,

@@ -6,16 +6,16 @@ before, and is asked only where the lane lay idle. The host goes on by itself, b
 and what its recorded calls of synchronisation wait for.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, WaitNames, host_waits
+from overlapscope.analysis.around import Around, Window, in_window
+from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
 from overlapscope.timeline.order import order_of
-from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
 BACK_TO_BACK_NS: Final = 5_000
@@ -96,25 +96,22 @@ class Awaited:
         return last
 
 
-def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames, calls_matched: Mask) -> Awaited:
-    """Give what was running, or was launched, in [begin_ns, end_ns) on the rank's own clock.
+def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: bool) -> Awaited:
+    """Give what was running, or was launched, in [begin, end) on the rank's own clock.
 
-    `named` is what the rank's names tell of waiting; `calls_matched` says of each of its calls whether the last member
-    is known.
+    `around` holds that at least; `calls_matched` says of each of the rank's calls whether the last member is known.
     """
-    spans = timeline.spans
-    runs = (spans.end_ns > begin_ns) & (spans.start_ns < end_ns)
-    comes = (spans.launch_ns != NONE) & (spans.launch_ns >= begin_ns) & (spans.launch_ns < end_ns)
-    row = np.flatnonzero(runs | comes)
+    spans = around.spans
+    row = np.flatnonzero(in_window(spans, window))
     row = row[order_of(spans.start_ns[row], spans.end_ns[row])]
     start, end, kind = spans.start_ns[row], spans.end_ns[row], spans.kind[row]
     # A thread that computes was not launched; a library's thread that communicates was.
-    launch = spans.launch_ns[row] if timeline.has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
-    arrived = _arrived(launch, start, on_device=timeline.has_device)
+    launch = spans.launch_ns[row] if has_device else np.where(kind == COMM, spans.launch_ns[row], NONE)
+    arrived = _arrived(launch, start, on_device=has_device)
     before = _before_on_lane(spans.lane[row])
     free = np.where(before == NONE, LONG_AGO, np.minimum(end[np.maximum(before, 0)], start))
     floor = np.maximum(free, np.where(launch == NONE, LONG_AGO, arrived))
-    may_wait = (start - free > BACK_TO_BACK_NS) & (timeline.has_device | (launch == NONE))
+    may_wait = (start - free > BACK_TO_BACK_NS) & (has_device | (launch == NONE))
     by_end = order_of(end)
     other = _on_other_lane(start, end[by_end], by_end, spans.lane[row], launch, floor, may_wait)
     by = np.where(
@@ -124,15 +121,16 @@ def awaited(timeline: RankTimeline, begin_ns: int, end_ns: int, named: WaitNames
     )
     launched = np.flatnonzero(launch != NONE)
     launched = launched[order_of(launch[launched])]
-    ran = timeline.has_device and row.size > 0
-    waits = host_waits(timeline, named, row, end, launched, by_end) if ran else NO_WAITS
+    ran = has_device and row.size > 0
+    calls = around.begun_ns, around.ended_ns
+    waits = host_waits(calls, around.to_host[row], spans.launch_ns[row], end, launched, by_end) if ran else NO_WAITS
     own_call = spans.collective[row]
     call, span = _spans_of_calls(own_call)
     is_matched = (kind == COMM) & np.append(calls_matched, False)[np.where(own_call == NONE, -1, own_call)]
     on = np.where(by == BY_OTHER_LANE, other, before)
     follows = ((by == BY_LANE) | (by == BY_OTHER_LANE)) & ~is_matched
     return Awaited(
-        row=row, start_ns=start, end_ns=end, kind=kind, own_call=own_call, is_matched=is_matched,
+        row=around.rows(row), start_ns=start, end_ns=end, kind=kind, own_call=own_call, is_matched=is_matched,
         by=by.astype(np.int8), on=on, launch_ns=launch, arrived_ns=arrived,
         launched=launched, launched_ns=launch[launched], waits=waits,
         by_end=by_end, ended_ns=end[by_end], computing_longest=_longest(end, kind), call=call, call_span=span,

@@ -32,7 +32,7 @@ def bounded(run: Run, together: Across) -> list[Finding]:
         Finding(
             id="few_ranks_recorded",
             severity="info",
-            title=f"only {first}{others} were recorded: durations of their calls hold waiting for ranks that were not, "
+            title=f"only {first}{others} are here: durations of their calls hold waiting for ranks that are not, "
             "transfers and blame are bounds from above, and a late rank among those is not seen",
             evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
             known_from="trace",

@@ -4,6 +4,7 @@ from typing import Final, Self
 
 import msgspec
 
+from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
 from overlapscope.timeline.packed import PackedIntervals
@@ -50,9 +51,9 @@ class Coverage:
         self.comm, self.compute, self.copy = comm, compute, copy
         self._sums: tuple[BusyTime, ...] = ()
 
-    def packed(self) -> "Coverage":
-        """Give the same coverage in half the memory or less; what is asked of it is laid out again each time."""
-        return _PackedCoverage(self)
+    def put_aside(self, aside: Aside) -> "Coverage":
+        """Give the same coverage packed and put aside; what is asked of it is laid out again each time."""
+        return _PutCoverage(self, aside)
 
     @classmethod
     def of(cls, spans: Spans) -> Self:
@@ -81,14 +82,13 @@ class Coverage:
         return tuple(BusyTime(each) for each in kinds)
 
 
-class _PackedCoverage(Coverage):
+class _PutCoverage(Coverage):
     """A coverage of which each kind is unpacked when it is asked for."""
 
     __slots__ = ("_packed",)
 
-    def __init__(self, plain: Coverage) -> None:
-        kinds = (plain.comm, plain.compute, plain.copy)
-        self._packed = dict(zip(_KINDS, map(PackedIntervals.of, kinds), strict=True))
+    def __init__(self, plain: Coverage, aside: Aside) -> None:
+        self._packed = {kind: PackedIntervals.of(getattr(plain, kind)).put_aside(aside) for kind in _KINDS}
         self._sums = ()
 
     def __getattr__(self, name: str) -> Intervals:

@@ -3,16 +3,20 @@
 With a thousand ranks there are hundreds of groups and as many clocks: numpy is asked once for all of one shape.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 Reals = npt.NDArray[np.float64]
+Places = npt.NDArray[Any]
+"""Whole numbers, in four bytes each where these do."""
+AT_ONCE: Final = 1 << 18
+"""Ends that are laid out at a time, beside those that are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,9 @@ class CallEnds:
     """One array for all sets of one shape: [set, call, member]."""
     members: tuple[Ints, ...]
     """Place of each member in `ranks`: [set, member]."""
-    of_rank: tuple[Ints, ...]
+    of_rank: tuple[Places, ...]
     """Positions of each rank's ends in all ends, one array after the other; set by set, in order of time."""
-    of_clocks: tuple[tuple[Ints, Ints], ...]
+    of_clocks: tuple[tuple[Ints, Places], ...]
     """Clocks with equally many ends, and the positions of each one's: [clock], [clock, end]."""
 
     @classmethod
@@ -55,18 +59,20 @@ class CallEnds:
         for at, each in enumerate(sets):
             by_shape.setdefault(each.ends.shape, []).append(at)
         ends, members = [], []
-        positions: list[Ints] = [np.empty((0, 0), np.int64)] * len(sets)
+        size = sum(each.ends.size for each in sets)
+        place_type = np.int32 if size <= np.iinfo(np.int32).max else np.int64
+        positions: list[Places] = [np.empty((0, 0), np.int64)] * len(sets)
         begin = 0
         for (count, calls), chosen in by_shape.items():
             ends.append(np.array([sets[at].ends.T for at in chosen]).reshape(len(chosen), calls, count))
             members.append(np.array([[place[rank] for rank in sets[at].ranks] for at in chosen], np.int64))
             for row, at in enumerate(chosen):
-                positions[at] = begin + (row * calls + np.arange(calls)) * count
+                positions[at] = (begin + (row * calls + np.arange(calls)) * count).astype(place_type)
             begin += len(chosen) * calls * count
-        own: list[list[Ints]] = [[] for _ in ranks]
+        own: list[list[Places]] = [[] for _ in ranks]
         for each, begins in zip(sets, positions, strict=True):
             for member, rank in enumerate(each.ranks):
-                own[place[rank]].append(begins + member)
+                own[place[rank]].append(begins + place_type(member))
         of_rank = tuple(np.concatenate(each) for each in own)
         return cls(
             ranks=tuple(ranks), clock=clock, ends=tuple(ends), members=tuple(members), of_rank=of_rank,
@@ -80,17 +86,23 @@ class CallEnds:
 
     def behind(self, offset: Reals, drift: Reals) -> Reals:
         """Give how far each end lies behind the centre of its call, in the order of `times`."""
-        found = []
+        found = np.empty(sum(each.size for each in self.ends))
+        begin = 0
         for ends, members in zip(self.ends, self.members, strict=True):
-            aligned = ends - offset[members][:, None, :] - drift[members][:, None, :] * ends
-            found.append((aligned - _centre(aligned)).ravel())
-        return np.concatenate(found)
+            behind = found[begin : begin + ends.size].reshape(ends.shape)
+            begin += ends.size
+            own_offset, own_drift = offset[members][:, None, :], drift[members][:, None, :]
+            for part in _stretches(ends.shape[1], ends.shape[0] * ends.shape[2]):
+                aligned = ends[:, part] - own_offset - own_drift * ends[:, part]
+                behind[:, part] = aligned - _centre(aligned)
+        return found
 
     def middles(self, values: Reals) -> Reals:
         """Give for each rank the median of its clock's values, which stand in the order of `times`."""
         found = np.zeros(int(self.clock.max()) + 1)
         for clocks, positions in self.of_clocks:
-            found[clocks] = _middle(values[positions])
+            for part in _stretches(clocks.size, positions.shape[1]):
+                found[clocks[part]] = _middle(values[positions[part]])
         return found[self.clock]
 
     def middle_of_clock(self, values: Reals) -> Reals:
@@ -102,11 +114,17 @@ class CallEnds:
         return found
 
 
-def _by_count(of_rank: Sequence[Ints], clock: Ints) -> tuple[tuple[Ints, Ints], ...]:
-    of_clock: dict[int, list[Ints]] = {}
+def _stretches(rows: int, of_row: int) -> Iterator[slice]:
+    """Give all of so many rows in stretches, of which each has few values."""
+    count = max(1, AT_ONCE // max(1, of_row))
+    return (slice(begin, begin + count) for begin in range(0, rows, count))
+
+
+def _by_count(of_rank: Sequence[Places], clock: Ints) -> tuple[tuple[Ints, Places], ...]:
+    of_clock: dict[int, list[Places]] = {}
     for positions, own in zip(of_rank, clock.tolist(), strict=True):
         of_clock.setdefault(own, []).append(positions)
-    by_count: dict[int, list[tuple[int, Ints]]] = {}
+    by_count: dict[int, list[tuple[int, Places]]] = {}
     for own, parts in of_clock.items():
         joined = np.concatenate(parts)
         by_count.setdefault(joined.size, []).append((own, joined))

@@ -1,15 +1,17 @@
 """Which matched call each row of a rank's `Collectives` is, and what is known of the call: once, not once a member."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
+from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.rank_sets import by_ranks
 from overlapscope.analysis.waiting import Split
+from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +38,13 @@ class CallIndex:
             rows = np.concatenate([splits[at].block.rows for at in places], axis=1)
             for rank, own in zip(ranks, rows, strict=True):
                 call[rank][own] = number
+        aside = Aside()
+        put = {rank: aside.put(call.pop(rank)) for rank in list(call)}
         counts = [each.block.calls for each in splits]
         baseline = [NONE if each.baseline_ns is None else round(each.baseline_ns) for each in splits]
         none = [np.zeros(0, np.int64)]
         return cls(
-            call=call,
+            call=EachRank(run.ranks, lambda rank: put[rank].values()),
             transfer_ns=np.concatenate([each.transfer_ns for each in splits] or none),
             baseline_ns=np.repeat(np.array(baseline, np.int64), counts),
             last=np.concatenate([np.array(each.block.ranks)[each.last] for each in splits] or none).astype(np.int32),

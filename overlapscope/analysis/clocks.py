@@ -7,16 +7,17 @@ the centre of their calls, by medians, repeated until it rests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.call_ends import CallEnds, RankSet
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
+from overlapscope.values import dataclass
 
 ROUNDS = 50
 RESTS_WITHIN_NS = 1.0
@@ -90,6 +91,7 @@ def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = N
     sets = _sets(blocks, reference)
     calls = CallEnds.of(sets, hosts)
     offset, drift = _first_guess(sets, calls)
+    del sets  # `calls` has the same times
     offset = _resting(calls, offset, drift)
     for _ in range(DRIFT_ROUNDS):
         more = calls.middle_of_clock(_drifts(calls, offset, drift))

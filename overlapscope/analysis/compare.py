@@ -1,7 +1,6 @@
 """Two sides, each one run or several of the same code, to `overlapscope.comparison/1`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -26,6 +25,7 @@ from overlapscope.analysis.predictions import Outcome
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import WHOLE, StepTable
 from overlapscope.analysis.straggler_changes import straggler_changes
+from overlapscope.values import dataclass
 
 SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 
@@ -45,6 +45,8 @@ class ComparedRun(msgspec.Struct, kw_only=True, frozen=True):
     world_size: int | None
     ranks: list[int]
     missing_ranks: list[int]
+    unread_ranks: list[int] = []
+    """Those that are missing, though a file of theirs is there."""
     steps: list[int]
     """Numbers of the steps compared; empty where it is the whole recording."""
     left_out: int
@@ -209,6 +211,7 @@ def _described(run: Replicate, table: StepTable) -> ComparedRun:
         world_size=run.world_size,
         ranks=list(table.ranks),
         missing_ranks=list(run.missing_ranks),
+        unread_ranks=list(run.unread_ranks),
         steps=[step for step, _ in table.steps] if of_steps else [],
         left_out=len(run.steps.steps) - len(table.steps) if of_steps else 0,
         identity=dict(run.identity),

@@ -5,7 +5,6 @@ aligned clocks. So waiting is not on the path, but what the others waited for is
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_low
 from typing import Final, Literal
 
@@ -14,23 +13,16 @@ import numpy as np
 
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.arrivals import arrivals
+from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.distinct import distinct
-from overlapscope.analysis.path_walk import (
-    COMMUNICATION,
-    HOST,
-    HOST_OR_WAIT,
-    LAUNCH,
-    MOST_SEGMENTS,
-    PARTS,
-    TRANSFER,
-    NoPathError,
-    Path,
-    Walker,
-)
+from overlapscope.analysis.path import LAUNCH, PARTS, Path
+from overlapscope.analysis.path_walk import MOST_SEGMENTS, NoPathError, Walker, told
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.by_group import sum_by
-from overlapscope.timeline.columns import NONE, Ints, Small
-from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.columns import NONE, Codes, Ints, Small
+from overlapscope.timeline.order import unique
+from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 MOST_STEPS: Final = 11
 """Steps whose path is followed: where there are more, of every length from the shortest to the longest."""
@@ -108,15 +100,16 @@ def follow(
     ranks, reason = _connected(run, together)
     if reason is not None:
         return Chosen(reason=reason)
-    walker = Walker(run, arrivals(run, together), together.clocks)
-    ends = _ends(run, walker, {rank: windows[rank] for rank in ranks}, only)
+    ends = _ends(run, together.clocks, {rank: windows[rank] for rank in ranks}, only)
     if not ends:
         return Chosen(reason="no step with a window was recorded, and the recording is in several parts or empty")
     lengths = sorted(end - start for _, _, (start, end) in ends)
     middle = next(each for each in ends if each[2][1] - each[2][0] == median_low(lengths))
     paths: list[Path] = []
     left, why = MOST_SEGMENTS, None
-    for rank, step, window in [middle, *(each for each in _spread(ends) if each is not middle)]:
+    chosen = [middle, *(each for each in _spread(ends) if each is not middle)]
+    walker = Walker(run, arrivals(run, together), together.clocks, [(rank, window) for rank, _, window in chosen])
+    for rank, step, window in chosen:
         try:
             path = walker.path(rank, step, window, left)
         except NoPathError as error:
@@ -158,7 +151,7 @@ def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
     return [], f"no collective could be matched across all of its ranks, so none ties them together{why}"
 
 
-def _ends(run: Run, walker: Walker, windows: Windows, only: frozenset[int] | None) -> list[_End]:
+def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | None) -> list[_End]:
     """Give where each step ended last."""
     known = [
         (rank, each)
@@ -168,24 +161,24 @@ def _ends(run: Run, walker: Walker, windows: Windows, only: frozenset[int] | Non
     ]
     complete = [(rank, each) for rank, each in known if each.complete]
     if not known and only is None and not any(windows.values()):
-        return _whole(run, walker, windows)
+        return _whole(run, clocks, windows)
     last: dict[int, tuple[int, _End]] = {}
     first = min(windows)
     for rank, each in complete or known:
         assert each.window is not None
-        at = walker.told(first, rank, each.window[1])
+        at = told(clocks, first, rank, each.window[1])
         if each.step not in last or at > last[each.step][0]:
             last[each.step] = at, (rank, each.step, each.window)
     return [last[step][1] for step in sorted(last)]
 
 
-def _whole(run: Run, walker: Walker, windows: Windows) -> list[_End]:
+def _whole(run: Run, clocks: Clocks, windows: Windows) -> list[_End]:
     """Give where the recording ended, of a run without steps: only where each rank was recorded in one piece."""
     wholes = {rank: whole_windows(run.ranks[rank]) for rank in windows}
     if any(len(each) != 1 for each in wholes.values()):
         return []
     first = min(windows)
-    rank = max(wholes, key=lambda each: walker.told(first, each, wholes[each][0][1]))
+    rank = max(wholes, key=lambda each: told(clocks, first, each, wholes[each][0][1]))
     start, end = wholes[rank][0]
     return [(rank, None, (start, end))] if end > start else []
 
@@ -203,13 +196,13 @@ def _summed(run: Run, path: Path) -> StepPath:
     length = segments.end_ns - segments.start_ns
     ranks: dict[int, int] = {}
     operations: dict[tuple[str, str], tuple[int, int]] = {}
-    for rank in np.unique(segments.rank).tolist():
+    for rank in unique(segments.rank).tolist():
         own = segments.rank == rank
         ranks[rank] = int(length[own].sum())
         own &= (segments.row != NONE) & (segments.part != LAUNCH)
-        timeline, part = run.ranks[rank], segments.part[own]
-        for (at, code), ns, count in _totals(part, names_of(timeline, part, segments.row[own]), length[own]):
-            key = PARTS[at], timeline.names[code] if code >= 0 else UNNAMED
+        names = run.ranks[rank].names
+        for (at, code), ns, count in _totals(segments.part[own], segments.name[own], length[own]):
+            key = PARTS[at], names[code] if code >= 0 else UNNAMED
             before = operations.get(key, (0, 0))
             operations[key] = before[0] + ns, before[1] + count
     most = sorted(operations.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_OPERATIONS]
@@ -224,25 +217,10 @@ def _summed(run: Run, path: Path) -> StepPath:
     )
 
 
-def _totals(part: Small, code: Ints, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
+def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Give (part, name), nanoseconds and number of each that there is."""
     which, first = distinct([part, code])
     total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)
     keys = zip(part[first].tolist(), code[first].tolist(), strict=True)
     return zip(keys, total.tolist(), count.tolist(), strict=True)
-
-
-def names_of(timeline: RankTimeline, part: Small, row: Ints) -> Ints:
-    """Give the name of each segment of a rank that has a row, as a code of the rank's names; -1 for none.
-
-    It is the collective's operation, what the host was about to launch, or the span's.
-    """
-    spans, names = timeline.spans, timeline.names
-    unknown = names.index("unknown") if "unknown" in names else -1
-    call = spans.collective[row]
-    op = np.append(timeline.collectives.op, np.int32(-1))[np.where(call == NONE, -1, call)]
-    communicates = ((part == TRANSFER) | (part == COMMUNICATION)) & (op >= 0) & (op != unknown)
-    host_op = np.where((part == HOST) | (part == HOST_OR_WAIT), spans.host_op[row], -1)
-    told: Ints = np.where(communicates, op, np.where(host_op >= 0, host_op, spans.name[row])).astype(np.int64)
-    return told

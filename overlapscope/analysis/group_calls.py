@@ -1,14 +1,13 @@
 """The calls of one group on all its recorded ranks as one table, with what kind each is: operation, type and size."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.distinct import distinct
-from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.run import Run
+from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 EXCHANGE = "all_to_all"
 
@@ -31,16 +30,22 @@ class GroupCalls:
     """One row a call, rank by rank, on each in order of time."""
 
     ranks: tuple[int, ...]
-    place: Ints
+    place: Codes
     """Which of `ranks` made it."""
-    row: Ints
+    row: Codes
     """Row in that rank's `Collectives`."""
-    kind: Ints
-    """Which of `kinds` it is; these stand in the order of their first call."""
-    loose: Ints
-    """The same, where an all-to-all is uneven, whatever its size."""
+    kind: Codes
+    """Which of `kinds` it is."""
     kinds: tuple[Kind, ...]
+    """In the order of their first call; then those that calls are of only where an all-to-all is uneven."""
+    loose_of: Codes
+    """Which of `kinds` a call of each kind is where an all-to-all is uneven, whatever its size."""
     end_ns: Ints
+
+    @property
+    def loose(self) -> Codes:
+        """The kind of each call where an all-to-all is uneven."""
+        return self.loose_of[self.kind]
 
     def of(self, place: int) -> slice:
         """Give the rows of one rank."""
@@ -48,54 +53,53 @@ class GroupCalls:
         return slice(first, last)
 
 
-def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Ints]) -> GroupCalls:
+_Key = tuple[str, str | None, int, bool]
+"""Operation, type, size and evenness."""
+
+
+def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> GroupCalls:
     """Put the calls of a group together; `rows_of` holds their rows by rank, in order of time."""
-    ops: dict[str, int] = {}
-    dtypes: dict[str, int] = {}
-    columns: list[tuple[Ints, ...]] = []
-    for at, rank in enumerate(ranks):
-        calls, rows = run.ranks[rank].collectives, rows_of[rank]
-        names = run.ranks[rank].names
-        volume, received = calls.bytes[rows], calls.received_bytes[rows]
-        columns.append(
-            (
-                np.full(rows.size, at, np.int64),
-                rows,
-                _coded(calls.op[rows], names, ops),
-                _coded(calls.dtype[rows], names, dtypes),
-                volume,
-                ((received == NONE) | (received == volume)).astype(np.int64),
-                calls.end_ns[rows],
-            )
-        )
-    place, row, op, dtype, volume, even, end = (np.concatenate(each) for each in zip(*columns, strict=True))
-    exchange = op == ops.get(EXCHANGE, NONE)
-    volume = np.where(even == 1, volume, NONE)
-    size = op.size
-    # Every call twice: as it is, and as the uneven exchange that it may be part of.
-    every = [np.tile(each, 2) for each in (op, dtype)]
-    every += [np.append(volume, np.where(exchange, NONE, volume)), np.append(even, np.where(exchange, 0, even))]
-    code, first = distinct(every)
-    op_names, dtype_names = list(ops), list(dtypes)
-    kinds = tuple(
-        Kind(
-            op=op_names[int(every[0][at])],
-            dtype=dtype_names[int(every[1][at])] if every[1][at] >= 0 else None,
-            bytes=None if every[2][at] == NONE else int(every[2][at]),
-            even=bool(every[3][at]),
-        )
-        for at in first.tolist()
-    )
+    known: dict[_Key, int] = {}
+    kind, end = [], []
+    for rank in ranks:
+        codes, ends = _kinds_and_ends(run.ranks[rank], rows_of[rank], known)
+        kind.append(codes)
+        end.append(ends)
+    loose_of = [known.setdefault(_loose(key), len(known)) for key in list(known)]
+    loose_of += range(len(loose_of), len(known))
+    counts = [rows_of[rank].size for rank in ranks]
     return GroupCalls(
-        ranks=tuple(ranks), place=place, row=row, kind=code[:size], loose=code[size:], kinds=kinds, end_ns=end
+        ranks=tuple(ranks),
+        place=np.repeat(np.arange(len(ranks), dtype=np.int32), counts),
+        row=np.concatenate([rows_of[rank] for rank in ranks]),
+        kind=np.concatenate(kind),
+        kinds=tuple(
+            Kind(op=op, dtype=dtype, bytes=None if volume == NONE else volume, even=even)
+            for op, dtype, volume, even in known
+        ),
+        loose_of=np.array(loose_of, np.int32),
+        end_ns=np.concatenate(end),
     )
 
 
-def _coded(codes: npt.NDArray[np.int32], names: Sequence[str], known: dict[str, int]) -> Ints:
-    """Give names' codes of one rank as codes that all ranks share."""
-    found, at = np.unique(codes, return_inverse=True)
-    shared = [known.setdefault(names[code], len(known)) if code >= 0 else -1 for code in found.tolist()]
-    return np.array(shared, np.int64)[at]
+def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int]) -> tuple[Codes, Ints]:
+    """Give the kind of each call of a rank, as its number in `known`, and when it ended."""
+    calls, names = timeline.collectives, timeline.names
+    op, dtype, volume, received = (
+        getattr(calls, column)[rows] for column in ("op", "dtype", "bytes", "received_bytes")
+    )
+    even = (received == NONE) | (received == volume)
+    volume = np.where(even, volume, NONE)
+    which, first = distinct([op, dtype, volume, even])
+    keys = zip(*(each[first].tolist() for each in (op, dtype, volume, even)), strict=True)
+    told = [(names[op], names[dtype] if dtype >= 0 else None, volume, even) for op, dtype, volume, even in keys]
+    numbers = [known.setdefault(key, len(known)) for key in told]
+    return np.array(numbers, np.int32)[which], calls.end_ns[rows]
+
+
+def _loose(key: _Key) -> _Key:
+    op, dtype, _, _ = key
+    return (op, dtype, NONE, False) if op == EXCHANGE else key
 
 
 def spelled_size(volume: int | None) -> str:

@@ -7,7 +7,6 @@ lacks tell nothing, neither for nor against.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +14,9 @@ import numpy as np
 from overlapscope.timeline.columns import NONE, Floats, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, union
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 MOST: Final = 0.5
 """An explanation must account for this share of the leads."""
@@ -236,7 +237,7 @@ def _pauses(timeline: RankTimeline, reading: str) -> Intervals:
 
 def _rises(rank: int, run: Run, met: Sequence[Met], reading: str) -> int:
     """Give by how much more than its peers' a count of the rank rose in the steps that it was late in."""
-    steps = np.unique(np.concatenate([each.step for each in met]))
+    steps = unique(np.concatenate([each.step for each in met]))
     members = {member for each in met for member in each.ranks}
     rose = {each: _in_steps(run.ranks[each], reading, steps[steps != NONE]) for each in members}
     peers = [rise for each, rise in rose.items() if each != rank]

@@ -1,7 +1,6 @@
 """What a host waited for on its device before it went on: by its recorded calls, else as far as times tell."""
 
 import re
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
 CLOCKS_AGREE_NS: Final = 5_000
@@ -67,19 +67,18 @@ NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
 
 
 def host_waits(
-    timeline: RankTimeline, named: WaitNames, row: Ints, end: Ints, launched: Ints, by_end: Ints
+    calls: tuple[Ints, Ints], to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints, by_end: Ints
 ) -> HostWaits:
-    """Give the waits of a host whose device runs the spans `row` (which end at `end`; `by_end` sorts them).
+    """Give the waits of a host by its calls of synchronisation, which began and ended, and by what its device ran.
 
-    `launched` are those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
+    Of each of these spans, whether it copies `to_host`, its launch and its end (`by_end` sorts them); `launched` are
+    those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
     In others, that a host waited shows only when it stood still and went on as soon as its device had run dry. A copy
     to the host that had ended when it launched again is taken to have been waited for.
     """
-    launch = timeline.spans.launch_ns[row]
-    copies, after_copies = _copies(named, row, launch, end, launched)
-    if named.calls.size:
-        notes = timeline.annotations
-        begun, ended = notes.start_ns[named.calls], notes.end_ns[named.calls]
+    copies, after_copies = _copies(to_host, launch, end, launched)
+    begun, ended = calls
+    if begun.size:
         span, resumed = _by_calls(begun, ended, launch, end, launched, by_end)
         dry = np.full(launched.size, NONE, np.int64)
     else:
@@ -93,11 +92,11 @@ def host_waits(
     return HostWaits(resumed_ns=resumed, span=span[of_latest], dry_ns=dry)
 
 
-def _copies(named: WaitNames, row: Ints, launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
+def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
     """Give copies to the host that had ended when it launched again, and that launch."""
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]
-    waited = named.to_host[row[of]] & (end[of] <= then) & (end[of] > at)
+    waited = to_host[of] & (end[of] <= then) & (end[of] > at)
     return of[waited], then[waited]
 
 

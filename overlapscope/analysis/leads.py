@@ -6,7 +6,7 @@ than its peers did, the blame is not its own but belongs to the rank that came l
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,9 @@ from overlapscope.analysis.rank_sets import by_ranks, side_by_side
 from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 ROUNDS: Final = 100
 """Blame is passed on so often at most; it never passes whole in a circle."""
@@ -108,7 +110,7 @@ def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage
 
 def _late(run: Run, one: _Meetings) -> Iterator[Late]:
     """Give what each rank of a set came late to, without what it passes on."""
-    for row in np.unique(one.last).tolist():
+    for row in unique(one.last).tolist():
         mine, rank = one.last == row, one.ranks[row]
         usual = np.median(np.delete(one.comm_ns, row, axis=0)[:, mine], axis=0)
         lead, calls = one.lead_ns[mine], run.ranks[rank].collectives

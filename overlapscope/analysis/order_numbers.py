@@ -5,13 +5,14 @@ its place is where the kinds agree and the times between the ends do, by far bet
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, listed
-from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.columns import Codes, Ints
+from overlapscope.values import dataclass
 
 FEWEST: Final = 8
 """Fewer calls than this do not show where in the order they stand."""
@@ -47,7 +48,7 @@ def by_order(calls: GroupCalls) -> Ordered:
         return Ordered(calls=calls, number=number, reasons=(_uneven_counts(calls, counts, most, int(wrong[0])),))
     for place in most.tolist():
         part = calls.of(place)
-        number[part] = calls.kind[part] * int(totals.max()) + _occurrence(calls.kind[part])
+        number[part] = calls.kind[part].astype(np.int64) * int(totals.max()) + _occurrence(calls.kind[part])
     whole = calls.of(int(most[0]))
     lost = []
     for place in np.flatnonzero(totals < totals.max()).tolist():
@@ -60,14 +61,14 @@ def by_order(calls: GroupCalls) -> Ordered:
     return Ordered(calls=calls, number=number, reasons=tuple(_lost(calls, totals, lost)))
 
 
-def _counts(calls: GroupCalls, kind: Ints) -> Ints:
+def _counts(calls: GroupCalls, kind: Codes) -> Ints:
     """Count the calls by rank and kind."""
     kinds, ranks = len(calls.kinds), len(calls.ranks)
-    counted = np.bincount(calls.place * kinds + kind, minlength=ranks * kinds).reshape(ranks, kinds)
+    counted = np.bincount(calls.place.astype(np.int64) * kinds + kind, minlength=ranks * kinds).reshape(ranks, kinds)
     return counted.astype(np.int64)
 
 
-def _occurrence(kind: Ints) -> Ints:
+def _occurrence(kind: Codes) -> Ints:
     """Give how many calls of its kind came before each."""
     order = np.argsort(kind, kind="stable")
     begins = np.searchsorted(kind[order], kind[order])
@@ -76,7 +77,7 @@ def _occurrence(kind: Ints) -> Ints:
     return found
 
 
-def _place_of(kinds: Ints, ends: Ints, all_kinds: Ints, all_ends: Ints) -> int | None:
+def _place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int | None:
     """Give where a stretch of calls stands among all; None where that cannot be told."""
     if kinds.size < FEWEST:
         return None
@@ -95,7 +96,7 @@ def _place_of(kinds: Ints, ends: Ints, all_kinds: Ints, all_ends: Ints) -> int |
     return place
 
 
-def _agreeing(likely: Iterable[int], kinds: Ints, all_kinds: Ints) -> list[int]:
+def _agreeing(likely: Iterable[int], kinds: Codes, all_kinds: Codes) -> list[int]:
     found: list[int] = []
     for tried, at in enumerate(likely, 1):
         if np.array_equal(all_kinds[at : at + kinds.size], kinds):

@@ -1,56 +1,38 @@
 """The walk back along what a step waited for: from its end, over spans, launches and ranks, to its beginning."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from overlapscope.analysis.around import AroundWindows, Window
 from overlapscope.analysis.arrivals import Arrivals
 from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, Awaited, awaited
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.host_waits import LONG_AGO, WaitNames
-from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Small
-from overlapscope.timeline.order import order_of
+from overlapscope.analysis.host_waits import LONG_AGO
+from overlapscope.analysis.path import (
+    COMMUNICATION,
+    COMPUTING,
+    COPYING,
+    HOST,
+    HOST_OR_WAIT,
+    IDLE,
+    LAUNCH,
+    TRANSFER,
+    Path,
+    Segments,
+)
+from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
+from overlapscope.timeline.order import order_of, unique
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
-PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
-"""`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
-`host_or_wait`: the host launched nothing, and whether it waited for its device was not recorded."""
-COMPUTING, TRANSFER, COMMUNICATION, COPYING, LAUNCH, HOST, HOST_OR_WAIT, IDLE = range(len(PARTS))
-"""Their places in `PARTS`."""
 _RUNNING: Final = np.array([COMPUTING, COMMUNICATION, COPYING], np.int8)
 """What a span of each kind is on a path."""
 _STRETCH: Final = np.array([HOST, HOST_OR_WAIT], np.int8)
 MARGIN_NS: Final = 10_000_000
 """Aligned clocks agree better than this."""
 MOST_SEGMENTS: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """The pieces of a path, in order of time: each begins where the one before it ends."""
-
-    part: Small
-    """Place in `PARTS`."""
-    rank: Ints
-    row: Ints
-    """The span in the rank's `Spans` that ran, or that the host was about to launch; NONE where it is none."""
-    start_ns: Ints
-    end_ns: Ints
-    """On the clock of the path's rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    """What decided how long a step took."""
-
-    step: int | None
-    rank: int
-    """The rank on which the step ended last: the window and the clock are its own."""
-    start_ns: int
-    end_ns: int
-    segments: Segments
 
 
 class NoPathError(Exception):
@@ -66,17 +48,27 @@ class _Place:
     inside: bool
 
 
+def _beside(clocks: Clocks, rank: int, of: int, window: Window) -> Window:
+    """Give what surrounds a window of one rank, on the clock of another."""
+    begin, end = (told(clocks, rank, of, each) for each in window)
+    return begin - MARGIN_NS, end + MARGIN_NS
+
+
 class Walker:
     """Follows the paths of a run."""
 
-    def __init__(self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks) -> None:
+    def __init__(
+        self, run: Run, arrivals: Mapping[int, Arrivals], clocks: Clocks, windows: Sequence[tuple[int, Window]]
+    ) -> None:
+        """Prepare for paths of some windows, each on the clock of its rank."""
         self.run, self._arrivals, self._clocks = run, arrivals, clocks
+        self._around = AroundWindows(run.ranks, lambda rank: [_beside(clocks, rank, *each) for each in windows])
         self._by_call: dict[int, tuple[Ints, Ints]] = {}
-        self._names: dict[int, WaitNames] = {}
         self._last: dict[int, tuple[Ints, Ints]] = {}
 
-    def path(self, rank: int, step: int | None, window: tuple[int, int], most: int = MOST_SEGMENTS) -> Path:
-        """Follow the path of one window of a rank. Raises NoPathError, also for more than `most` segments."""
+    def path(self, rank: int, step: int | None, window: Window, most: int = MOST_SEGMENTS) -> Path:
+        """Follow the path of one of the windows. Raises NoPathError, also for more than `most` segments."""
+        self._by_call, self._last = {}, {}  # of the ranks that one path leads through
         return _Walk(self, rank, step, window, most).path()
 
     def last_member(self, rank: int, row: int) -> tuple[int, int]:
@@ -90,12 +82,25 @@ class Walker:
         calls, order = self._by_call[last]
         return last, int(order[np.searchsorted(calls, number[row])])
 
-    def awaited(self, rank: int, begin_ns: int, end_ns: int) -> Awaited:
-        """Give what a rank's spans waited for in [begin_ns, end_ns) on its own clock."""
-        timeline = self.run.ranks[rank]
-        if rank not in self._names:
-            self._names[rank] = WaitNames.of(timeline)
-        return awaited(timeline, begin_ns, end_ns, self._names[rank], self._arrived(rank)[0] != NONE)
+    def awaited(self, rank: int, of: int, window: Window) -> Awaited:
+        """Give what a rank's spans waited for around a window of another."""
+        beside = _beside(self._clocks, rank, of, window)
+        known = self._arrived(rank)[0] != NONE
+        return awaited(self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device)
+
+    def names(self, rank: int, of: int, window: Window, part: Small, row: Ints) -> Codes:
+        """Give the names of a rank's segments around a window of another, each with a row, as codes of its names.
+
+        It is the collective's operation, what the host was about to launch, or the span's.
+        """
+        around, names = self._around.of(rank, _beside(self._clocks, rank, of, window)), self.run.ranks[rank].names
+        spans, at = around.spans, around.positions(row)
+        unknown = names.index("unknown") if "unknown" in names else -1
+        call = spans.collective[at]
+        op = np.append(self.run.ranks[rank].collectives.op, np.int32(-1))[np.where(call == NONE, -1, call)]
+        communicates = ((part == TRANSFER) | (part == COMMUNICATION)) & (op >= 0) & (op != unknown)
+        host_op = np.where((part == HOST) | (part == HOST_OR_WAIT), spans.host_op[at], np.int32(-1))
+        return np.where(communicates, op, np.where(host_op >= 0, host_op, spans.name[at]))
 
     def _arrived(self, rank: int) -> tuple[Ints, Ints]:
         """Give the number of each of a rank's calls, and who came last to it."""
@@ -106,30 +111,36 @@ class Walker:
 
     def told(self, rank: int, other: int, time_ns: int) -> int:
         """Give a time of `other` on the clock of `rank`."""
-        if rank == other:
-            return time_ns
-        apart, drift = self._apart(rank, other)
-        return time_ns + round(apart + drift * (time_ns - self._clocks.reference_ns))
+        return told(self._clocks, rank, other, time_ns)
 
     def each_told(self, rank: int, other: int, times_ns: Ints) -> Ints:
         """Give many times of `other` likewise."""
         if rank == other:
             return times_ns
-        apart, drift = self._apart(rank, other)
+        apart, drift = _apart(self._clocks, rank, other)
         moved: Ints = np.rint(apart + drift * (times_ns - self._clocks.reference_ns)).astype(np.int64)
         return times_ns + moved
 
-    def _apart(self, rank: int, other: int) -> tuple[float, float]:
-        offset, drift = self._clocks.offset_ns, self._clocks.drift
-        return offset.get(rank, 0.0) - offset.get(other, 0.0), drift.get(rank, 0.0) - drift.get(other, 0.0)
+
+def told(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
+    """Give a time of `other` on the clock of `rank`."""
+    if rank == other:
+        return time_ns
+    apart, drift = _apart(clocks, rank, other)
+    return time_ns + round(apart + drift * (time_ns - clocks.reference_ns))
+
+
+def _apart(clocks: Clocks, rank: int, other: int) -> tuple[float, float]:
+    offset, drift = clocks.offset_ns, clocks.drift
+    return offset.get(rank, 0.0) - offset.get(other, 0.0), drift.get(rank, 0.0) - drift.get(other, 0.0)
 
 
 class _Walk:
     """One walk; `_now` is how far back it has come, on the clock of the window's rank."""
 
-    def __init__(self, walker: Walker, rank: int, step: int | None, window: tuple[int, int], most: int) -> None:
+    def __init__(self, walker: Walker, rank: int, step: int | None, window: Window, most: int) -> None:
         self._walker, self._rank, self._step = walker, rank, step
-        self._begin, self._end = window
+        self._window = self._begin, self._end = window
         self._now, self._left = self._end, most
         self._part: list[int] = []
         self._on: list[int] = []
@@ -144,19 +155,28 @@ class _Walk:
             place = self._through(place) if place.inside else self._before(place)
         self._add(self._gap(self._rank), self._rank, NONE, self._begin)
         begins = np.array(self._begins[::-1], np.int64)
+        part, on, row = (np.array(each[::-1], np.int64) for each in (self._part, self._on, self._row))
         return Path(
             step=self._step,
             rank=self._rank,
             start_ns=self._begin,
             end_ns=self._end,
             segments=Segments(
-                part=np.array(self._part[::-1], np.int8),
-                rank=np.array(self._on[::-1], np.int64),
-                row=np.array(self._row[::-1], np.int64),
+                part=part.astype(np.int8),
+                rank=on,
+                row=row,
+                name=self._names(part.astype(np.int8), on, row),
                 start_ns=begins,
                 end_ns=np.append(begins[1:], self._end)[: begins.size],
             ),
         )
+
+    def _names(self, part: Small, on: Ints, row: Ints) -> Codes:
+        found = np.full(row.size, -1, np.int32)
+        for rank in unique(on[row != NONE]).tolist():
+            own = np.flatnonzero((on == rank) & (row != NONE))
+            found[own] = self._walker.names(rank, self._rank, self._window, part[own], row[own])
+        return found
 
     def _last(self) -> _Place | None:
         """Give what ended the window: the span that ended with it, or what the span that begins after it waited for."""
@@ -257,8 +277,7 @@ class _Walk:
 
     def _of(self, rank: int) -> Awaited:
         if rank not in self._ranks:
-            begin, end = (self._walker.told(rank, self._rank, each) for each in (self._begin, self._end))
-            self._ranks[rank] = self._walker.awaited(rank, begin - MARGIN_NS, end + MARGIN_NS)
+            self._ranks[rank] = self._walker.awaited(rank, self._rank, self._window)
         return self._ranks[rank]
 
     def _told(self, rank: int, time_ns: int) -> int:

@@ -6,7 +6,6 @@ long). Each device is measured against its own usual power, so that devices of d
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,7 +13,9 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline
+from overlapscope.values import dataclass
 
 POWER: Final = re.compile(r"^gpu\d+\.power_w$")
 WINDOW_NS: Final = 5_000_000_000
@@ -98,7 +99,7 @@ def _series(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, str, Ints,
     for rank, timeline in ranks.items():
         table = timeline.telemetry
         named = rows_named(table.name, timeline.names, POWER.match)
-        for code in np.unique(table.name[named]).tolist():
+        for code in unique(table.name[named]).tolist():
             good = (table.name == code) & (table.time_ns != NONE) & np.isfinite(table.value) & (table.value > 0)
             order = np.argsort(table.time_ns[good], kind="stable")
             if order.size:

@@ -1,7 +1,7 @@
 """A run as one side of a comparison holds it: every figure that is compared, and none of the run's own tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Straggler, analyze
@@ -13,6 +13,7 @@ from overlapscope.analysis.kernel_sums import KernelSums, kernel_sums
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Replicate:
     name: str
     world_size: int | None
     missing_ranks: tuple[int, ...]
+    unread_ranks: tuple[int, ...] = ()
     identity: Mapping[str, str]
     """What the run was: job, software, settings, recording. Compared key by key."""
     steps: StepTable
@@ -52,6 +54,7 @@ def replicate(run: Run, name: str = "run") -> Replicate:
         name=name,
         world_size=run.world_size,
         missing_ranks=run.missing_ranks,
+        unread_ranks=run.unread_ranks,
         identity=identity(run),
         steps=step_table(run, timed, windows, together, exposed),
         whole=whole_table(run, timed, together, exposed),

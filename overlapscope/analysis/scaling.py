@@ -142,5 +142,5 @@ def _warnings(by_size: dict[int, list[Replicate]], points: Sequence[ScalePoint],
     for size, side in sorted(by_size.items()):
         lost = max(len(run.missing_ranks) for run in side)
         if lost:
-            found.append(f"{lost} of {size} ranks were not recorded: the means are over the others")
+            found.append(f"{lost} of {size} ranks are missing: the means are over the others")
     return found

@@ -12,6 +12,7 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.kernels import Work
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Group, Run
 
 MORE: Final = 1.08
@@ -79,5 +80,5 @@ def _is_pipeline(group: Group, run: Run) -> bool:
         timeline = run.ranks.get(rank)
         if timeline is not None and group.name in timeline.names:
             rows = timeline.collectives.group == timeline.names.index(group.name)
-            ops |= {timeline.names[code] for code in np.unique(timeline.collectives.op[rows]).tolist() if code >= 0}
+            ops |= {timeline.names[code] for code in unique(timeline.collectives.op[rows]).tolist() if code >= 0}
     return bool(ops) and ops <= POINT_TO_POINT

@@ -1,7 +1,6 @@
 """One run's figures as matrices of ranks by steps: what a comparison takes means and medians of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from overlapscope.analysis.exposed_shares import ExposedShares
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 FIGURES: Final = (
     "window_ns", "comm_ns", "compute_ns", "copy_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns",
@@ -185,7 +185,7 @@ class _Filling:
             if rank in split.block.ranks:
                 row = split.block.ranks.index(rank)
                 late = split.last == row
-                columns = at[split.block.rows[row][late]]
+                columns = at[split.block.rows_of(row)[late]]
                 np.add.at(blame, columns[columns >= 0], split.lead_ns[late][columns >= 0])
         return np.rint(blame).astype(np.int64)
 

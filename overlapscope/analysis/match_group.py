@@ -1,0 +1,215 @@
+"""The calls of one group, paired among the ranks that recorded them: by their number, else by order."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, listed, named
+from overlapscope.analysis.matched import Matched, Matching
+from overlapscope.analysis.order_numbers import by_order
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
+from overlapscope.timeline.order import order_of, unique
+from overlapscope.timeline.run import Run
+
+OTHER_STEPS: Final = 0.1
+"""Of calls paired by order, more than this share in steps of different numbers are not the same calls: an order that
+lags behind by one hides in the clocks."""
+
+
+def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, rows_of: Mapping[int, Codes]) -> Matching:
+    """Pair the calls of one group. `rows_of` holds the rows of its symmetric calls by rank."""
+    total = sum(rows.size for rows in rows_of.values())
+    ranks = [rank for rank in members if rank in rows_of] if members is not None else sorted(rows_of)
+    silent = [rank for rank in members or () if rank in run.ranks and rank not in rows_of]
+    why = [f"nothing of it was recorded on rank {listed(silent)}, a member"] if silent else []
+    if len(ranks) < 2:
+        return Matching(unmatched=total, reasons=_of_group(group, why, "; its calls are not paired"))
+    number = _numbers(run, ranks, rows_of)
+    numbered = number is not None
+    if members is None:
+        sizes = {
+            int(each) for rank in ranks for each in np.unique(run.ranks[rank].collectives.group_size[rows_of[rank]])
+        }
+        if sizes - {NONE} and len(ranks) > max(sizes):
+            many = (
+                f"{len(ranks)} ranks made calls of it, but it has {max(sizes)} members, and which they are was not "
+                "recorded: its calls are not paired"
+            )
+            return Matching(unmatched=total, reasons=_of_group(group, [many]))
+        if sizes == {NONE} and numbered and max(len(ranks), run.world_size or 0) > 2:
+            # Numbers would pair the calls of groups of one name that stand beside each other, and clocks would hide it.
+            several = (
+                "neither its members nor how many they are was recorded: it may be several groups of one name, and its "
+                "calls are not paired by number"
+            )
+            return Matching(unmatched=total, reasons=_of_group(group, [several]))
+    calls = group_calls(run, ranks, rows_of)
+    said = _of_group(group, why, ": its calls are paired without it")
+    if number is None:
+        ordered = by_order(calls)
+        calls, number = ordered.calls, ordered.number
+        said += _of_group(group, ordered.reasons)
+    blocks, reasons = _pair(run, group, members, calls, number, numbered=numbered)
+    even, uneven = (tuple(block for block in blocks if block.even == kind) for kind in (True, False))
+    matched = sum(block.rows.size for block in blocks)
+    return Matching(blocks=even, uneven=uneven, unmatched=total - matched, reasons=said + _of_group(group, reasons))
+
+
+def _numbers(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> Ints | None:
+    """Give the calls' numbers, rank by rank; None where some have none, or the same one twice."""
+    found = []
+    for rank in ranks:
+        found.append(run.ranks[rank].collectives.seq[rows_of[rank]])
+        if (found[-1] == NONE).any() or unique(found[-1]).size < found[-1].size:
+            return None
+    return np.concatenate(found)
+
+
+def _of_group(group: str | None, reasons: Iterable[str], so: str = "") -> tuple[str, ...]:
+    return tuple(f"{named(group)}: {reason}{so}" for reason in reasons)
+
+
+def _pair(
+    run: Run, group: str | None, members: tuple[int, ...] | None, calls: GroupCalls, number: Ints, *, numbered: bool
+) -> tuple[list[Matched], list[str]]:
+    """Pair the calls of one number; reasons say which were not, or not on all ranks."""
+    found: list[tuple[int, Matched]] = []
+    reasons: list[str] = []
+    sets, why = _by_ranks(calls, number)
+    exchange = np.array([kind.op == EXCHANGE for kind in calls.kinds], np.bool_)
+    for places, table in sets:
+        ranks = tuple(calls.ranks[place] for place in places)
+        kinds = calls.kind[table]
+        alike = (kinds == kinds[0]).all(axis=0)
+        uneven, kind = np.zeros(alike.size, np.bool_), kinds[0]
+        if not alike.all():
+            loose = calls.loose_of[kinds]
+            uneven = ~alike & exchange[loose[0]] & (loose == loose[0]).all(axis=0)
+            kind = np.where(uneven, loose[0], kind)
+        whole = members is not None and len(ranks) == len(members)
+        chosen = np.flatnonzero(alike | uneven)
+        chosen = chosen[np.argsort(kind[chosen], kind="stable")]
+        columns = table[:, chosen]
+        of_other_steps = None if numbered else _of_other_steps(run, ranks, calls.row[columns])
+        for part, block in _blocks(run, group, calls, ranks, columns, kind[chosen], numbered=numbered, whole=whole):
+            if of_other_steps is not None and float(of_other_steps[part].mean()) > OTHER_STEPS:
+                spelled = calls.kinds[int(kind[chosen[part.start]])]
+                why.append(f"{block.calls} {spelled} would be paired across steps of different numbers: not paired")
+            else:
+                found.append((int(number[columns[0, part]].min()), block))
+        wrong = np.flatnonzero(~alike & ~uneven)
+        if wrong.size:
+            reasons.append(_differing(calls, ranks, table[:, wrong[0]], number))
+    by_first = sorted(range(len(found)), key=lambda at: (-len(found[at][1].ranks), found[at][0]))
+    return [found[at][1] for at in by_first], reasons[:1] + why
+
+
+def _of_other_steps(run: Run, ranks: Sequence[int], rows: Codes) -> Flags:
+    """Say which calls their members made in steps of different numbers, where all say their step."""
+    steps = np.array([run.ranks[rank].collectives.step[own] for rank, own in zip(ranks, rows, strict=True)])
+    found: Flags = (steps != NONE).all(axis=0) & (steps != steps[0]).any(axis=0)
+    return found
+
+
+def _by_ranks(calls: GroupCalls, number: Ints) -> tuple[list[tuple[list[int], Codes]], list[str]]:
+    """Give the calls of one number by the ranks that made them: (places, table of calls), a column for each number."""
+    order = order_of(number)  # of one number, rank by rank as they stand
+    order = order[np.count_nonzero(number < 0) :].astype(np.int32)
+    begins = np.flatnonzero(np.diff(number[order], prepend=-1))
+    counts = np.diff(begins, append=order.size)
+    sets: list[tuple[list[int], Codes]] = []
+    for many in unique(counts[counts > 1])[::-1].tolist():
+        table = order[begins[counts == many][:, None] + np.arange(many)]
+        if many == len(calls.ranks):
+            sets.append((list(range(many)), table.T))
+            continue
+        places, which = np.unique(calls.place[table], axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        by_set = np.argsort(which, kind="stable")
+        cuts = np.searchsorted(which[by_set], np.arange(1, len(places)))
+        sets += [
+            (chosen.tolist(), table[columns].T) for chosen, columns in zip(places, np.split(by_set, cuts), strict=True)
+        ]
+    # A recording that was cut lacks its first or its last calls: more sets of ranks than that are of lossy recordings.
+    most = 2 * len(calls.ranks) + 1
+    sets.sort(key=lambda each: -each[1].shape[1])
+    return sets[:most], _lacking(calls, number, order[begins[counts == 1]], sets, most)
+
+
+def _lacking(
+    calls: GroupCalls, number: Ints, alone: Codes, sets: list[tuple[list[int], Codes]], most: int
+) -> list[str]:
+    """Say which ranks lack calls that others made, and which were recorded `alone`."""
+    reasons = []
+    have = np.zeros(len(calls.ranks), np.int64)
+    for places, table in sets[:most]:
+        have[places] += table.shape[1]
+    paired = sum(table.shape[1] for _, table in sets[:most])
+    known = np.bincount(calls.place[number >= 0], minlength=have.size) > 0
+    lacking = {calls.ranks[at]: paired - have[at] for at in np.flatnonzero(known & (have < paired)).tolist()}
+    if lacking:
+        few = "; ".join(f"{lack} on rank {rank}" for rank, lack in list(lacking.items())[:8])
+        more = "; ..." if len(lacking) > 8 else ""
+        reasons.append(
+            f"of the {paired} calls that several ranks recorded, some were not recorded on all: missing are {few}"
+            f"{more} (cut or lossy recordings); those are paired among the ranks that have them"
+        )
+    if alone.size:
+        on = np.unique(calls.place[alone])
+        where = (
+            f"rank {calls.ranks[on[0]]}" if on.size == 1 else f"one of ranks {listed([calls.ranks[at] for at in on])}"
+        )
+        reasons.append(f"{alone.size} calls were recorded on {where} only, and are not paired")
+    if len(sets) > most:
+        left = sum(table.size for _, table in sets[most:])
+        reasons.append(f"recordings lack different calls on too many ranks: {left} calls are not paired")
+    return reasons
+
+
+def _differing(calls: GroupCalls, ranks: tuple[int, ...], column: Codes, number: Ints) -> str:
+    kinds = calls.kind[column]
+    other = int(np.flatnonzero(kinds != kinds[0])[0])
+    return (
+        f"call {number[column[0]]} is {calls.kinds[kinds[0]]} on rank {ranks[0]} and {calls.kinds[kinds[other]]} on "
+        f"rank {ranks[other]}; calls that differ so are not paired"
+    )
+
+
+def _blocks(
+    run: Run,
+    group: str | None,
+    calls: GroupCalls,
+    ranks: tuple[int, ...],
+    table: Codes,
+    kind: Codes,
+    *,
+    numbered: bool,
+    whole: bool,
+) -> Iterator[tuple[slice, Matched]]:
+    """Give a block for each kind of call, and which columns of the table it has; these stand in the order of kinds."""
+    rows = calls.row[table]
+    made = [run.ranks[rank].collectives for rank in ranks]
+    start, end = (
+        np.array([getattr(each, side)[own] for each, own in zip(made, rows, strict=True)])
+        for side in ("start_ns", "end_ns")
+    )
+    codes, begins = np.unique(kind, return_index=True)
+    for code, begin, until in zip(codes.tolist(), begins.tolist(), [*begins[1:].tolist(), kind.size], strict=False):
+        part = slice(begin, until)
+        yield (
+            part,
+            Matched(
+                group=group,
+                op=calls.kinds[code].op,
+                dtype=calls.kinds[code].dtype,
+                bytes=calls.kinds[code].bytes,
+                ranks=ranks,
+                rows=rows[:, part].astype(np.int64),
+                start_ns=start[:, part],
+                end_ns=end[:, part],
+                by_order=not numbered,
+                whole=whole,
+                even=calls.kinds[code].even,
+            ),
+        )
