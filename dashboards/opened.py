@@ -18,8 +18,9 @@ from overlapscope.ingest.prediction_file import read_predictions
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.report.amounts import count
-from overlapscope.timeline.run import Run, is_run_directory
-from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
+from overlapscope.timeline.manifest import RankEntry, read_manifest, recorded_ranks
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope_dashboards.runs import Place, changed, without_root
 
 MAX_OPENED: Final = 4
@@ -126,7 +127,7 @@ class Opened:
         self.doing = "Another run is being read first."
         with self._reading:
             self.doing = f"Reading {count(len(self.entries), 'rank') if self.entries else 'the recording'}."
-            return read_inputs(list(self._place.inputs), self._options, progress=self._note)
+            return read_inputs(list(self._place.inputs), self._options, progress=self._note, workers=None)
 
     def _match(self) -> Across:
         run = self.run

@@ -83,13 +83,12 @@ def write_run(
 
     Raises InputError when nothing is usable, UsageError when something stands at `to`.
     """
-    from pathlib import Path  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
-
-    from overlapscope.ingest.read_options import given_options  # noqa: PLC0415
+    from overlapscope.ingest.read_options import given_options, given_paths  # noqa: PLC0415 - as above
     from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
 
     options = given_options(ranks=ranks, comm=comm, compute=compute)
-    return write([Path(path) for path in paths], Path(to), options, workers=workers, executor=executor, force=force)
+    inputs, (out,) = given_paths("write_run", paths), given_paths("write_run", [to])
+    return write(inputs, out, options, workers=workers, executor=executor, force=force)
 
 
 def profile(

@@ -6,7 +6,8 @@ OverlapScopeError            exit code of the command line
     ├── NotATraceError       3   no reader knows this file
     └── NewerSchemaError     3   written by a newer OverlapScope
 
-A message says what was wrong, where, and what to do about it, on one line.
+A message says what was wrong, where, and what to do about it, on one line. It names arguments of the Python interface;
+where the command line calls them otherwise, `in_shell` is the same message in its words.
 """
 
 
@@ -14,6 +15,10 @@ class OverlapScopeError(Exception):
     """Root of all deliberate errors; `exit_code` is what the command line returns for it."""
 
     exit_code = 2
+
+    def __init__(self, *said: object, in_shell: str | None = None) -> None:
+        super().__init__(*said)
+        self.in_shell = str(self) if in_shell is None else in_shell
 
 
 class UsageError(OverlapScopeError):

@@ -14,9 +14,8 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.replicate import replicate
-from overlapscope.errors import UsageError
 from overlapscope.ingest.read import read_inputs
-from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_options import ReadOptions, given_paths
 from overlapscope.timeline.arrow import to_arrow
 from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source
@@ -97,9 +96,7 @@ class LoadedRun:
 
 def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers: int | None) -> LoadedRun:
     """Do the work of `overlapscope.load`."""
-    if not paths:
-        raise UsageError("load(): name a trace file, a folder of them, or a run directory")
-    return LoadedRun(read_inputs([Path(path) for path in paths], options, workers=workers))
+    return LoadedRun(read_inputs(given_paths("load", paths), options, workers=workers))
 
 
 def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:

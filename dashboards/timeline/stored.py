@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -31,9 +31,10 @@ from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS,
 from overlapscope.timeline.flushed import flush_below
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.intervals import union
+from overlapscope.timeline.manifest import RankEntry, is_rank_folder
 from overlapscope.timeline.own_files import opened_own, own_folder
 from overlapscope.timeline.source_digest import source_digest
-from overlapscope.timeline.store import RankEntry, is_rank_folder
+from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
 from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.mapped import mapped
@@ -112,10 +113,10 @@ def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
     try:
         if not is_rank_folder(folder.name):
             return None
-        table = pq.ParquetFile(folder / "spans.parquet").read(
-            columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False
-        )
-        recordings = pq.ParquetFile(folder / "recordings.parquet").metadata.num_rows
+        # Arrow itself opens no path that is not UTF-8.
+        with open(folder / "spans.parquet", "rb") as spans, open(folder / "recordings.parquet", "rb") as windows:
+            table = pq.ParquetFile(spans).read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
+            recordings = pq.ParquetFile(windows).metadata.num_rows
         start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
         kinds = _kinds(table)
     except (OSError, pa.ArrowException, KeyError, ValueError):

@@ -1,7 +1,6 @@
 """Who was late and who waited, by rank; and what the machine did meanwhile."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,9 @@ from overlapscope.analysis.readings import MEASURES, Readings, thinned
 from overlapscope.report.across_ranks import matched_words, straggler_words
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent
 from overlapscope.report.evidence_words import evidence_words
+from overlapscope.report.missing_words import missing_words
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 MAX_BARS: Final = 512
 """Ranks up to which each has a bar."""
@@ -144,7 +145,12 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
     latest = max(skew.ranks, key=lambda each: each.blame_ns)
     of_world = f"of {analysis.run.world_size}" if analysis.run.world_size else "recorded"
     return [
-        ("Ranks", f"{len(analysis.ranks)}", of_world, f"{len(analysis.run.missing_ranks)} not recorded"),
+        (
+            "Ranks",
+            f"{len(analysis.ranks)}",
+            of_world,
+            missing_words(analysis.run.missing_ranks, analysis.run.unread_ranks) or "all of them",
+        ),
         ("Waiting", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
         ("Waited longest", ms(longest.wait_ns), "ms", f"rank {longest.rank}, in all of the recording"),
         (

@@ -25,7 +25,7 @@ def busy_lane(given: Given) -> Recommendation | None:
     if not given.is_worth(queued):
         return None
     blocked: dict[tuple[_Kind, _Kind], int] = defaultdict(int)
-    for timeline, _ in given.some_ranks():
+    for timeline, _ in given.some_at_hand():
         if timeline.has_device:
             for pair, ns in _blocked(timeline).items():
                 blocked[pair] += ns

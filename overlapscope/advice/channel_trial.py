@@ -7,7 +7,13 @@ from overlapscope.errors import UsageError
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.scenario import Trial
 
+NOT_NCCL = "channels are NCCL's, and nothing says that this recording's collectives are"
 VERIFY = "record a run with it, then: overlapscope compare RUN NEW_RUN"
+
+
+def no_channels(run: Run) -> str:
+    """Say why nothing can be said of channels; empty where something can."""
+    return NOT_NCCL if Library.of(run) is None else ""
 
 
 def channel_trials(run: Run, channels: Sequence[int]) -> list[Trial]:
@@ -16,7 +22,7 @@ def channel_trials(run: Run, channels: Sequence[int]) -> list[Trial]:
         return []
     library = Library.of(run)
     if library is None:
-        raise UsageError("--channels: channels are NCCL's, and nothing says that this recording's collectives are")
+        raise UsageError(f"--channels: {NOT_NCCL}")
     present = channels_of(run)
     return [_trial(library, present, each) for each in dict.fromkeys(channels)]
 

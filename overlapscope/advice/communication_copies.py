@@ -28,7 +28,7 @@ FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 def communication_copies(given: Given) -> Recommendation | None:
     """Give the recommendation where such copies take long enough."""
     sums: dict[str, list[float]] = defaultdict(list)
-    for timeline, windows in given.some_ranks():
+    for timeline, windows in given.some_at_hand():
         for kind, ns in _copies(timeline, windows).items():
             sums[kind].append(ns / len(windows))
     spent = {kind: sum(each) / len(each) for kind, each in sums.items() if any(each)}

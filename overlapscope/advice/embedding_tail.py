@@ -1,7 +1,6 @@
 """The gradient that is ready last is by far the largest, as a tied embedding's: no cap hides its all-reduce."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,8 +9,10 @@ from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.values import dataclass
 
 OF_BUCKET: Final = 0.5
 """Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""
@@ -76,7 +77,7 @@ def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | Non
     exposed: list[int] = []
     last = -1
     bucket = 0
-    for step in np.unique(table.step[table.step != NONE])[-MOST_STEPS:].tolist():
+    for step in unique(table.step[table.step != NONE])[-MOST_STEPS:].tolist():
         rows = np.flatnonzero((calls.step == step) & (calls.op == reduces) & (calls.end_ns != NONE))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
         own = np.flatnonzero(table.step == step)

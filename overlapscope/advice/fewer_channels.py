@@ -27,7 +27,7 @@ def interference(given: Given) -> Recommendation | None:
         return None
     told = [
         (found, cost)
-        for timeline, own in given.some_ranks()
+        for timeline, own in given.some_at_hand()
         if timeline.has_device and (found := _slowed(timeline, moving := _moving(given, timeline))) is not None
         if (cost := _cost(given.coverage[timeline.rank].compute, moving, own, found)) is not None
     ]

@@ -1,7 +1,6 @@
 """What a rule looks at: a run, its analysis, and the mean of its steps."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, Literal, Self
 
@@ -11,6 +10,7 @@ from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.causes import CAUSES
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 WORTH: Final = 0.02
 """Share of a step from which on a cause is worth a change: as much do two recordings of unchanged code differ (2.2 % in
@@ -83,6 +83,10 @@ class Given:
         ranks = list(self.windows)
         for rank in ranks[:: -(-len(ranks) // MOST_RANKS) or 1]:
             yield self.run.ranks[rank], self.windows[rank]
+
+    def some_at_hand(self) -> Iterator[tuple[RankTimeline, Windows]]:
+        """Give the same ranks, one after the other, with their spans and annotations in memory."""
+        return ((timeline.at_hand(), own) for timeline, own in self.some_ranks())
 
 
 def recommended(

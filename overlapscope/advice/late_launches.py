@@ -12,6 +12,7 @@ from overlapscope.analysis.held_by_host import LOADING
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline
 
 GAPS: Final = 0.1
@@ -85,7 +86,7 @@ def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float
     where = np.searchsorted(inside.starts, notes.start_ns[rows], side="right") - 1
     rows = rows[(where >= 0) & (notes.start_ns[rows] < np.append(inside.ends, 0)[where])]
     found: dict[str, tuple[float, int]] = {}
-    for code in np.unique(notes.name[rows]).tolist():
+    for code in unique(notes.name[rows]).tolist():
         own = rows[notes.name[rows] == code]
         waited = int((notes.end_ns[own] - notes.start_ns[own]).sum())
         found[names[code]] = (round(own.size / len(windows), 1), round(waited / len(windows)))

@@ -12,6 +12,7 @@ from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Run
 
 MOVING: Final = 0.2
@@ -70,7 +71,7 @@ def _by_rank(run: Run, rows: Sequence[CollectiveRow]) -> list[list[CollectiveRow
     found = []
     for timeline in run.ranks.values():
         calls, names = timeline.collectives, (*timeline.names, None)  # -1 is no name
-        keys = np.unique((calls.op.astype(np.int64) + 1) * len(names) + calls.group + 1)
+        keys = unique((calls.op.astype(np.int64) + 1) * len(names) + calls.group + 1)
         kinds = {
             (names[op - 1] or "unknown", names[group - 1])
             for op, group in (divmod(key, len(names)) for key in keys.tolist())

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from overlapscope.timeline.size_text import size_text
+
 NOT_APPLICABLE = "n/a"
 
 
@@ -21,15 +23,13 @@ def count(number: int, noun: str) -> str:
 
 
 def size(size_bytes: int | None) -> str:
-    """Give bytes in binary units; ? for None."""
-    if size_bytes is None:
-        return "?"
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
+    """Give bytes in the binary unit that fits; ? for None."""
+    return "?" if size_bytes is None else size_text(size_bytes)
+
+
+def signed_size(size_bytes: float) -> str:
+    """Give a difference of sizes with its sign."""
+    return f"{'+' if size_bytes > 0 else ''}{size_text(size_bytes)}"
 
 
 def signed_ms(ns: float) -> str:

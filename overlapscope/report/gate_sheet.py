@@ -167,9 +167,12 @@ def _warnings(gate: Gate) -> Iterable[str]:
     if gate.floor_differs:
         yield f"the noise floor is that of another job: {', '.join(gate.floor_differs)}"
     for side, side_runs in (("base", gate.comparison.base), ("candidate", gate.comparison.candidate)):
-        lost = sorted({rank for run in side_runs for rank in run.missing_ranks})
-        if lost:
-            yield f"{side}: {count(len(lost), 'rank')} of the job not recorded: {listed(list(map(str, lost)), 8, ', ')}"
+        lost = {rank for run in side_runs for rank in run.missing_ranks}
+        unread = {rank for run in side_runs for rank in run.unread_ranks}
+        for ranks, how in ((lost - unread, "not recorded"), (unread, "not readable, though a file of theirs is there")):
+            if ranks:
+                told = listed(list(map(str, sorted(ranks))), 8, ", ")
+                yield f"{side}: {count(len(ranks), 'rank')} of the job {how}: {told}"
     for each in gate.comparison.findings:
         if each.severity == "warning" and not each.id.startswith(ALREADY_TOLD):
             yield each.title

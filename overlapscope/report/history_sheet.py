@@ -95,7 +95,7 @@ def _warnings(found: History) -> Iterator[str]:
         yield f"jobs of {listed([str(each) for each in sizes], 6, ', ')} ranks: their figures are not of one job"
     lost = [short(each.name) for each in found.runs if each.missing_ranks]
     if lost:
-        yield f"not all ranks were recorded in {listed(lost, 6, ', ')}"
+        yield f"ranks are missing in {listed(lost, 6, ', ')}"
     unknown = [short(each.name) for each in found.runs if each.values.get(EXPOSED) is None]
     if unknown:
         yield f"exposed communication is not known in {listed(unknown, 6, ', ')}"

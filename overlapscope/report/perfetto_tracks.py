@@ -10,8 +10,8 @@ from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.causes import CAUSES, Causes
 from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.critical_path import UNNAMED, names_of
-from overlapscope.analysis.path_walk import PARTS, Path, Segments
+from overlapscope.analysis.critical_path import UNNAMED
+from overlapscope.analysis.path import PARTS, Path, Segments
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.report.call_words import CallWords
 from overlapscope.report.trace_events import Slices
@@ -198,8 +198,7 @@ def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
     words = np.full(segments.row.size, "", object)
     for rank in np.unique(segments.rank).tolist():
         own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))
-        timeline = run.ranks[rank]
-        codes = names_of(timeline, segments.part[own], segments.row[own])
-        words[own] = [f" {timeline.names[code] if code >= 0 else UNNAMED}" for code in codes.tolist()]
+        names = run.ranks[rank].names
+        words[own] = [f" {names[code] if code >= 0 else UNNAMED}" for code in segments.name[own].tolist()]
     parts = [PARTS[part] for part in segments.part.tolist()]
     return zip(segments.rank.tolist(), parts, words.tolist(), strict=True)

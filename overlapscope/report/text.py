@@ -12,6 +12,7 @@ from overlapscope.report import across_ranks, advice_text, critical_path
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.inert import one_row
+from overlapscope.report.missing_words import missing_words
 from overlapscope.report.told import told_tables
 from overlapscope.report.where import place, where
 
@@ -62,8 +63,8 @@ def headline(analysis: Analysis) -> str:
         read = {source.format for source in analysis.sources if source.format != "unknown"}
         return ", ".join(["no rank recorded", *sorted(read)])
     who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
-    if run.missing_ranks:
-        who += f" ({len(run.missing_ranks)} not recorded)"
+    if missing := missing_words(run.missing_ranks, run.unread_ranks):
+        who += f" ({missing})"
     steps = max((len(rank.steps) for rank in analysis.ranks), default=0)
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from overlapscope.report.aligned import aligned
-from overlapscope.report.amounts import ms, percent
+from overlapscope.report.amounts import ms, percent, signed_size
 from overlapscope.whatif.scenario import Assumed, Scenario, WhatIf
 
 VERDICTS = {
@@ -13,7 +13,6 @@ VERDICTS = {
     "insufficient_data": "Not enough to tell",
 }
 MAX_LIST = 3
-MIB = 1 << 20
 NOT_ADVISED = frozenset({"zero_stage", "channels"})
 """Knobs that are shown where somebody asks for them."""
 
@@ -50,7 +49,7 @@ def _headline(answer: WhatIf) -> str:
 
 def _table(answer: WhatIf) -> str:
     bucketed = answer.kind == "ddp"
-    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory MiB"]
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
     rows = [
         [
             _knobs(each.knobs, answer.baseline.knobs) or "as recorded",
@@ -58,7 +57,7 @@ def _table(answer: WhatIf) -> str:
             f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
             percent(each.gain),
             ms(each.exposed_comm_ns),
-            str(each.buckets) if bucketed else f"{each.memory_bytes / MIB:+.1f}" if each.memory_bytes else "",
+            str(each.buckets) if bucketed else signed_size(each.memory_bytes) if each.memory_bytes else "",
         ]
         for each in answer.scenarios
     ]
@@ -71,8 +70,8 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
     remarks += ["changes numerics"] if scenario.changes_numerics else []
     remarks += ["no setting"] if scenario.hypothetical else []
     if "zero_stage" in scenario.knobs:
-        more = (scenario.memory_bytes - answer.scenarios[0].memory_bytes) / MIB
-        remarks.append(f"assumed, {more:+,.1f} MiB a rank")
+        more = scenario.memory_bytes - answer.scenarios[0].memory_bytes
+        remarks.append(f"assumed, {signed_size(more)} a rank")
     near = answer.flat_region.get("bucket_cap_mb", [])
     if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not remarks:
         remarks.append("near the best")

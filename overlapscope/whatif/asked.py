@@ -1,12 +1,13 @@
 """Settings that are replayed where somebody asks for them: other steps than the job's own, shown and never advised."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from overlapscope.errors import UsageError
+from overlapscope.values import dataclass
 from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings
@@ -37,6 +38,23 @@ class Asked:
 NOTHING: Final = Asked()
 
 
+def unfit(workload: Workload, base: Settings) -> dict[str, str]:
+    """Give the options that a workload of DistributedDataParallel has no room for, and why."""
+    found = {}
+    if workload.placed:
+        found = dict.fromkeys(("--zero-stage", "--priority"), "the workload has other collectives than its gradients'")
+    if workload.world_size < 2:
+        found["--zero-stage"] = "one rank has nothing to share with"
+    if base.accumulation > 1 and not base.no_sync:
+        found["--priority"] = "every pass of a step reduces gradients here; only one may (no_sync)"
+    return found
+
+
+def _refuse(option: str, unfitting: Mapping[str, str]) -> None:
+    if option in unfitting:
+        raise UsageError(f"{option}: {unfitting[option]}")
+
+
 def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None = None) -> WhatIf:
     """Add the scenarios that were asked for, and what they rest on; `optimizer` is None where it is not known.
 
@@ -65,10 +83,7 @@ def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None 
 
 def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list[Scenario]:
     """Give a row for each stage, whose interval spans what its collectives may cost."""
-    if workload.world_size < 2:
-        raise UsageError("--zero-stage: one rank has nothing to share with")
-    if workload.placed:
-        raise UsageError("--zero-stage: the workload has other collectives than its gradients'")
+    _refuse("--zero-stage", unfit(workload, case.baseline))
     found = []
     for stage in stages:
         settings = [replace(case.baseline, sharding=each) for each in stage.range()]
@@ -95,10 +110,8 @@ def _of_sharding(workload: Workload, optimizer: str | None) -> list[str]:
 
 
 def _scheduled(base: Settings, workload: Workload, asked: Asked) -> list[Settings]:
-    if asked.priority and base.accumulation > 1 and not base.no_sync:
-        raise UsageError("--priority: every pass of a step reduces gradients here; only one may (no_sync)")
-    if asked.priority and workload.placed:
-        raise UsageError("--priority: the workload has other collectives than its gradients'")
+    if asked.priority:
+        _refuse("--priority", unfit(workload, base))
     total = float(workload.gradients.sizes_bytes.sum()) * (1 if base.no_sync else base.accumulation)
     for each in asked.partitions_mb:
         if total / (each * MIB) > MOST_PIECES:

@@ -5,7 +5,7 @@ misses on both sides.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
@@ -38,6 +39,9 @@ class Wanted:
     straggler: bool = True
 
 
+USUAL: Final = Wanted()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Replayed:
     """Shares of the unchanged step: (variation, trial); row 0 is what is taken to hold, the others come in pairs."""
@@ -52,12 +56,12 @@ class _Replayed:
     """The median over the steps of replayed against measured."""
 
 
-def answer_run(run: Run, together: Across, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
+def answer_run(run: Run, together: Across, wanted: Wanted = USUAL, why: str = "") -> WhatIf:
     """Predict a recording of any kind. `why` says why it is none of DDP's. Raises InputError for what is missing."""
     return answer_graphs(graph_case(run, together), run, wanted, why)
 
 
-def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = Wanted(), why: str = "") -> WhatIf:
+def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = USUAL, why: str = "") -> WhatIf:
     """Predict what a case tells."""
     case = _that_end(case)
     trials, left = trials_of(case, wanted)

@@ -21,8 +21,9 @@ KNOBS: Final[dict[Kind, dict[str, str]]] = {
         "accumulation, no_sync": "passes of a step that leave gradients unreduced",
         "hook": "gradients sent in 16 bits",
         "zero_stage": "optimizer, gradients, parameters sharded (--zero-stage 1,2,3)",
-        "partition_mb, priority": "buckets in pieces, and sent as the next forward needs them (--priority)",
-        "link_speed": EVERY["link_speed"],
+        "partition_mb": "buckets in pieces (--partition-mb)",
+        "priority": "buckets sent as the next forward needs them (--priority)",
+        "link_speed": "links twice as fast, in every answer; no setting brings it about",
         "late_ranks": "all ranks begin their step at once",
     },
     "fsdp": {
@@ -40,10 +41,27 @@ KNOBS: Final[dict[Kind, dict[str, str]]] = {
 }
 """What can be replayed of a recording of each kind."""
 
+OPTIONS: Final = (
+    "--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority", "--link-speed", "--algorithm",
+    "--channels",
+)  # fmt: skip
+"""What `whatif` can be asked."""
+
 NOT_REPLAYED: Final = (
     "averaging parameters every k steps (local SGD), channels (--channels says how to try them) and protocols, and of "
     "gradients that are compressed only what `overlapscope plan --compress` describes"
 )
+
+
+def unfit_options(kind: Kind) -> dict[str, str]:
+    """Give the options that no recording of a kind has a use for, and why."""
+    if kind == "ddp":
+        return {
+            "--link-speed": "of DDP links twice as fast stand in every answer, and no others are replayed",
+            "--algorithm": "of DDP transfers take what was recorded; `overlapscope plan` takes formulas",
+        }
+    no_buckets = "it has no buckets of DistributedDataParallel"
+    return dict.fromkeys(("--bucket-cap-mb", "--no-search", "--zero-stage", "--partition-mb", "--priority"), no_buckets)
 
 
 def kind_of(run: Run) -> Kind:
