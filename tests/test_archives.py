@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import tarfile
 import tempfile
@@ -240,13 +241,61 @@ def test_a_cut_archive_gives_what_is_whole(kind: str, tmp_path: Path) -> None:
     content = PACKERS[kind](tmp_path / f"t.{kind}", members).read_bytes()
     (tmp_path / "cut").write_bytes(content[: len(content) * 2 // 3])
     if kind == "zip":  # its directory stands at the end
-        with pytest.raises(InputError, match="damaged"):
+        with pytest.raises(
+            InputError, match=r"cut: the archive is damaged: its list of members is missing .*`zip -FF`"
+        ):
             overlapscope.load(tmp_path / "cut")
         return
     run = overlapscope.load(tmp_path / "cut")
     assert run.ranks[:2] == [0, 1]
     assert len(run.ranks) < 4
     assert any("damaged" in warning for source in run.sources for warning in source.warnings)
+
+
+@pytest.mark.parametrize("at", ["between members", "in a header"])
+def test_a_tar_that_ends_without_its_end_is_said_to_be_cut(at: str, tmp_path: Path) -> None:
+    content = plain(tmp_path / "t.tar", {f"rank{rank}.json": trace(rank) for rank in range(3)}).read_bytes()
+    second = content.rindex(b"rank2.json")
+    (tmp_path / "cut.tar").write_bytes(content[: second + (100 if at == "in a header" else 0)])
+    run = overlapscope.load(tmp_path / "cut.tar")
+    assert run.ranks == [0, 1]
+    assert "the archive is damaged: it ends early; read up to there" in run.sources[-1].warnings
+
+
+def test_a_broken_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    content = bytearray(plain(tmp_path / "t.tar", {f"rank{rank}.json": trace(rank) for rank in range(3)}).read_bytes())
+    content[content.index(b"rank1.json")] ^= 1
+    (tmp_path / "broken.tar").write_bytes(content)
+    run = overlapscope.load(tmp_path / "broken.tar")
+    assert run.ranks == [0]
+    assert "the archive is damaged: a member's header is damaged; read up to there" in run.sources[-1].warnings
+
+
+def test_a_checksum_behind_the_last_member_is_looked_at(tmp_path: Path) -> None:
+    packed = bytearray(tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0)}).read_bytes())
+    packed[-5] ^= 1
+    (tmp_path / "wrong.tar.gz").write_bytes(packed)
+    run = overlapscope.load(tmp_path / "wrong.tar.gz")
+    assert any("does not match its own checksum" in warning for warning in run.sources[-1].warnings)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_member_of_a_zip_costs_itself_and_is_told_in_our_words(method: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", method) as archive:
+        for rank in range(2):
+            archive.writestr(f"rank{rank}.json", trace(rank))
+        begin, end = (each.header_offset for each in archive.infolist())
+    content = bytearray((tmp_path / "t.zip").read_bytes())
+    for at in range((begin + end) // 2, (begin + end) // 2 + 40):
+        content[at] ^= 0x5A
+    (tmp_path / "t.zip").write_bytes(content)
+    run = overlapscope.load(tmp_path / "t.zip")
+    assert 1 in run.ranks
+    said = " ".join(warning for source in run.sources for warning in source.warnings)
+    assert re.search(
+        r"'rank0.json' \(damaged: (its compressed data is damaged|it ends early|its content does not)", said
+    )
+    assert "Error -" not in said
 
 
 def test_an_encrypted_member_costs_itself(tmp_path: Path) -> None:
@@ -257,7 +306,8 @@ def test_an_encrypted_member_costs_itself(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     run = overlapscope.load(path)
     assert run.ranks == [1]
-    assert any("rank0.json" in warning for source in run.sources for warning in source.warnings)
+    said = "1 members not read whole: 'rank0.json' (it is encrypted: unpack the archive and name the folder)"
+    assert (said,) in [source.warnings for source in run.sources]
 
 
 def test_a_folders_name_that_is_also_a_files_costs_that_member(tmp_path: Path) -> None:
@@ -271,7 +321,10 @@ def test_archives_inside_archives_are_passed_over(tmp_path: Path) -> None:
     archive = tarred(tmp_path / "t.tar.gz", {"rank0.json": trace(0), "inner.tar.gz": inner})
     run = overlapscope.load(archive)
     assert run.ranks == [0]
-    assert any("no known log: 1 (inner.tar.gz)" in warning for warning in run.sources[0].warnings)
+    said = "archives inside archives are not read: unpack inner.tar.gz and name the folder"
+    assert (said,) in [source.warnings for source in run.sources]
+    with pytest.raises(InputError, match=said):
+        overlapscope.load(tarred(tmp_path / "only.tar", {"inner.tar.gz": inner}))
 
 
 def test_a_run_directory_in_an_archive_is_named(tmp_path: Path) -> None:

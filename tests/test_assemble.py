@@ -130,8 +130,9 @@ def test_subgroups_of_one_name_and_different_ranks_are_merged_apart() -> None:
 
 
 def test_ranks_given_for_no_input_and_files_without_ranks_are_still_refused() -> None:
-    with pytest.raises(UsageError, match=r"--rank other.json=3: no input has that name"):
+    with pytest.raises(UsageError, match=r"ranks=\{'other.json': 3\}: no input has that name") as raised:
         run_of(reading("t.json", trace(CALLS)), **{"other.json": 3})
+    assert raised.value.in_shell == "--rank other.json=3: no input has that name"
     unknown = [reading(name, replace(trace(CALLS), rank=UNKNOWN_RANK)) for name in ("a.json", "b.json")]
     with pytest.raises(InputError, match="none of the 2 traces says which rank it is"):
         run_of(*unknown)

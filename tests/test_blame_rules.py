@@ -13,7 +13,7 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.leads import late_calls
-from overlapscope.analysis.matching import Matched
+from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.stragglers import Held, beside_slow_links
 from overlapscope.analysis.waiting import by_rank, split
 from overlapscope.timeline.run import Run

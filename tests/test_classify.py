@@ -158,9 +158,10 @@ def test_a_second_question_gets_the_same_answer():
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "a{99999999999999999999}"])
 @pytest.mark.parametrize("option", ["comm", "compute"])
 def test_a_pattern_that_is_no_regular_expression_is_refused_by_its_option(option, pattern):
-    with pytest.raises(UsageError, match=f"--{option}") as refused:
+    with pytest.raises(UsageError, match=f"^{option}") as refused:
         Classifier(**{option: [pattern]})
     assert pattern in str(refused.value)
+    assert refused.value.in_shell == f"--{refused.value}"
     assert refused.value.exit_code == 2
 
 

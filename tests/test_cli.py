@@ -162,6 +162,7 @@ def test_the_json_says_what_the_trace_holds(trace: Path, capsys: pytest.CaptureF
         "world_size": 2,
         "ranks": [0],
         "missing_ranks": [1],
+        "unread_ranks": [],
         "fingerprint": {"backend": "nccl", "nccl_version": "2.21.5"},
     }
     assert document["sources"][0]["path"] == str(trace)
@@ -586,3 +587,19 @@ def test_what_cannot_be_written_whole_is_not_left_half(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "cannot be written" in done.stderr
     assert not out.exists()
+
+
+def test_the_help_of_analyze_names_every_kind_of_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["analyze", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for kind in ("trace or log", "gzip", "folder", "archive (tar, tar.gz, zip)", "URL", "s3://", "run directory"):
+        assert kind in shown
+
+
+@pytest.mark.parametrize("words", [["analyze", ""], ["compare", "", "b"], ["gate", "a", ""], ["report", ""]])
+def test_an_empty_path_is_not_the_current_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "the path is empty" in capsys.readouterr().err

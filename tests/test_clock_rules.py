@@ -12,7 +12,8 @@ from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.causes import causes_of
 from overlapscope.analysis.clocks import Clocks, clock_offsets
 from overlapscope.analysis.joined_clocks import joined
-from overlapscope.analysis.matching import Matched, Matching, agreeing, match
+from overlapscope.analysis.matched import Matched, Matching
+from overlapscope.analysis.matching import agreeing, match
 from overlapscope.analysis.ties import tied
 from overlapscope.analysis.waiting import split
 from overlapscope.timeline.run import Run

@@ -25,7 +25,12 @@ import json, time, torch
 torch.set_num_threads(1)
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
-distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+# In the hook an all-reduce's callback waits for another one: with two buckets both of gloo's threads wait for ever.
+options = distributed.ProcessGroupGloo._Options()
+options._devices, options._threads = [distributed.ProcessGroupGloo.create_default_device()], 16
+distributed.Backend.register_backend(
+    "wide", lambda store, rank, size, timeout: distributed.ProcessGroupGloo(store, rank, size, options), devices="cpu")
+distributed.init_process_group("wide", store=distributed.HashStore(), rank=0, world_size=1)
 model = nn.Sequential(nn.Conv2d(3, 48, 3), nn.Flatten(), nn.Linear(1728, 200), nn.LayerNorm(200), nn.Linear(200, 300),
                       nn.Linear(300, 5))
 shapes = [list(each.shape) for each in model.parameters()]
@@ -52,7 +57,7 @@ def test_powersgd_sends_what_torchs_own_hook_does_for_each_bucket(rank: int) -> 
     """Three all-reduces a bucket; which of them interleave with other buckets' is the hook's matter."""
     done = subprocess.run(
         [sys.executable, "-c", TORCH_HOOK.replace("RANK", str(rank))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     seen = json.loads(done.stdout.strip().splitlines()[-1])
     shapes = [tuple(seen["shapes"][at]) for at in seen["ready"]]

@@ -14,12 +14,12 @@ import overlapscope
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.analysis.awaited import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
-from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow, names_of
-from overlapscope.analysis.path_walk import PARTS, Path
+from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow
+from overlapscope.analysis.path import PARTS, Path
 from overlapscope.analysis.steps import step_windows
 from overlapscope.ingest.read import read_inputs
 from overlapscope.report import critical_path as shown
-from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, Annotations, Steps, make, take
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Annotations, Steps, make, take
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from tests.conftest import ROOT, shared_file
 from tests.dag_job import COMPUTE_LANE, FIRST_COMM_LANE, Job, Kernel, changed, drawn, end_of, name, run_of, truth
@@ -62,10 +62,7 @@ class Piece(NamedTuple):
 def pieces(run: Run, path: Path) -> list[Piece]:
     found = []
     columns = [getattr(path.segments, each.name).tolist() for each in fields(path.segments)]
-    for part, rank, row, start, end in zip(*columns, strict=True):
-        code = -1
-        if row != NONE:
-            (code,) = names_of(run.ranks[rank], np.array([part], np.int8), np.array([row])).tolist()
+    for part, rank, row, code, start, end in zip(*columns, strict=True):
         found.append(Piece(PARTS[part], rank, row, start, end, run.ranks[rank].names[code] if code >= 0 else ""))
     return found
 

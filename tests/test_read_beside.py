@@ -63,7 +63,7 @@ def test_what_another_process_hands_over_is_what_was_read(
             given.append(args[0].path.name)
             return super().submit(function, *args, **kwargs)
 
-    monkeypatch.setattr(read_beside, "Processes", lambda _, heard: All(heard))
+    monkeypatch.setattr(read_beside, "Processes", lambda _, heard, __: All(heard))
     assert same(read_inputs([job], workers=2))
     assert given == sorted(file.name for file in job.iterdir())
 

@@ -145,7 +145,8 @@ def test_an_archive_or_a_run_is_to_be_copied_first(storage: Any) -> None:
     [
         ("memory://nothing", "no such file or folder"),
         ("file:///nothing/here", "no such file or folder"),
-        ("unheard-of://a/b", "Protocol not known"),
+        ("unheard-of://a/b", "nothing reads unheard-of://: known are s3://"),
+        ("ftp://127.0.0.1:9/job", "127.0.0.1:9 refuses the connection: is the server running"),
     ],
 )
 def test_a_wrong_url_ends_in_3_with_one_line(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,8 @@ def test_what_a_server_gives_is_read(web: str, path: str, rank: int) -> None:
     ("path", "words"),
     [
         ("nothing.json", "no such file or folder"),
-        ("status/403", "403, message='Forbidden'"),
-        ("status/500", "500, message='Internal Server Error'"),
+        ("status/403", "cannot be read: access is denied (403 Forbidden): does the URL lack a token"),
+        ("status/500", "cannot be read: the server fails (500 Internal Server Error): try again later"),
         ("to_a_file", "RedirectClientError: file:///etc/passwd"),
         ("to_ftp", "RedirectClientError: ftp://127.0.0.1/x"),
         ("circle", "TooManyRedirects"),

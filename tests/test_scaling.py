@@ -130,7 +130,7 @@ def test_the_command_tells_it_as_text_and_json(tmp_path: Path, capsys: pytest.Ca
     assert main(["compare", "--scale", str(base), str(larger)]) == 0
     shown = capsys.readouterr().out
     assert "weak scaling efficiency from 2 to 4 ranks" in shown.splitlines()[0]
-    assert "2 of 4 ranks were not recorded" in shown
+    assert "2 of 4 ranks are missing" in shown
     assert "two world sizes" in failed(capsys, 2, "compare", "--scale", base, base)
     assert "add --scale" in failed(capsys, 2, "compare", base, base, base)
 

@@ -13,8 +13,10 @@ import pytest
 
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
+from overlapscope.timeline.manifest import read_manifest
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
-from overlapscope.timeline.store import MANIFEST, is_run_directory, load_run, read_manifest, save_run
+from overlapscope.timeline.run_directory import MANIFEST, is_run_directory
+from overlapscope.timeline.store import load_run, save_run
 from overlapscope.timeline.stored import TABLES
 from tests.builders import EPOCH_NS, full_timeline, spelled
 

@@ -97,6 +97,17 @@ def test_spans_of_a_run_that_was_replaced_are_not_mixed_with_what_was_read_befor
 
 
 @pytest.mark.usefixtures("keeping_little")
+def test_spans_written_in_place_are_seen_though_size_and_time_are_the_old_ones(place: Path) -> None:
+    run = load_run(place)
+    spans = place / "rank_00000" / "spans.parquet"
+    before = spans.stat()
+    spans.write_bytes(spans.read_bytes())
+    os.utime(spans, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match="was changed since the run was opened"):
+        assert run.ranks[0].spans
+
+
+@pytest.mark.usefixtures("keeping_little")
 def test_a_run_that_is_replaced_in_the_moment_of_reading_is_seen(
     place: Path, job: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES
-from overlapscope.timeline.store import RankEntry, read_manifest, recorded_ranks
+from overlapscope.timeline.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope_dashboards.runs import changed, find
 from overlapscope_dashboards.timeline.stored import FOLDER, _windows, keep, occupancy_of_folder
 from tests.dashboard_runs import copy_run
@@ -33,6 +33,14 @@ def entries(run: Path) -> list[RankEntry]:
 
 def shown(run: Path) -> dict[int, list[int]]:
     return {rank: at.tolist() for rank, (at, _) in occupancy_of_folder(run, entries(run), "one").states.items()}
+
+
+def test_a_run_whose_name_is_not_utf_8_is_read_and_kept(run: Path) -> None:
+    good = shown(run)
+    shutil.rmtree(run / FOLDER)
+    named = run.rename(run.with_name(os.fsdecode(b"run\xff")))
+    assert shown(named) == good
+    assert (named / FOLDER / "told.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["told.part", "told.json"])

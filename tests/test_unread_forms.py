@@ -1,6 +1,7 @@
 """Forms that are not read are named, with the command that makes them readable; and that command does."""
 
 import bz2
+import gzip
 import json
 import lzma
 import shutil
@@ -28,9 +29,12 @@ CONTAINER = "".join(
         (lzma.compress(LOG.encode()), "compressed by xz", "xz -d"),
         (b"\x28\xb5\x2f\xfd" + b"\0" * 40, "compressed by zstd", "zstd -d"),
         (LOG.encode("utf-16"), "text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        (LOG.encode("utf-16-le"), "text in UTF-16", "iconv -f UTF-16LE -t UTF-8"),
+        (LOG.encode("utf-16-be"), "text in UTF-16", "iconv -f UTF-16BE -t UTF-8"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "Git LFS", "git lfs pull"),
         (CONTAINER.encode(), "container's output as JSON lines", "jq -j .log"),
     ],
-    ids=["bzip2", "xz", "zstd", "utf-16", "docker"],
+    ids=["bzip2", "xz", "zstd", "utf-16", "utf-16-le", "utf-16-be", "lfs", "docker"],
 )
 def test_a_form_that_is_not_read_is_named_with_the_command_that_changes_it(
     content: bytes, said: str, command: str, tmp_path: Path
@@ -41,10 +45,29 @@ def test_a_form_that_is_not_read_is_named_with_the_command_that_changes_it(
         read_inputs([path])
     assert f"`{command}`" in str(caught.value)
     words = command.split()
-    if shutil.which(words[0]) and len(content) > 60:
+    if words[0] != "git" and shutil.which(words[0]) and len(content) > 60:
         done = subprocess.run(words, input=content, capture_output=True, check=True)
         (tmp_path / "plain.log").write_bytes(done.stdout)
         assert read_inputs([tmp_path / "plain.log"]).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\n<!DOCTYPE html><html><body>Log in</body></html>", "is a web page, as of a log-in"),
+        (b"SQLite format 3\0" + bytes(4000), "is an SQLite database without the tables"),
+        (bytes(4000), "it holds nothing but blanks"),
+        (gzip.compress(LOG.encode())[:12], "is gzip data that is cut before anything of it can be read"),
+        (gzip.compress(b""), "it is empty"),
+        (b"", "it is empty"),
+    ],
+    ids=["page", "sqlite", "zeros", "cut gzip", "gzip of nothing", "nothing"],
+)
+def test_what_holds_nothing_that_is_read_is_called_what_it_is(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"rank0.json: .*{said}"):
+        read_inputs([path])
 
 
 def test_a_table_inside_a_containers_json_lines_is_not_misread(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.report.json import schema as schema_of
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared_file
 
 EXAMPLE = ROOT / "examples" / "gpt2_8gpu.toml"
 DOCUMENTED = {
@@ -131,3 +131,41 @@ def test_options_of_another_kind_of_recording_are_refused(capsys: pytest.Capture
     told = json.loads(capsys.readouterr().out)
     assert told["kind"] == "ddp"
     assert "bucket_cap_mb" in told["knobs"]
+
+
+DEVICES = "a100_ddp_rank0of2_collective_args.json.gz"
+ASKED = {
+    "--bucket-cap-mb": ["4"], "--no-search": [], "--zero-stage": ["2"], "--partition-mb": ["8"], "--priority": [],
+    "--link-speed": ["4"], "--algorithm": ["ring"], "--channels": ["8"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recording", ["traces/regressed", "rank 0 of 2", DEVICES])
+def test_what_is_listed_can_be_asked_and_what_is_not_is_refused_for_the_reason_that_the_list_tells(
+    recording: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one_rank = next((ROOT / "traces/baseline/rank_00000").glob("*.json.gz"))
+    place = {"rank 0 of 2": of_one_rank, DEVICES: None}.get(recording, ROOT / recording)
+    given = str(place or shared_file(f"kineto/{DEVICES}"))
+    assert main(["whatif", given, "--list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    refused = {name: why for name, why in told["refused"].items() if name.startswith("--")}
+    assert {*told["options"], *refused} == ASKED.keys()
+    assert refused.keys() & {"--link-speed", "--bucket-cap-mb"}
+    for option, values in ASKED.items():
+        cheap = [] if "--no-search" in refused or option == "--no-search" else ["--no-search"]
+        code = main(["whatif", given, *cheap, option, *values])
+        said = capsys.readouterr().err
+        assert code == (2 if option in refused else 0), said
+        assert refused.get(option, "") in said
+
+
+def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = str(shared_file("kineto/a100_rank3of8_six_steps.json.gz"))
+    assert main(["whatif", given, "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert main(["whatif", given]) == 3
+    assert "Nothing can be replayed of it: " in listed
+    assert listed.split("Nothing can be replayed of it: ")[1].strip() in capsys.readouterr().err

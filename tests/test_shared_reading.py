@@ -1,0 +1,263 @@
+"""A trace that is read in shares gives what one process finds in it, whole or damaged, whoever is lost on the way."""
+
+import gzip
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.errors import InputError
+from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
+from overlapscope.ingest.cores import MOST_SHARES, shares_for
+from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.kineto_file import EventFile, read_events
+from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
+from overlapscope.ingest.ranges import Ranges
+from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.reading import ReadContext, Sharing
+from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.store import save_run
+from overlapscope.version import __version__
+from tests.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write
+
+CONTENTS = [
+    write(training(steps=5), metadata=distributed(0)),
+    write(training(steps=4), TORCH_2022, metadata=distributed(1)),
+    write(training(steps=3), TORCH_1_8),
+    write(training(steps=3), ABSOLUTE_FLOATS, indent=True),
+    write(training(steps=3), TORCH_2024, array=True),
+]
+
+
+class _Counting(InThisProcess):
+    """Does each share here, and knows what came of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[bool] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(function, *args, **kwargs)
+        self.given.append(future.result())
+        return future
+
+
+@contextmanager
+def in_small_pieces() -> Iterator[None]:
+    """Have pieces and blocks of some hundred bytes: small traces have many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto_file, "EventChunks", lambda blocks, name: EventChunks(blocks, name, piece_bytes=700))
+        patch.setattr(bytestream, "BLOCK_BYTES", 300)
+        yield
+
+
+@pytest.fixture
+def small_pieces() -> Iterator[None]:
+    with in_small_pieces():
+        yield
+
+
+def told(path: Path, shares: int = 1, executor: InThisProcess | None = None) -> Any:
+    """Give all that reading a file tells, names and lanes in words."""
+    sharing = Sharing(executor=executor or _Counting(), shares=shares, folder=path.parent) if shares > 1 else None
+    try:
+        file = read_events(path, ReadContext(sharing=sharing))
+    except InputError as error:
+        return str(error)
+    return {each.name: getattr(file, each.name) for each in fields(EventFile) if each.name != "columns"} | spelled(
+        file.columns
+    )
+
+
+def spelled(columns: TraceColumns) -> dict[str, Any]:
+    names = np.array(columns.names.to_list(), object)
+    lanes = np.array([f"{process}/{thread}" for process, thread in columns.lanes], object)
+    found: dict[str, Any] = {}
+
+    def add(prefix: str, table: Any) -> None:
+        for each in fields(table):
+            value = getattr(table, each.name)
+            if isinstance(value, Ranges):
+                add(f"{each.name}.", value)
+            elif isinstance(value, np.ndarray):
+                words = names if each.name.endswith("name") else lanes if each.name.endswith("lane") else None
+                found[prefix + each.name] = (value if words is None else words[value]).tolist()
+            elif each.name not in ("names", "lanes"):
+                found[prefix + each.name] = value
+
+    add("", columns)
+    return found | {"names": sorted(names), "lanes": sorted(lanes), "window": columns.window}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("shares", [2, 3, 8])
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+def test_shares_give_what_one_process_finds(tmp_path: Path, content: bytes, compressed: bool, shares: int) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    executor = _Counting()
+    assert told(path, shares, executor) == told(path)
+    assert executor.given == [True] * (shares - 1)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    which=st.integers(0, len(CONTENTS) - 1),
+    damage=st.lists(st.tuples(st.floats(0, 1), st.sampled_from(b'"{}[],\\x00 ')), max_size=3),
+    cut=st.floats(0.1, 1),
+    compressed=st.booleans(),
+    shares=st.integers(2, 4),
+)
+def test_damage_anywhere_is_read_as_one_process_reads_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    which: int,
+    damage: list[tuple[float, int]],
+    cut: float,
+    compressed: bool,
+    shares: int,
+) -> None:
+    content = bytearray(CONTENTS[which])
+    for place, letter in damage:
+        content[int(place * (len(content) - 1))] = letter
+    whole = gzip.compress(bytes(content)) if compressed else bytes(content)
+    path = tmp_path_factory.mktemp("damaged") / "trace.json"
+    path.write_bytes(whole[: int(cut * len(whole))])
+    with in_small_pieces():
+        assert told(path, shares) == told(path)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_share_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
+    content = bytearray(CONTENTS[0])
+    content[content.index(b'"ph"', len(content) // 4) - 1] = ord("}")
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    executor = _Counting()
+    assert told(path, 2, executor) == told(path)
+    assert executor.given == [False]
+
+
+def test_parts_of_columns_are_numbered_anew(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(CONTENTS[0])
+    columns = read_events(path, ReadContext()).columns
+    twice = spelled(behind_each_other([columns, columns]))
+    once = spelled(columns)
+    assert twice["host.name"] == once["host.name"] * 2
+    assert twice["names"] == once["names"]
+    rows, calls = len(once["host.name"]), columns.host_args
+    assert twice["host_args"] == calls | {row + rows: each for row, each in calls.items()}
+    assert twice["events"] == 2 * once["events"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(write(training(steps=400), metadata=distributed(0))))
+    return path
+
+
+def files_of(run: Run, place: Path) -> dict[str, bytes]:
+    save_run(run, place, version=__version__)
+    return {str(file.relative_to(place)): file.read_bytes() for file in sorted(place.rglob("*")) if file.is_file()}
+
+
+def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto_file, "_read_in_shares", lambda *_: pytest.fail("one process reads alone"))
+        alone = files_of(read_inputs([job]), tmp_path / "alone")
+    merged: list[int] = []
+    plain = behind_each_other
+    monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
+    progress: list[int] = []
+    shared = read_inputs([job], workers=3, progress=lambda _, done: progress.append(done))
+    assert merged == [3]
+    assert files_of(shared, tmp_path / "shared") == alone
+    assert sum(progress) == len(gzip.decompress(job.read_bytes()))
+
+
+class _Dying(InThisProcess):
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        del function, args, kwargs
+        future: Future[Any] = Future()
+        future.set_exception(ProcessDiedError(-9))
+        return future
+
+
+def test_without_its_processes_the_file_is_read_here(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    monkeypatch.setattr(read_shared, "Processes", lambda *_, **__: _Dying())
+    assert files_of(read_inputs([job], workers=2), tmp_path / "died") == alone
+
+
+def test_where_nothing_can_be_written_the_file_is_read_here(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    full = tmp_path / "full"
+    monkeypatch.setattr(kineto_file, "save", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(read_shared, "Processes", lambda *_, **__: InThisProcess())
+    assert files_of(read_inputs([job], workers=2), full) == alone
+
+
+def test_one_file_has_as_many_shares_as_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: 64)
+    small, large = tmp_path / "small.json", tmp_path / "large.json"
+    small.write_bytes(b"{}")
+    with open(large, "wb") as file:
+        file.truncate(100 << 30)
+    assert shares_for(None, small) == 1
+    assert shares_for(None, large) == MOST_SHARES
+    assert shares_for(3, small) == 3
+    assert shares_for(1, large) == 1
+
+
+def test_processes_start_before_the_rest_is_loaded_only_where_they_have_something_to_read(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: 4)
+    started: list[tuple[int, str]] = []
+    monkeypatch.setattr(start_ahead, "_started", lambda count, module: started.append((count, module)))
+    run = tmp_path / "run"
+    save_run(read_inputs([job]), run, version=__version__)
+    with open(run / "ranks.bin", "wb") as file:
+        file.truncate(100 << 30)
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(3):
+        with open(many / f"rank{number}.json", "wb") as file:
+            file.truncate(1 << 30)
+    for inputs in ([job], [run], [many / "rank0.json"], [many], [tmp_path / "absent.json"], []):
+        start_ahead.start_beside(inputs, None)
+    assert [count for count, _ in started] == [0, 0, 3, 2, 0, 0]
+    assert [module for _, module in started[2:4]] == [start_ahead.SHARED, start_ahead.BESIDE]
+    started.clear()
+    start_ahead.start_beside([many], 1)
+    assert started[0][0] == 0
+
+
+def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_pieces: None) -> None:
+    """As when the file was replaced between the readings of two processes."""
+    del small_pieces
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    path.write_bytes(CONTENTS[0])
+    other.write_bytes(write(training(steps=6, first=90), metadata=distributed(0)))
+
+    class Other(_Counting):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return super().submit(function, other, *args[1:], **kwargs)
+
+    executor = Other()
+    assert told(path, 2, executor) == told(path)
+    assert executor.given == [True]
