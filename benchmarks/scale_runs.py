@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.timeline.store import save_job, save_rank
+from overlapscope.timeline.rank_by_rank import save_job, save_rank
 from overlapscope.version import __version__
 from tests.synthetic import Job, Layout, plant, simulate, write_kineto
 from tests.synthetic.columns import recorded_groups, timelines_of
