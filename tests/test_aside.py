@@ -81,8 +81,19 @@ def no_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = aside.shutil.disk_usage
-    monkeypatch.setattr(aside.shutil, "disk_usage", lambda place: usage(place)._replace(free=2 * MANY.nbytes))
+    """A disk with room for two arrays."""
+    usage, opened, files = aside.shutil.disk_usage, aside.tempfile.TemporaryFile, []
+
+    def noted(**given: Any) -> Any:
+        files.append(opened(**given))
+        return files[-1]
+
+    def free(place: str) -> Any:
+        taken = sum(os.fstat(each.fileno()).st_size for each in files)
+        return usage(place)._replace(free=2 * MANY.nbytes - taken)
+
+    monkeypatch.setattr(aside.tempfile, "TemporaryFile", noted)
+    monkeypatch.setattr(aside.shutil, "disk_usage", free)
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +111,13 @@ def test_what_finds_no_room_on_disk_stays_in_memory(
     puts = [place.put(MANY + number) for number in range(4)]
     assert [type(each) for each in puts] == [Written] * written + [Held] * (4 - written)
     assert [int(each.values()[0]) for each in puts] == [0, 1, 2, 3]
+
+
+def test_several_files_do_not_take_what_is_free_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    little_room(monkeypatch)
+    places = [Aside(0), Aside(0)]
+    assert [type(place.put(MANY[:500])) for place in places] == [Written, Written]
+    assert [type(place.put(MANY[500:])) for place in places] == [Held, Held]
 
 
 def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:

@@ -1,12 +1,13 @@
 """Arrays that are looked at again later, put aside: in memory while they are few, beyond that in a temporary file.
 
 What all ranks of a run come to grows with its steps, what is looked at together does not. The file has no name, so that
-nothing is left of it however the process ends, and lies where Python's `tempfile` has it (`$TMPDIR`). It takes no more
-than half of what is free there; what finds no room stays in memory, as all of a small run does. It is read, not mapped:
-what a process holds shows in its own figure.
+nothing is left of it however the process ends, and lies where Python's `tempfile` has it (`$TMPDIR`). It leaves half of
+what was free there when it was made, whoever took the rest; what finds no room stays in memory, as all of a small run
+does. It is read, not mapped: what a process holds shows in its own figure.
 """
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -92,7 +93,7 @@ class Aside:
         """Hold so many bytes in memory, `ROOM` if not told."""
         self._room = ROOM if room is None else room
         self._file: IO[bytes] | None = None
-        self._end, self._most = 0, -1
+        self._end, self._spare = 0, -1
         self._lock = Lock()
 
     def put(self, array: npt.NDArray[Any]) -> Put:
@@ -137,16 +138,16 @@ class Aside:
     def _written(self, array: npt.NDArray[Any]) -> int | None:
         """Give where the file has the array now; None where there is no room for it."""
         try:
-            if self._file is None and self._most < 0:
+            if self._file is None and self._spare < 0:
                 self._open()
-            if self._file is None or self._end + array.nbytes > self._most:
+            if self._file is None or _free() - array.nbytes < self._spare:
                 return None
             left = _bytes_of(array)
             self._file.seek(self._end)
             while left.nbytes:
                 left = left[self._file.write(left) :]
         except OSError:
-            self._most = 0  # not asked again
+            self._spare = sys.maxsize  # not asked again
             if self._file is not None:
                 with suppress(OSError):
                     self._file.truncate(self._end)
@@ -155,9 +156,14 @@ class Aside:
         return self._end - array.nbytes
 
     def _open(self) -> None:
-        self._most = shutil.disk_usage(tempfile.gettempdir()).free // 2
+        self._spare = _free() // 2
         self._file = tempfile.TemporaryFile(buffering=0, prefix="overlapscope-")  # noqa: SIM115 - closed with this object
         finalize(self, self._file.close)
+
+
+def _free() -> int:
+    """Give how many bytes may be written where temporary files lie. Raises OSError."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
