@@ -58,10 +58,14 @@ def load(
     Raises InputError when nothing is usable; a bad file among good ones costs only itself and stands in
     `run.sources`.
     """
-    from overlapscope.ingest.read_options import given_options  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.ingest.read_options import (  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+        given_options,
+        given_workers,
+    )
     from overlapscope.loaded import read  # noqa: PLC0415
 
-    return read(paths, given_options(ranks=ranks, comm=comm, compute=compute), workers=workers)
+    options = given_options(ranks=ranks, comm=comm, compute=compute)
+    return read(paths, options, workers=given_workers(workers))
 
 
 def write_run(
@@ -83,12 +87,12 @@ def write_run(
 
     Raises InputError when nothing is usable, UsageError when something stands at `to`.
     """
-    from overlapscope.ingest.read_options import given_options, given_paths  # noqa: PLC0415 - as above
+    from overlapscope.ingest.read_options import given_options, given_paths, given_workers  # noqa: PLC0415 - as above
     from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
 
     options = given_options(ranks=ranks, comm=comm, compute=compute)
     inputs, (out,) = given_paths("write_run", paths), given_paths("write_run", [to])
-    return write(inputs, out, options, workers=workers, executor=executor, force=force)
+    return write(inputs, out, options, workers=given_workers(workers), executor=executor, force=force)
 
 
 def profile(

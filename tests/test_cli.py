@@ -603,3 +603,34 @@ def test_an_empty_path_is_not_the_current_folder(words: list[str], capsys: pytes
         main(words)
     assert ended.value.code == 2
     assert "the path is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (MemoryError(), "overlapscope analyze: not enough memory: give it more, or fewer files at once\n"),
+        (
+            RuntimeError("can't start new thread"),
+            "overlapscope analyze: the system starts no more threads (ulimit -u, or the container's limit of pids): "
+            "raise it\n",
+        ),
+    ],
+)
+def test_what_the_machine_is_short_of_is_said_in_a_line(
+    raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("threading.Thread.start", short)
+    assert main(["analyze", str(ROOT / "traces" / "baseline")]) == 3
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_fault_of_ours_is_not_said_to_be_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("threading.Thread.start", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        main(["analyze", str(ROOT / "traces" / "baseline")])

@@ -81,3 +81,13 @@ def test_an_error_keeps_both_wordings_from_process_to_process() -> None:
     copied = pickle.loads(pickle.dumps(raised.value))
     assert (str(copied), copied.in_shell) == (str(raised.value), raised.value.in_shell)
     assert str(copied) != copied.in_shell
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, "2"])
+def test_a_number_of_processes_that_is_none_is_refused(workers: Any, tmp_path: Path) -> None:
+    for call in (
+        lambda: overlapscope.load(*TRACES, workers=workers),
+        lambda: overlapscope.write_run(*TRACES, to=tmp_path / "run", workers=workers),
+    ):
+        with pytest.raises(UsageError, match=rf"workers={workers!r}: give a number of processes, 1 at least, or None"):
+            call()

@@ -33,6 +33,8 @@ VERBS = {
     "doctor": "say what this machine can record, and what is missing",
 }
 INTERRUPTED = 130
+NO_THREAD = "can't start new thread"
+"""What Python says where the system allows no more of them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OverlapScopeError as error:
         print(f"overlapscope {args.verb}: {_one_line(told_aside(error.in_shell, args))}", file=sys.stderr)
         return error.exit_code
+    except MemoryError:
+        print(f"overlapscope {args.verb}: not enough memory: give it more, or fewer files at once", file=sys.stderr)
+        return 3
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        limits = "ulimit -u, or the container's limit of pids"
+        print(f"overlapscope {args.verb}: the system starts no more threads ({limits}): raise it", file=sys.stderr)
+        return 3
     except KeyboardInterrupt as interrupt:
         ended = isinstance(interrupt, Ended)
         print(f"overlapscope {args.verb}: {'ended by SIGTERM' if ended else 'interrupted'}", file=sys.stderr)

@@ -60,6 +60,13 @@ def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
+def given_workers(workers: object) -> int | None:
+    """Give how many processes a user of the package asks for, None for as many as are worth it. Raises UsageError."""
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
+    return workers
+
+
 def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
     """Give the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
     found = []
