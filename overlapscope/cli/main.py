@@ -54,31 +54,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ended_tidily():
             code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
             sys.stdout.flush()
-    except OverlapScopeError as error:
-        print(f"overlapscope {args.verb}: {_one_line(told_aside(error.in_shell, args))}", file=sys.stderr)
-        return error.exit_code
-    except MemoryError:
-        print(f"overlapscope {args.verb}: not enough memory: give it more, or fewer files at once", file=sys.stderr)
-        return 3
-    except RuntimeError as error:
-        if str(error) != NO_THREAD:
-            raise
-        limits = "ulimit -u, or the container's limit of pids"
-        print(f"overlapscope {args.verb}: the system starts no more threads ({limits}): raise it", file=sys.stderr)
-        return 3
-    except KeyboardInterrupt as interrupt:
-        ended = isinstance(interrupt, Ended)
-        print(f"overlapscope {args.verb}: {'ended by SIGTERM' if ended else 'interrupted'}", file=sys.stderr)
-        return EXIT_CODE if ended else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 0
-    except OSError as error:
-        print(f"overlapscope {args.verb}: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 3
+    except (OverlapScopeError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
+        ending = _ending(error, args)
+        if ending is None:
+            raise
+        said, code = ending
+        print(f"overlapscope {args.verb}: {said}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _write_no_more()
     return code
+
+
+def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] | None:
+    """Give what to say of what ended a command, and its exit code; None for a fault of ours."""
+    code = 3
+    match error:
+        case OverlapScopeError():
+            said, code = _one_line(told_aside(error.in_shell, args)), error.exit_code
+        case Ended():
+            said, code = "ended by SIGTERM", EXIT_CODE
+        case KeyboardInterrupt():
+            said, code = "interrupted", INTERRUPTED
+        case MemoryError():
+            said = "not enough memory: give it more, or fewer files at once"
+        case OSError():
+            said = f"cannot write the output: {error.strerror or error}"
+        case RuntimeError() if str(error) == NO_THREAD:
+            said = "the system starts no more threads (ulimit -u, or the container's limit of pids): raise it"
+        case _:
+            return None
+    return said, code
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
