@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
-from overlapscope.ingest.cores import MOST_SHARES, shares_for
+from overlapscope.ingest.cores import MOST_SHARES, shares_among, shares_for
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.kineto_file import EventFile, read_events
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
@@ -23,6 +23,7 @@ from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.reading import ReadContext, Sharing
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
+from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
@@ -168,6 +169,10 @@ def job(tmp_path: Path) -> Path:
 
 def files_of(run: Run, place: Path) -> dict[str, bytes]:
     save_run(run, place, version=__version__)
+    return files_in(place)
+
+
+def files_in(place: Path) -> dict[str, bytes]:
     return {str(file.relative_to(place)): file.read_bytes() for file in sorted(place.rglob("*")) if file.is_file()}
 
 
@@ -183,6 +188,46 @@ def test_real_processes_give_the_same_run(job: Path, tmp_path: Path, monkeypatch
     assert merged == [3]
     assert files_of(shared, tmp_path / "shared") == alone
     assert sum(progress) == len(gzip.decompress(job.read_bytes()))
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3])
+def test_who_reads_a_file_to_disk_may_read_it_in_shares(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: int
+) -> None:
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    merged: list[int] = []
+    plain = behind_each_other
+    monkeypatch.setattr(kineto_file, "behind_each_other", lambda parts: merged.append(len(parts)) or plain(parts))
+    write_run([job], tmp_path / "written", workers=shares)
+    assert merged == [shares] * (shares > 1)
+    assert files_in(tmp_path / "written") == alone
+
+
+@pytest.mark.parametrize("way", ["analyze", "ingest"])
+def test_processes_that_read_several_files_have_others_help_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """They are real ones: each notes whose child it is."""
+    monkeypatch.setattr("overlapscope.ingest.cores.bytes_in", lambda _: 100 << 20)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in range(2):
+        (folder / f"rank{rank}.json").write_bytes(write(training(steps=300), metadata=distributed(rank)))
+    alone = files_of(read_inputs([folder]), tmp_path / "alone")
+    noted = tmp_path / "noted"
+    noted.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nopen(os.path.join({str(noted)!r}, f'{{os.getpid()}} {{os.getppid()}}'), 'w').close()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if way == "analyze":
+        assert files_of(read_inputs([folder], workers=4), tmp_path / "shared") == alone
+    else:
+        write_run([folder], tmp_path / "shared", workers=4)
+        assert files_in(tmp_path / "shared") == alone
+    started = dict(each.name.split() for each in noted.iterdir())
+    helpers = [parent for parent in started.values() if parent in started]
+    assert len(helpers) == (1 if way == "analyze" else 2), started
 
 
 class _Dying(InThisProcess):
@@ -221,6 +266,36 @@ def test_one_file_has_as_many_shares_as_are_worth_it(tmp_path: Path, monkeypatch
     assert shares_for(None, large) == MOST_SHARES
     assert shares_for(3, small) == 3
     assert shares_for(1, large) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "sizes", "shares"),
+    [
+        (64, None, [5 << 30] * 8, [8] * 8),
+        (16, None, [5 << 30] * 8, [2] * 8),
+        (8, None, [5 << 30] * 8, [1] * 8),
+        (64, None, [5 << 30, 1 << 20], [8, 1]),
+        (64, 6, [5 << 30, 5 << 30, 5 << 30], [2, 2, 2]),
+        (64, 2, [5 << 30], [2]),
+        (64, 1, [5 << 30, 5 << 30], [1, 1]),
+        (64, None, [], []),
+    ],
+)
+def test_cores_beyond_one_a_file_help_with_the_large_ones(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    asked: int | None,
+    sizes: list[int],
+    shares: list[int],
+) -> None:
+    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: cores)
+    files = [tmp_path / f"{number}.json" for number in range(len(sizes))]
+    for path, size in zip(files, sizes, strict=True):
+        with open(path, "wb") as file:
+            file.truncate(size)
+    assert shares_among(asked, files) == shares
+    assert shares_among(None, [tmp_path / "elsewhere"] * 3) == [1, 1, 1]
 
 
 def test_processes_start_before_the_rest_is_loaded_only_where_they_have_something_to_read(

@@ -31,6 +31,16 @@ def shares_for(asked: int | None, file: Path, worth: int = BYTES_WORTH_A_PROCESS
     return min(_worth(asked, [file] if os.path.exists(file) else [], worth), MOST_SHARES)
 
 
+def shares_among(asked: int | None, files: Sequence[Path], worth: int = BYTES_WORTH_A_PROCESS) -> list[int]:
+    """Give how many processes should read each of the files, which are read side by side where there are several."""
+    if len(files) == 1:
+        return [shares_for(asked, files[0], worth)]
+    most = min(_worth(asked, files, worth) // max(1, len(files)), MOST_SHARES)
+    if most < 2:
+        return [1] * len(files)
+    return [min(most, 1 + bytes_in(each) // worth) if os.path.exists(each) else 1 for each in files]
+
+
 def _worth(asked: int | None, files: Sequence[Path], worth: int) -> int:
     return asked or max(1, min(_usable_cores(), 1 + sum(map(bytes_in, files)) // worth))
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked
-from overlapscope.ingest.cores import processes_for
-from overlapscope.ingest.processes import Process, executor_of
+from overlapscope.ingest.cores import processes_for, shares_among
+from overlapscope.ingest.processes import Process, can_start, executor_of
 from overlapscope.ingest.read import Gathered, refused
 from overlapscope.ingest.read_apart import (
     Unread,
@@ -53,6 +53,14 @@ def _version(path: Path) -> Version:
         return file_state(path.stat())
     except OSError:
         return ()
+
+
+def in_shares(tasks: Sequence[Task], workers: int | None) -> list[Task]:
+    """Give the tasks with how many processes of this machine are to read each file that was not read before."""
+    todo = [task for task in tasks if not is_read(task)]
+    shares = shares_among(workers, [task.path for task in todo]) if can_start() else [1] * len(todo)
+    of_path = dict(zip((task.path for task in todo), shares, strict=True))
+    return [replace(task, shares=of_path.get(task.path, 1)) for task in tasks]
 
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch, processes: list[Process] | None) -> Executor:

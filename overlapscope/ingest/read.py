@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
-from overlapscope.ingest.cores import MOST_SHARES, processes_for, shares_for
+from overlapscope.ingest.cores import MOST_SHARES, processes_for, shares_among
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
@@ -105,23 +105,16 @@ def _gathered(
     processes: "Sequence[Process]",
 ) -> Gathered:
     """Read the files, where it is worth it in other processes besides this one."""
-    files = [task.path for task in tasks]
-    count = 1
-    if workers != 1:
-        worth = processes_for(workers, files) if len(files) > 1 else shares_for(workers, files[0])
-        count = max(worth, min(1 + len(processes), len(files) if len(files) > 1 else MOST_SHARES))
+    count, shares = _processes(tasks, workers, len(processes))
+    tasks = [replace(task, shares=each) for task, each in zip(tasks, shares, strict=True)]
     if count > 1:
-        from overlapscope.ingest.processes import can_start  # noqa: PLC0415 - few runs need it, or what follows
-
-        count = count if can_start() else 1
-    if count > 1 and len(tasks) > 1:
-        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415
+        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415 - few runs need it, or what follows
 
         read = read_beside(tasks, count - 1, progress, processes)
-    elif count > 1:
+    elif max(shares) > 1:
         from overlapscope.ingest.read_shared import read_shared  # noqa: PLC0415
 
-        read = [read_shared(tasks[0], count, told_to(progress, tasks[0]), processes)]
+        read = [read_shared(tasks[0], told_to(progress, tasks[0]), processes)]
     else:
         read = [read_task(task, told_to(progress, task)) for task in tasks]
     return Gathered(
@@ -129,6 +122,23 @@ def _gathered(
         failed=[refused(task.named, each.refused) for task, each in zip(tasks, read, strict=True) if each.refused],
         idle_patterns=idle_everywhere([each.idle_patterns for each in read if not each.refused]),
     )
+
+
+def _processes(tasks: list[Task], workers: int | None, started: int) -> tuple[int, list[int]]:
+    """Give how many processes read files side by side, this one included, and how many read each file together."""
+    files = [task.path for task in tasks]
+    alone = 1, [1] * len(files)
+    if workers == 1:
+        return alone
+    count = min(max(processes_for(workers, files), 1 + started), len(files))
+    shares = shares_among(workers, files)
+    if len(files) == 1:
+        shares = [min(max(shares[0], 1 + started), MOST_SHARES)]
+    if count == 1 and shares == [1]:
+        return alone
+    from overlapscope.ingest.processes import can_start  # noqa: PLC0415 - few runs need it
+
+    return (count, shares) if can_start() else alone
 
 
 def refused(named: Path, why: str) -> Source:

@@ -21,9 +21,10 @@ from overlapscope.ingest.cores import bytes_in
 from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError, said_of
 from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_file import NO_MEMORY
+from overlapscope.ingest.read_shared import read_shared
 from overlapscope.ingest.reading_folder import save_reading
 from overlapscope.ingest.shown import shown
-from overlapscope.ingest.task import Task, read_task, telling
+from overlapscope.ingest.task import Task, telling
 from overlapscope.ingest.whole_folder import content_digest
 from overlapscope.ingest.workplace import MAKE_ROOM
 from overlapscope.timeline.read_ahead import in_threads
@@ -126,7 +127,7 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
     """Read the file of a task, in whatever process; words on its progress are `(number, bytes read)`."""
     if task.code != read_by():
         return Outcome(kind="other_code")
-    read = read_task(task, telling(number))
+    read = read_shared(task, telling(number))
     if read.refused:
         return Outcome(kind="no_memory" if read.refused == NO_MEMORY else "refused", why=read.refused)
     try:

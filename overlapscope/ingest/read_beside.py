@@ -12,7 +12,8 @@ from pathlib import Path
 
 from overlapscope.ingest.handed_over import load, save
 from overlapscope.ingest.processes import Process, ProcessDiedError, Processes, said_of
-from overlapscope.ingest.task import Read, Task, read_task, telling, told_to
+from overlapscope.ingest.read_shared import read_shared
+from overlapscope.ingest.task import Read, Task, telling, told_to
 from overlapscope.timeline.held_folder import held_folder
 
 
@@ -36,14 +37,14 @@ def read_beside(
         try:
             work = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
         except OSError:  # nothing can be handed over where nothing can be written
-            return [read_task(task, told_to(progress, task)) for task in tasks]
+            return [read_shared(task, told_to(progress, task)) for task in tasks]
         processes = held.enter_context(Processes(others, heard, list(started)))
         placed = [replace(task, folder=work / str(number)) for number, task in enumerate(tasks)]
         futures = [processes.submit(read_into, task, number) for number, task in enumerate(placed)]
         read: dict[int, Read] = {}
         for number in reversed(range(len(tasks))):
             if futures[number].cancel():
-                read[number] = read_task(tasks[number], told_to(progress, tasks[number]))
+                read[number] = read_shared(tasks[number], told_to(progress, tasks[number]))
         there = [number for number in range(len(tasks)) if number not in read]
         for number in [each for each in there if isinstance(futures[each].exception(), ProcessDiedError)]:
             futures[number] = processes.submit(read_into, placed[number], number)
@@ -57,7 +58,7 @@ def read_into(task: Task, number: int) -> bool:
 
     Words on its progress are `(number, bytes read)`.
     """
-    read = read_task(task, telling(number))
+    read = read_shared(task, telling(number))
     try:
         save(read, task.folder)
     except OSError:
@@ -70,6 +71,6 @@ def _handed_over(task: Task, future: "Future[bool]", progress: Callable[[Path, i
     if error is not None:
         return Read(refused=f"could not be read: {said_of(error)}")
     if not future.result():
-        return read_task(task, told_to(progress, task))
+        return read_shared(task, told_to(progress, task))
     read: Read = load(task.folder)
     return read

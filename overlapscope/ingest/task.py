@@ -32,6 +32,8 @@ class Task:
     comm: tuple[str, ...]
     compute: tuple[str, ...]
     max_bytes: int
+    shares: int = 1
+    """How many processes of one machine read it, each a part of it, where its reader knows how."""
     code: str = ""
     """By which code, as `read_by` tells, and by no other; empty where that goes without saying."""
 

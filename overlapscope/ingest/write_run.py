@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from overlapscope.ingest.archives import unpacked
-from overlapscope.ingest.gather_apart import gather_apart, own_executor, tasks_of
+from overlapscope.ingest.gather_apart import gather_apart, in_shares, own_executor, tasks_of
 from overlapscope.ingest.older_run import require_free, require_no_less
 from overlapscope.ingest.processes import Process
 from overlapscope.ingest.read import joined, require_files, stored_run
@@ -80,6 +80,8 @@ def write_run(
         watch = watch or Unwatched()
         tasks = tasks_of(found, options, work / READ)
         resumed = go_on_with(tasks)
+        if executor is None:
+            tasks = in_shares(tasks, workers)
         parts: list[Part] = []
 
         def load(folder: Path) -> Reading:
