@@ -1,6 +1,11 @@
 """A trace that is read in shares gives what one process finds in it, whole or damaged, whoever is lost on the way."""
 
 import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -28,6 +33,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
 from tests.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write
+from tests.test_write_run import wait_for_end
 
 CONTENTS = [
     write(training(steps=5), metadata=distributed(0)),
@@ -228,6 +234,43 @@ def test_processes_that_read_several_files_have_others_help_them(
     started = dict(each.name.split() for each in noted.iterdir())
     helpers = [parent for parent in started.values() if parent in started]
     assert len(helpers) == (1 if way == "analyze" else 2), started
+
+
+HELPERS_WAIT = """
+import os, sys, time
+import overlapscope.ingest.cores
+overlapscope.ingest.cores.bytes_in = lambda _: 100 << 20
+parent = os.getppid()
+with open(f"/proc/{parent}/cmdline", "rb") as file:
+    helps = b"overlapscope.ingest.worker" in file.read()
+if helps:
+    open(os.path.join(os.environ["NOTED"], str(os.getpid())), "w").close()
+while helps and os.getppid() == parent:
+    time.sleep(0.01)
+"""
+"""Run by each process at its start: those that help a process that reads a file wait until it has gone."""
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="there is no /proc to tell processes apart by")
+def test_an_interruption_ends_those_that_help_and_leaves_nothing_of_theirs(tmp_path: Path) -> None:
+    places = {name: tmp_path / name for name in ("job", "noted", "temporary", "site")}
+    for place in places.values():
+        place.mkdir()
+    for rank in range(2):
+        (places["job"] / f"rank{rank}.json").write_bytes(write(training(steps=3), metadata=distributed(rank)))
+    (places["site"] / "sitecustomize.py").write_text(HELPERS_WAIT)
+    told = {"PYTHONPATH": str(places["site"]), "NOTED": str(places["noted"]), "TMPDIR": str(places["temporary"])}
+    words = [sys.executable, "-m", "overlapscope", "ingest", "--workers", "4", str(places["job"]), "-o", "run"]
+    command = subprocess.Popen(words, env=os.environ | told, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while len(helpers := os.listdir(places["noted"])) < 2 and command.poll() is None:
+        time.sleep(0.01)
+    assert os.listdir(places["temporary"]) != []
+    command.send_signal(signal.SIGTERM)
+    _, said = command.communicate()
+    assert command.returncode == 143, said
+    for each in helpers:
+        wait_for_end(int(each))
+    assert os.listdir(places["temporary"]) == []
 
 
 class _Dying(InThisProcess):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from overlapscope.ingest.read_apart import (
 )
 from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_shared import in_shares
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.remote import Version
 from overlapscope.ingest.shown import shown
@@ -55,12 +57,13 @@ def _version(path: Path) -> Version:
         return ()
 
 
-def in_shares(tasks: Sequence[Task], workers: int | None) -> list[Task]:
-    """Give the tasks with how many processes of this machine are to read each file that was not read before."""
-    todo = [task for task in tasks if not is_read(task)]
-    shares = shares_among(workers, [task.path for task in todo]) if can_start() else [1] * len(todo)
-    of_path = dict(zip((task.path for task in todo), shares, strict=True))
-    return [replace(task, shares=of_path.get(task.path, 1)) for task in tasks]
+def shared_here(tasks: list[Task], workers: int | None) -> AbstractContextManager[list[Task]]:
+    """Give the tasks, in which several processes of this machine read each large file where there are cores for it."""
+    todo = [at for at, task in enumerate(tasks) if not is_read(task)]
+    shares = [1] * len(tasks)
+    for at, count in zip(todo, shares_among(workers, [tasks[at].path for at in todo]), strict=True):
+        shares[at] = count
+    return in_shares(tasks, shares) if max(shares, default=1) > 1 and can_start() else nullcontext(tasks)
 
 
 def own_executor(tasks: Sequence[Task], workers: int | None, watch: Watch, processes: list[Process] | None) -> Executor:

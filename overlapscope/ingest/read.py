@@ -1,6 +1,7 @@
 """Any inputs to one run: find the files, read each, put what they give together."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
@@ -106,17 +107,17 @@ def _gathered(
 ) -> Gathered:
     """Read the files, where it is worth it in other processes besides this one."""
     count, shares = _processes(tasks, workers, len(processes))
-    tasks = [replace(task, shares=each) for task, each in zip(tasks, shares, strict=True)]
-    if count > 1:
-        from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415 - few runs need it, or what follows
+    with _in_shares(tasks, shares) as shared:
+        if count > 1:
+            from overlapscope.ingest.read_beside import read_beside  # noqa: PLC0415 - few runs need it, or what follows
 
-        read = read_beside(tasks, count - 1, progress, processes)
-    elif max(shares) > 1:
-        from overlapscope.ingest.read_shared import read_shared  # noqa: PLC0415
+            read = read_beside(shared, count - 1, progress, processes)
+        elif shared[0].shares > 1:
+            from overlapscope.ingest.read_shared import read_shared  # noqa: PLC0415
 
-        read = [read_shared(tasks[0], told_to(progress, tasks[0]), processes)]
-    else:
-        read = [read_task(task, told_to(progress, task)) for task in tasks]
+            read = [read_shared(shared[0], told_to(progress, shared[0]), processes)]
+        else:
+            read = [read_task(task, told_to(progress, task)) for task in shared]
     return Gathered(
         readings=[(task.named, reading) for task, each in zip(tasks, read, strict=True) for reading in each.readings],
         failed=[refused(task.named, each.refused) for task, each in zip(tasks, read, strict=True) if each.refused],
@@ -139,6 +140,14 @@ def _processes(tasks: list[Task], workers: int | None, started: int) -> tuple[in
     from overlapscope.ingest.processes import can_start  # noqa: PLC0415 - few runs need it
 
     return (count, shares) if can_start() else alone
+
+
+def _in_shares(tasks: list[Task], shares: list[int]) -> AbstractContextManager[list[Task]]:
+    if max(shares) == 1:
+        return nullcontext(tasks)
+    from overlapscope.ingest.read_shared import in_shares  # noqa: PLC0415
+
+    return in_shares(tasks, shares)
 
 
 def refused(named: Path, why: str) -> Source:

@@ -1,8 +1,9 @@
 """One file read by as many processes of a machine as its task says, each a part of it, where its reader knows how."""
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from overlapscope.ingest.processes import Process, Processes
@@ -11,14 +12,31 @@ from overlapscope.ingest.task import Read, Task, read_task
 from overlapscope.timeline.held_folder import held_folder
 
 
+@contextmanager
+def in_shares(tasks: Sequence[Task], shares: Sequence[int]) -> Iterator[list[Task]]:
+    """Give the tasks with so many processes each, which hand over what they find in a folder that goes with the block.
+
+    Where nothing can be written there, each file is read by one.
+    """
+    with ExitStack() as held:
+        try:
+            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
+        except OSError:
+            yield list(tasks)
+        else:
+            yield [
+                replace(task, shares=count, handed_over=folder / str(number))
+                for number, (task, count) in enumerate(zip(tasks, shares, strict=True))
+            ]
+
+
 def read_shared(task: Task, progress: Callable[[int], None] | None, started: Sequence[Process] = ()) -> Read:
     """Read the file of a task by this process and others, of which those come first that are `started`."""
     if task.shares == 1:
         return read_task(task, progress)
-    with ExitStack() as held:
-        try:
-            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
-        except OSError:  # nothing can be handed over where nothing can be written
-            return read_task(task, progress)
-        executor = held.enter_context(Processes(task.shares - 1, processes=list(started)))
-        return read_task(task, progress, Sharing(executor=executor, shares=task.shares, folder=folder))
+    try:
+        task.handed_over.mkdir(exist_ok=True)  # a process before this one may have been killed
+    except OSError:
+        return read_task(task, progress)
+    with Processes(task.shares - 1, processes=list(started)) as executor:
+        return read_task(task, progress, Sharing(executor=executor, shares=task.shares, folder=task.handed_over))

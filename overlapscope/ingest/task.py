@@ -33,7 +33,9 @@ class Task:
     compute: tuple[str, ...]
     max_bytes: int
     shares: int = 1
-    """How many processes of one machine read it, each a part of it, where its reader knows how."""
+    """How many processes of one machine read it, each a part of it, where its reader knows how ..."""
+    handed_over: Path = Path()
+    """... and where they leave what they found for the one that puts it together."""
     code: str = ""
     """By which code, as `read_by` tells, and by no other; empty where that goes without saying."""
 

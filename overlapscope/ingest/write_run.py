@@ -5,13 +5,13 @@ process, as if they had been read here, and every rank's large tables are put wh
 the files they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from overlapscope.ingest.archives import unpacked
-from overlapscope.ingest.gather_apart import gather_apart, in_shares, own_executor, tasks_of
+from overlapscope.ingest.gather_apart import gather_apart, own_executor, shared_here, tasks_of
 from overlapscope.ingest.older_run import require_free, require_no_less
 from overlapscope.ingest.processes import Process
 from overlapscope.ingest.read import joined, require_files, stored_run
@@ -80,8 +80,6 @@ def write_run(
         watch = watch or Unwatched()
         tasks = tasks_of(found, options, work / READ)
         resumed = go_on_with(tasks)
-        if executor is None:
-            tasks = in_shares(tasks, workers)
         parts: list[Part] = []
 
         def load(folder: Path) -> Reading:
@@ -91,20 +89,19 @@ def write_run(
                 flushing.begin(table_file(part.folder, name) for name in TABLES)
             return reading
 
-        with _open(executor, lambda: own_executor(tasks, workers, watch, processes)) as running:
-            gathered = gather_apart(tasks, running, watch, load)
+        with ExitStack() as held:
+            if executor is None:
+                tasks = held.enter_context(shared_here(tasks, workers))
+                executor = held.enter_context(own_executor(tasks, workers, watch, processes))
+            gathered = gather_apart(tasks, executor, watch, load)
             require_no_less(out, gathered.lost)
             run = joined(gathered, found, options)
             prepared = work / "run"
             prepared.mkdir()
-            entries = write_ranks(run, parts, prepared, running)
+            entries = write_ranks(run, parts, prepared, executor)
         write_job(run, entries, prepared, version=__version__)
         take_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
-
-
-def _open(given: Executor | None, make_own: Callable[[], Executor]) -> AbstractContextManager[Executor]:
-    return nullcontext(given) if given is not None else make_own()
 
 
 def _written(out: Path, run: Run, spans: int, resumed: int) -> Written:
