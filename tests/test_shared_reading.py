@@ -72,11 +72,16 @@ def small_pieces() -> Iterator[None]:
         yield
 
 
-def told(path: Path, shares: int = 1, executor: InThisProcess | None = None) -> Any:
+def told(
+    path: Path,
+    shares: int = 1,
+    executor: InThisProcess | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
     """Give all that reading a file tells, names and lanes in words."""
     sharing = Sharing(executor=executor or _Counting(), shares=shares, folder=path.parent) if shares > 1 else None
     try:
-        file = read_events(path, ReadContext(sharing=sharing))
+        file = read_events(path, ReadContext(sharing=sharing, progress=progress))
     except InputError as error:
         return str(error)
     return {each.name: getattr(file, each.name) for each in fields(EventFile) if each.name != "columns"} | spelled(
@@ -149,8 +154,10 @@ def test_a_share_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     executor = _Counting()
-    assert told(path, 2, executor) == told(path)
+    read: list[int] = []
+    assert told(path, 2, executor, read.append) == told(path)
     assert executor.given == [False]
+    assert sum(read) == len(content)
 
 
 def test_parts_of_columns_are_numbered_anew(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ cut means that the others may have cut elsewhere; then, where a process was lost
 one before it ended, the file is read anew by this process alone: what is found is always what one process finds.
 """
 
+from collections.abc import Callable
 from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -48,9 +49,11 @@ class EventFile:
 def read_events(path: Path, context: ReadContext) -> EventFile:
     """Read a file to its end. Raises InputError when it cannot be read, NotATraceError when it holds no events."""
     if context.sharing is not None:
-        found = _read_in_shares(path, context, context.sharing)
+        told = _Told(context.progress)
+        found = _read_in_shares(path, replace(context, progress=told), context.sharing)
         if found is not None:
             return found
+        told.take_back()
     return _read_from(_Share(begin=0), path, context)
 
 
@@ -87,6 +90,22 @@ class _Share:
             if self.end is not None or (self.begin and self.begun is None):
                 raise _NotShared
             self.collector.take_broken(piece)
+
+
+@dataclass(slots=True)
+class _Told:
+    """How much was said to have been read, for a reading that may have been in vain."""
+
+    progress: Callable[[int], None] | None
+    read: int = 0
+
+    def __call__(self, read: int) -> None:
+        self.read += read
+        if self.progress is not None:
+            self.progress(read)
+
+    def take_back(self) -> None:
+        self(-self.read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
