@@ -128,7 +128,7 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: O
 
 def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     few = draw(source, whole(source), 1_000)
-    monkeypatch.setattr("overlapscope_dashboards.timeline.drawing.MAX_SPANS", 100)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.strip.MAX_SPANS", 100)
     many = draw(source, whole(source), 1_000)
     assert many.spans == few.spans
     assert not many.detailed

@@ -14,10 +14,13 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS, Corner, Row, Strip, strip
+from overlapscope_dashboards.timeline.bars import Corner
+from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS
+from overlapscope_dashboards.timeline.rows import Row
 from overlapscope_dashboards.timeline.said import ORDER
 from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.strip import Strip, strip
 from overlapscope_dashboards.timeline.window import Window
 from overlapscope_dashboards.views.calls_beside import Call, Link
 
