@@ -16,6 +16,7 @@ from overlapscope.capture.forks import in_each_child
 from overlapscope.capture.guard import Guard
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.place import Place
+from overlapscope.capture.records import COMM_REGION
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import Steps
 from overlapscope.capture.termination import Termination
@@ -173,7 +174,7 @@ class Session:
 
     def comm(self, name: str) -> AbstractContextManager[None]:
         """Name a part of a step that communicates by means torch does not know, and waits for it."""
-        return self.steps.part(f"comm:{name}", f"{COMM_MARK}{name}")
+        return self.steps.part(f"{COMM_REGION}{name}", f"{COMM_MARK}{name}")
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function that does one training step; the profile opens with the first call, closes at exit."""
