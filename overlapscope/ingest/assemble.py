@@ -1,6 +1,6 @@
 """What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +28,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     doubted = doubts(readings)
     readings = _apart(readings)
     parts: dict[int, list[RankTimeline]] = {}
-    groups: dict[str, Group] = {}
-    fingerprint: dict[str, str | int | None] = {}
-    sizes = set()
+    told: list[Reading] = []
     sources = []
     for _, reading in readings:
         known = [timeline.rank for timeline in reading.timelines if timeline.rank != UNKNOWN_RANK]
@@ -40,29 +38,13 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         for timeline in reading.timelines:
             if timeline.rank != UNKNOWN_RANK:
                 parts.setdefault(timeline.rank, []).append(timeline)
-        sizes.add(reading.world_size)
-        for group in reading.groups:
-            before = groups.get(group.name)
-            if before is None or (before.ranks is None and group.ranks is not None):
-                groups[group.name] = group
-        for key, value in reading.fingerprint.items():
-            fingerprint.setdefault(key, value)
-            if fingerprint[key] != value:
-                fingerprint[key] = "mixed"
+        told.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
-    merged = merge_sources(parts, tuple(groups[name] for name in sorted(groups)), facts)
-    known_sizes = [size for size in sizes if size]
-    world_size = max([*known_sizes, max(merged.ranks, default=-1) + 1]) if known_sizes else None
-    notes = [*merged.notes, *doubted]
-    if known_sizes and world_size and world_size > max(known_sizes):
-        beyond = f"rank {world_size - 1} is none of a world of {max(known_sizes)}, which the sources name"
-        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
-    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
-    if different:
-        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
-    if len(set(known_sizes)) > 1:
-        listed = ", ".join(map(str, sorted(set(known_sizes))))
-        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    merged = merge_sources(parts, _groups(told), facts)
+    fingerprint = _fingerprint(told)
+    sizes = sorted({reading.world_size for reading in told if reading.world_size})
+    world_size = max([*sizes, max(merged.ranks, default=-1) + 1]) if sizes else None
+    notes = [*merged.notes, *doubted, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
@@ -72,6 +54,44 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         fingerprint=dict(sorted(fingerprint.items())),
         facts=merged.facts,
     )
+
+
+def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
+    """Give the groups by name, each as the first tells it that names its ranks, else the first of all."""
+    groups: dict[str, Group] = {}
+    for reading in told:
+        for group in reading.groups:
+            before = groups.get(group.name)
+            if before is None or (before.ranks is None and group.ranks is not None):
+                groups[group.name] = group
+    return tuple(groups[name] for name in sorted(groups))
+
+
+def _fingerprint(told: Sequence[Reading]) -> dict[str, str | int | None]:
+    fingerprint: dict[str, str | int | None] = {}
+    for reading in told:
+        for key, value in reading.fingerprint.items():
+            fingerprint.setdefault(key, value)
+            if fingerprint[key] != value:
+                fingerprint[key] = "mixed"
+    return fingerprint
+
+
+def _differences(
+    sizes: Sequence[int], world_size: int | None, fingerprint: Mapping[str, str | int | None]
+) -> list[str]:
+    """Say what of the sources looks like several jobs; `sizes` are the worlds that they name, the largest last."""
+    notes = []
+    if sizes and world_size and world_size > sizes[-1]:
+        beyond = f"rank {world_size - 1} is none of a world of {sizes[-1]}, which the sources name"
+        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
+    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
+    if different:
+        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
+    if len(sizes) > 1:
+        listed = ", ".join(map(str, sizes))
+        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    return notes
 
 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:

@@ -199,29 +199,7 @@ def _facts(
     place = names.code(shown(path))
     who = NONE if rank == UNKNOWN_RANK else rank
     sizes = {group.name: group.size for group in groups}
-    pending = [row.pending for row in rows]
-    called = [called_at(call.frames) if call is not None else None for call in pending]
-
-    def codes(values: Sequence[str | None]) -> list[int]:
-        return [-1 if value is None else names.code(value) for value in values]
-
-    progress = make(
-        Progress,
-        len(rows),
-        source=place,
-        rank=who,
-        group=codes([row.group for row in rows]),
-        backend=codes([row.backend for row in rows]),
-        enqueued=[_or_none(row.enqueued) for row in rows],
-        started=[_or_none(row.started) for row in rows],
-        completed=[_or_none(row.completed) for row in rows],
-        pending=[_or_none(call.seq) if call else NONE for call in pending],
-        op=codes([call.op if call else None for call in pending]),
-        elements=[_or_none(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
-        called_at=codes(called),
-        stuck_at=[_or_none(call.seq) if call and call.timed_out else NONE for call in pending],
-        timeout_ns=[_or_none(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
-    )
+    progress = _progress(rows, place, who, sizes, names)
     said = _messages(calls, records)
     timed = _durations(calls, sizes)
     return Facts(
@@ -232,18 +210,43 @@ def _facts(
             source=place,
             rank=who,
             kind=[kind for kind, _ in said],
-            text=codes([t for _, t in said]),
+            text=names.codes([t for _, t in said]),
         ),
         figures=make(
             Figures,
             len(timed),
             source=place,
             rank=who,
-            subject=codes([subject for subject, _, _ in timed]),
-            name=codes([name for _, name, _ in timed]),
+            subject=names.codes([subject for subject, _, _ in timed]),
+            name=names.codes([name for _, name, _ in timed]),
             value=[value for _, _, value in timed],
         ),
         names=tuple(names.to_list()),
+    )
+
+
+def _progress(
+    rows: Sequence[Standing], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
+) -> Progress:
+    """Give how far each group came, and the call that it stands in."""
+    pending = [row.pending for row in rows]
+    called = [called_at(call.frames) if call is not None else None for call in pending]
+    return make(
+        Progress,
+        len(rows),
+        source=place,
+        rank=who,
+        group=names.codes([row.group for row in rows]),
+        backend=names.codes([row.backend for row in rows]),
+        enqueued=[_or_none(row.enqueued) for row in rows],
+        started=[_or_none(row.started) for row in rows],
+        completed=[_or_none(row.completed) for row in rows],
+        pending=[_or_none(call.seq) if call else NONE for call in pending],
+        op=names.codes([call.op if call else None for call in pending]),
+        elements=[_or_none(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        called_at=names.codes(called),
+        stuck_at=[_or_none(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[_or_none(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
     )
 
 

@@ -107,12 +107,7 @@ def trace_timeline(
 ) -> RankTimeline:
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
-    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
     window = columns.window or _seen(columns)
-    code = columns.names.code
-    process, label = zip(*columns.lanes, strict=True)
-    is_device = np.zeros(len(columns.lanes), np.bool_)
-    is_device[columns.device_lane] = True
     last, lost = moved(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
         rank=UNKNOWN_RANK,
@@ -121,7 +116,7 @@ def trace_timeline(
         recordings=make(
             Recordings,
             1,
-            source=code(source),
+            source=columns.names.code(source),
             start_ns=window[0] + base_ns,
             end_ns=window[1] + base_ns,
             last_launch_ns=last,
@@ -131,23 +126,35 @@ def trace_timeline(
         spans=spans,
         collectives=collectives,
         steps=steps,
-        lanes=make(
-            Lanes,
-            len(columns.lanes),
-            kind=np.where(is_device, DEVICE, HOST),
-            process=columns.names.encode(process),
-            label=columns.names.encode(label),
-        ),
-        annotations=make(
-            Annotations,
-            marked.size + waits.size,
-            recording=0,
-            lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
-            name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
-            start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
-            end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
-        ),
+        lanes=_lanes(columns),
+        annotations=_annotations(columns, base_ns),
         names=tuple(columns.names.to_list()),
+    )
+
+
+def _lanes(columns: TraceColumns) -> Lanes:
+    process, label = zip(*columns.lanes, strict=True)
+    is_device = np.zeros(len(columns.lanes), np.bool_)
+    is_device[columns.device_lane] = True
+    return make(
+        Lanes,
+        len(columns.lanes),
+        kind=np.where(is_device, DEVICE, HOST),
+        process=columns.names.encode(process),
+        label=columns.names.encode(label),
+    )
+
+
+def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
+    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
+    return make(
+        Annotations,
+        marked.size + waits.size,
+        recording=0,
+        lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
+        name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
+        start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
+        end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
     )
 
 

@@ -207,6 +207,17 @@ def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) ->
     return sizes.pop() if len(sizes) == 1 else None
 
 
+def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Give a rank's windows, gradients' ready times, and launch, begin and end of the calls of `rows`, by step."""
+    launched = np.array([launch_times(timeline, each) for each in rows])
+    starts, ends = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
+    if timeline.basis == "events" and not timeline.has_device:
+        starts = taken_up(launched, ends, GLOO_THREADS)
+    ready = np.array([each.ready_ns for each in steps])
+    ready = _on_device(timeline, ready) if timeline.has_device else ready
+    return np.array([each.window for each in steps]), ready, launched, starts, ends
+
+
 def _joined(
     run: Run,
     together: Across,
@@ -223,25 +234,9 @@ def _joined(
     synced = round(total / int(elements.sum()))
     last = rows[:, :, rows.shape[2] - rows.shape[2] // synced :]
     calls = reference.collectives
-
-    def shared(rank: int, times: Ints) -> Floats:
-        return together.clocks.aligned(rank, times)
-
-    launch, begun, done, ready, window = [], [], [], [], []
-    for at, rank in enumerate(ranks):
-        timeline = run.ranks[rank]
-        table = timeline.collectives
-        launched = np.array([launch_times(timeline, each) for each in last[at]])
-        starts, ends = table.start_ns[last[at]], table.end_ns[last[at]]
-        if timeline.basis == "events" and not timeline.has_device:
-            starts = taken_up(launched, ends, GLOO_THREADS)
-        times = np.array([found[rank][step].ready_ns for step in steps])
-        ready.append(shared(rank, _on_device(timeline, times) if timeline.has_device else times))
-        launch.append(shared(rank, launched))
-        begun.append(shared(rank, starts))
-        done.append(shared(rank, ends))
-        window.append(shared(rank, np.array([found[rank][step].window for step in steps])))
-    windows = np.array(window)
+    times = [_times(run.ranks[rank], [found[rank][step] for step in steps], last[at]) for at, rank in enumerate(ranks)]
+    shared = [[together.clocks.aligned(rank, each) for each in own] for rank, own in zip(ranks, times, strict=True)]
+    windows, ready, launch, begun, done = (np.array(each) for each in zip(*shared, strict=True))
     return Recorded(
         ranks=ranks,
         steps=tuple(steps),
@@ -252,12 +247,12 @@ def _joined(
         end_ns=windows[..., 1],
         passes=passes,
         synced=synced,
-        ready_ns=np.array(ready).reshape(len(ranks), len(steps), passes, len(names)),
+        ready_ns=ready.reshape(len(ranks), len(steps), passes, len(names)),
         bytes=calls.bytes[last[0, 0]],
         sent_dtypes=tuple(reference.names[code] for code in calls.dtype[last[0, 0]].tolist()),
-        launch_ns=np.array(launch),
-        begun_ns=np.array(begun),
-        done_ns=np.array(done),
+        launch_ns=launch,
+        begun_ns=begun,
+        done_ns=done,
         rows=last,
         left_out=left_out,
     )
