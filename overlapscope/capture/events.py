@@ -24,6 +24,7 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     Telemetry,
+    held,
     make,
 )
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
@@ -279,7 +280,7 @@ def _add_calls(rows: _Growing, step: int, window: int, calls: Sequence[_Timed], 
             code(call.op),
             code(call.dtype) if call.dtype else -1,
             NONE if call.elements is None else call.elements,
-            _or_none(volume_bytes(call.elements, call.dtype)),
+            held(volume_bytes(call.elements, call.dtype)),
             call.group_size,
             launched,
             start,
@@ -332,7 +333,3 @@ def _arrays(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
 def _append(columns: dict[str, list[int]], *values: int) -> None:
     for column, value in zip(columns.values(), values, strict=True):
         column.append(value)
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value

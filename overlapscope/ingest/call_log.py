@@ -2,7 +2,17 @@
 
 from collections.abc import Sequence
 
-from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.timeline.columns import (
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    integers,
+    make,
+)
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from overlapscope.values import dataclass
@@ -41,7 +51,7 @@ def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) 
             len(calls),
             recording=0,
             **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
-            **{key: [NONE if each is None else each for each in columns[key]] for key in _NUMBERS},
+            **{key: integers(columns[key]) for key in _NUMBERS},
         ),
         steps=make(Steps, 0),
         lanes=make(Lanes, 0),

@@ -18,7 +18,7 @@ from overlapscope.ingest.collective_args import (
 from overlapscope.ingest.launch_context import launch_context
 from overlapscope.ingest.marked_comm import marks
 from overlapscope.ingest.trace_columns import TraceColumns
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, held, make
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
@@ -158,7 +158,7 @@ def _collectives(
         launch_ns=launch,
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
-        record_function_id=[_or_none(each) for each in ids],
+        record_function_id=[held(each) for each in ids],
     )
 
 
@@ -191,12 +191,8 @@ def _described(
         op=code(op),
         executed=code(ran),
         dtype=code(dtype) if dtype else -1,
-        elements=_or_none(count),
-        bytes=_or_none(volume_bytes(count, dtype)),
-        received_bytes=_or_none(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
-        peer=_or_none(called_peer(called, members) if op in ("send", "recv") else None),
+        elements=held(count),
+        bytes=held(volume_bytes(count, dtype)),
+        received_bytes=held(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
+        peer=held(called_peer(called, members) if op in ("send", "recv") else None),
     )
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value

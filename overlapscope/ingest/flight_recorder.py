@@ -29,6 +29,7 @@ from overlapscope.timeline.columns import (
     Recordings,
     Spans,
     Steps,
+    held,
     make,
 )
 from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
@@ -148,14 +149,14 @@ def _timeline(
         total,
         recording=0,
         group=names.encode([call.group for call in calls]),
-        seq=[NONE if call.group in uncounted else _or_none(call.seq) for call in calls],
+        seq=[NONE if call.group in uncounted else held(call.seq) for call in calls],
         op=names.encode([call.op for call in calls]),
         executed_op=[names.code("send_recv") if call.closes_batch and call.point_to_point else -1 for call in calls],
         dtype=[-1 if call.dtype is None else names.code(call.dtype) for call in calls],
-        elements=[_or_none(call.elements(sizes.get(call.group))) for call in calls],
-        bytes=[_or_none(call.bytes(sizes.get(call.group))) for call in calls],
-        group_size=[_or_none(sizes.get(call.group)) for call in calls],
-        launch_ns=[_or_none(call.launch_ns) for call in calls],
+        elements=[held(call.elements(sizes.get(call.group))) for call in calls],
+        bytes=[held(call.bytes(sizes.get(call.group))) for call in calls],
+        group_size=[held(sizes.get(call.group)) for call in calls],
+        launch_ns=[held(call.launch_ns) for call in calls],
         start_ns=NONE,
         end_ns=NONE,
         state=[call.state for call in calls],
@@ -172,10 +173,6 @@ def _timeline(
         annotations=make(Annotations, 0),
         names=tuple(names.to_list()),
     )
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value
 
 
 def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:
@@ -238,15 +235,15 @@ def _progress(
         rank=who,
         group=names.codes([row.group for row in rows]),
         backend=names.codes([row.backend for row in rows]),
-        enqueued=[_or_none(row.enqueued) for row in rows],
-        started=[_or_none(row.started) for row in rows],
-        completed=[_or_none(row.completed) for row in rows],
-        pending=[_or_none(call.seq) if call else NONE for call in pending],
+        enqueued=[held(row.enqueued) for row in rows],
+        started=[held(row.started) for row in rows],
+        completed=[held(row.completed) for row in rows],
+        pending=[held(call.seq) if call else NONE for call in pending],
         op=names.codes([call.op if call else None for call in pending]),
-        elements=[_or_none(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        elements=[held(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
         called_at=names.codes(called),
-        stuck_at=[_or_none(call.seq) if call and call.timed_out else NONE for call in pending],
-        timeout_ns=[_or_none(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
+        stuck_at=[held(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[held(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
     )
 
 

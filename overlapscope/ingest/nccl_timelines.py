@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_calls import Calls, times
-from overlapscope.ingest.nccl_tables import name_code, none_if_untold
+from overlapscope.ingest.nccl_tables import none_if_untold
 from overlapscope.ingest.nccl_world import World
 from overlapscope.timeline.columns import (
     DTYPES,
@@ -74,10 +74,10 @@ def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
     columns: dict[str, npt.NDArray[Any]] = {
         "group": _by(kind, [names.code(kinds[each].communicator.name) for each in used], np.int32),
         "op": _by(kind, [names.code(kinds[each].op) for each in used], np.int32),
-        "dtype": _by(kind, [name_code(names, kinds[each].dtype) for each in used], np.int32),
+        "dtype": _by(kind, names.codes(kinds[each].dtype for each in used), np.int32),
         "group_size": _by(kind, [kinds[each].communicator.size for each in used], np.int64),
-        "algorithm": _by(choice, [name_code(names, each.algorithm) for each in chosen] + [-1], np.int32),
-        "protocol": _by(choice, [name_code(names, each.protocol) for each in chosen] + [-1], np.int32),
+        "algorithm": _by(choice, [*names.codes(each.algorithm for each in chosen), -1], np.int32),
+        "protocol": _by(choice, [*names.codes(each.protocol for each in chosen), -1], np.int32),
         "channels": _by(choice, [none_if_untold(each.channels) for each in chosen] + [NONE], np.int64),
         "seq": np.frombuffer(calls.seq, np.int64),
         "bytes": times(count, (parts * items)[kind]),

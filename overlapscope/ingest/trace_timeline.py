@@ -23,6 +23,7 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     make,
+    shift,
 )
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.order import unique
@@ -56,7 +57,7 @@ def device_timeline(
     book = GroupBook(groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
     row = linked.row
-    launch_ns = moved(linked.launch_ns, base_ns)
+    launch_ns = shift(linked.launch_ns, base_ns)
     spans = make(
         Spans,
         row.size,
@@ -108,7 +109,7 @@ def trace_timeline(
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
     window = columns.window or _seen(columns)
-    last, lost = moved(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
+    last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
         rank=UNKNOWN_RANK,
         basis="trace",
@@ -191,7 +192,7 @@ def _seen(columns: TraceColumns) -> tuple[int, int]:
 
 def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
     """Give collectives with `base_ns` added to their times, and the step that launched each."""
-    launch_ns = moved(collectives.launch_ns, base_ns)
+    launch_ns = shift(collectives.launch_ns, base_ns)
     return replace(
         collectives,
         launch_ns=launch_ns,
@@ -199,8 +200,3 @@ def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
         end_ns=collectives.end_ns + base_ns,
         step=step_at(steps, launch_ns),
     )
-
-
-def moved(times: Ints, base_ns: int) -> Ints:
-    """Add `base_ns`, leaving missing times missing."""
-    return np.where(times == NONE, NONE, times + base_ns)

@@ -7,6 +7,7 @@ import msgspec
 
 from overlapscope.analysis.waited import Waited
 from overlapscope.report.amounts import count, ms, percent
+from overlapscope.timeline.listed import listed
 
 DISTURBS = 0.01
 """Share of the step past which capture's own cost is called a disturbance, if its whole interval lies there."""
@@ -42,8 +43,7 @@ def render(
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
     lines += [*_figures(known, waiting), *_cost(known, mode)]
     if missing:
-        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-        lines.append(f"  missing  {count(len(missing), 'rank')}: {shown}")
+        lines.append(f"  missing  {count(len(missing), 'rank')}: {listed(missing, 16)}")
     failures = [f"  ! rank {each.rank}: {failure}" for each in ranks for failure in each.failures]
     lines += failures[:MAX_FAILURES]
     if len(failures) > MAX_FAILURES:

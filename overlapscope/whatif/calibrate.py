@@ -48,6 +48,12 @@ class Assumption:
     high: float
     known_from: str
 
+    @classmethod
+    def of(cls, name: str, values: Sequence[float], known_from: str) -> Self:
+        """Take low, value and high from `values`."""
+        low, value, high = values
+        return cls(name=name, value=value, low=low, high=high, known_from=known_from)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -126,18 +132,18 @@ def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
     that are lower and higher by the noise.
     """
     if not measured:
-        return _prior("no measured step was given")
+        return prior("no measured step was given")
     missed = _missed(workload, measured)
     moved = missed(PRIOR[2]) - missed(PRIOR[0])
     if moved < TELLING * max(noise, LEAST_NOISE):
-        return _prior(
+        return prior(
             "the measured settings overlap too little to tell it, "
             f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
         )
     best = _root(missed)
     if best in (1.0, MOST):
         side = f"more than {MOST:g}" if best == MOST else "less than 1"
-        return _prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
+        return prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
     low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
     return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
 
@@ -268,5 +274,6 @@ def _root(missed: Callable[[float], float]) -> float:
     return middle
 
 
-def _prior(reason: str) -> Fit:
+def prior(reason: str) -> Fit:
+    """Give what holds where nothing tells the slowdown, and why nothing does."""
     return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)

@@ -15,6 +15,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.values import dataclass
@@ -63,6 +64,11 @@ class Recorded:
     """Complete steps that did something else."""
     unsynced: int = 0
     """Complete steps with these gradients and no all-reduce, between those that have some."""
+
+    def transfers(self, rank: int) -> Intervals:
+        """Give when the rank at this place transferred: from the last member's begin to its own end."""
+        begun, done = self.begun_ns.max(axis=0).ravel(), self.done_ns[rank].ravel()
+        return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
     @property
     def steps_ns(self) -> Floats:
