@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
 from overlapscope.ingest.formats.flight_recorder import FORMAT, PICKLE
@@ -23,12 +24,7 @@ from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     NONE,
-    Annotations,
     Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
     held,
     make,
 )
@@ -161,18 +157,8 @@ def _timeline(
         end_ns=NONE,
         state=[call.state for call in calls],
     )
-    return RankTimeline(
-        rank=rank,
-        basis="log",
-        has_device=not on_host,
-        recordings=make(Recordings, 1, source=names.code(shown(path))),
-        spans=make(Spans, 0),
-        collectives=collectives,
-        steps=make(Steps, 0),
-        lanes=make(Lanes, 0),
-        annotations=make(Annotations, 0),
-        names=tuple(names.to_list()),
-    )
+    source = names.code(shown(path))
+    return calls_alone(collectives, names, rank=rank, source=source, has_device=not on_host)
 
 
 def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:

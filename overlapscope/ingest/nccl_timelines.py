@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_calls import Calls, times
 from overlapscope.ingest.nccl_tables import none_if_untold
@@ -14,14 +15,8 @@ from overlapscope.timeline.columns import (
     DTYPES,
     MISSING,
     NONE,
-    Annotations,
     Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
     column_kinds,
-    make,
 )
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
@@ -38,24 +33,9 @@ def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tupl
     for worker in sorted(book.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)):
         names = NameTable()
         code = names.code(source)
-        recordings = make(
-            Recordings, 1, source=code, start_ns=NONE, end_ns=NONE, last_launch_ns=NONE, lost_launch_ns=NONE,
-            truncated=truncated,
-        )  # fmt: skip
-        found.append(
-            RankTimeline(
-                rank=world.ranks.get(worker, UNKNOWN_RANK),
-                basis="log",
-                has_device=True,
-                recordings=recordings,
-                spans=make(Spans, 0),
-                collectives=_collectives(book, book.calls.pop(worker), names),
-                steps=make(Steps, 0),
-                lanes=make(Lanes, 0),
-                annotations=make(Annotations, 0),
-                names=tuple(names.to_list()),
-            )
-        )
+        own = _collectives(book, book.calls.pop(worker), names)
+        rank = world.ranks.get(worker, UNKNOWN_RANK)
+        found.append(calls_alone(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
     return tuple(found)
 
 
