@@ -178,16 +178,7 @@ def predict(
         rows.append([_replayed(base, job, slowdown).step_ns for job in jobs])
         names.append("interference")
     misses = [step_ns(base, each.settings, found.slowdown) / each.step_ns - 1 for each in measured]
-    return Predictions(
-        settings=tuple(settings),
-        steps_ns=np.array(rows),
-        variations=tuple(names),
-        exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
-        spent_ns=np.array([_spent(each) for each in results]),
-        fit=found,
-        noise=noise,
-        replay_error=max(misses, key=abs) if misses else None,
-    )
+    return _predictions(settings, rows, names, results, found, noise, misses)
 
 
 def _predict_told(
@@ -209,13 +200,26 @@ def _predict_told(
             rows.append([replay(step_job(workload, one)).step_ns for one in settings])
             names.append(name)
     misses = [replay(step_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
+    return _predictions(settings, rows, names, results, told, noise, misses)
+
+
+def _predictions(
+    settings: Sequence[Settings],
+    rows: Sequence[Sequence[float]],
+    names: Sequence[str],
+    results: Sequence[Replay],
+    used: Fit,
+    noise: float,
+    misses: Sequence[float],
+) -> Predictions:
+    """Put together the steps of all variations with what the first of them exposes; `misses` are of measured steps."""
     return Predictions(
         settings=tuple(settings),
         steps_ns=np.array(rows),
         variations=tuple(names),
         exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
         spent_ns=np.array([_spent(each) for each in results]),
-        fit=told,
+        fit=used,
         noise=noise,
         replay_error=max(misses, key=abs) if misses else None,
     )
