@@ -15,7 +15,7 @@ from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.told_by_groups import told_by_groups
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 
 
@@ -222,23 +222,24 @@ def _renamed(reading: Reading, shared: set[str]) -> Reading:
 
 
 def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
-    names = NameTable(facts.names)
-    codes = np.append(np.arange(len(facts.names), dtype=np.int32), np.int32(-1))
-    for old, name in new.items():
-        if old in facts.names:
-            codes[facts.names.index(old)] = names.code(name)
-    progress = replace(facts.progress, group=codes[facts.progress.group])
-    return replace(facts, names=tuple(names.to_list()), progress=progress)
+    names, codes = _recoded(facts.names, new)
+    return replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
 
 
 def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
-    names = NameTable(timeline.names)
-    codes = np.append(np.arange(len(timeline.names), dtype=np.int32), np.int32(-1))
-    for old, name in new.items():
-        if old in timeline.names:
-            codes[timeline.names.index(old)] = names.code(name)
+    names, codes = _recoded(timeline.names, new)
     calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
-    return replace(timeline, names=tuple(names.to_list()), collectives=calls)
+    return replace(timeline, names=names, collectives=calls)
+
+
+def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:
+    """Give the names with the new ones added, and the code of each that it has from now on; that of none is last."""
+    table = NameTable(names)
+    codes = np.append(np.arange(len(names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in names:
+            codes[names.index(old)] = table.code(name)
+    return tuple(table.to_list()), codes
 
 
 def _with_warning(reading: Reading, warning: str) -> Reading:

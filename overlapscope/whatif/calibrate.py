@@ -100,15 +100,8 @@ class Predictions:
         )
 
     def half_width(self, values: Floats) -> Floats:
-        """Give the half of a 90 % interval of something that has a row for each variation, about row 0.
-
-        Independent causes add up as squares; of the two directions of one the larger counts.
-        """
-        total = np.zeros(values.shape[1:])
-        for name in dict.fromkeys(self.variations[1:]):
-            rows = [place for place, each in enumerate(self.variations) if each == name]
-            total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
-        return np.sqrt(total)
+        """Give the half of a 90 % interval of something that has a row for each variation, about row 0."""
+        return half_width(values, self.variations)
 
     def depends_on(self, place: int) -> dict[str, tuple[float, float]]:
         """Give for each assumption the least and the greatest step in ns of one setting as it varies."""
@@ -118,6 +111,19 @@ class Predictions:
             steps = self.steps_ns[rows, place]
             found[name] = (float(steps.min()), float(steps.max()))
         return found
+
+
+def half_width(values: Floats, variations: Sequence[str]) -> Floats:
+    """Give the half of a 90 % interval of values about row 0, with a row for each named variation.
+
+    Independent causes add up as squares; of the two directions of one the larger counts.
+    """
+    total = np.zeros(values.shape[1:])
+    for name in dict.fromkeys(variations[1:]):
+        rows = [place for place, each in enumerate(variations) if each == name]
+        total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
+    half: Floats = np.sqrt(total)
+    return half
 
 
 def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
