@@ -5,9 +5,6 @@ python -m benchmarks.whatif_fsdp_training RANK FOLDER
 FOLDER/plan.json lists what to do, in order, as for `benchmarks.whatif_training`.
 """
 
-import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-import overlapscope
-from benchmarks.whatif_training import CORES, WARMUP, busy_s, limit
+from benchmarks.whatif_training import CORES, WARMUP, busy_s, do_all, limit, recorded, timed
 
 SHAPES = {"even": (512, 6, 512), "deep": (384, 8, 512), "wide": (640, 4, 384)}
 """Width, blocks, batch."""
@@ -62,42 +58,15 @@ def carry_out(entry: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
 
     distributed.barrier()
     before = busy_s()
-    lasted = []
     if entry.get("record"):
-        with overlapscope.profile(
-            folder / "runs" / entry["record"], model=model, mode="events", warmup=WARMUP, steps=entry["steps"],
-            measure_overhead=False,
-        ) as scope:  # fmt: skip
-            for _ in range(WARMUP + entry["steps"] + 1):
-                begun = time.perf_counter()
-                with scope.step():
-                    step()
-                lasted.append(time.perf_counter() - begun)
-        lasted = lasted[WARMUP:-1]
+        lasted = recorded(entry, folder, step, model)
     else:
-        for _ in range(WARMUP + entry["steps"]):
-            begun = time.perf_counter()
-            step()
-            lasted.append(time.perf_counter() - begun)
-        lasted = lasted[WARMUP:]
+        lasted = [timed(step) for _ in range(WARMUP + entry["steps"])][WARMUP:]
     all_s, own_s, wall_s = (after - begun for after, begun in zip(busy_s(), before, strict=True))
     share = torch.tensor([own_s])
     distributed.all_reduce(share)
     return {"seconds": lasted, "foreign": max(all_s - float(share), 0.0) / wall_s / CORES}
 
 
-def main() -> None:
-    """Do all entries of the plan."""
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    torch.set_num_threads(1)
-    store = distributed.FileStore(str(folder / "store"), plan["world_size"])
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=plan["world_size"])
-    done = [carry_out(entry, rank, folder) for entry in plan["entries"]]
-    (folder / f"rank{rank}.json").write_text(json.dumps(done), encoding="utf-8")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    do_all(carry_out)

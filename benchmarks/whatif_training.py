@@ -140,8 +140,8 @@ def busy_s() -> tuple[float, float, float]:
     return (user + nice + system + stolen) / TICKS, own.user + own.system, time.perf_counter()
 
 
-def main() -> None:
-    """Do all entries of the plan."""
+def do_all(carry_out: Callable[[dict[str, Any], int, Path], dict[str, Any]]) -> None:
+    """Do all entries of the plan that the command line names."""
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
@@ -156,4 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    do_all(carry_out)

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 TRIES: Final = 8
@@ -37,7 +37,8 @@ def _addresses(host: str, port: int) -> list[Address]:
 def _bound(addresses: Sequence[Address], port: int) -> tuple[list[socket.socket], int]:
     made: list[socket.socket] = []
     absent: OSError | None = None
-    try:
+    with ExitStack() as failing:
+        failing.callback(close, made)
         for family, address in addresses:
             try:
                 made.append(_one(family, (address[0], port, *address[2:])))
@@ -47,26 +48,22 @@ def _bound(addresses: Sequence[Address], port: int) -> tuple[list[socket.socket]
                 absent = error
                 continue
             port = made[-1].getsockname()[1]
-    except BaseException:
-        close(made)
-        raise
+        failing.pop_all()
     if not made:
         raise absent or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     return made, port
 
 
 def _one(family: socket.AddressFamily, address: Any) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as failing:
+        made = failing.enter_context(socket.socket(family, socket.SOCK_STREAM))
         if os.name == "posix":  # elsewhere it would let two servers share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
         made.listen()
-    except BaseException:
-        made.close()
-        raise
+        failing.pop_all()
     return made
 
 

@@ -79,7 +79,7 @@ class Work(Generic[T]):
     def _make(self, piece: _Piece[T], make: Callable[[], T]) -> None:
         try:
             piece.future.set_result(make())
-        except BaseException as error:  # whatever it is, it is raised where the result is fetched
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where the result is fetched
             piece.future.set_exception(error)
         with self._free:
             self._free.notify_all()

@@ -111,12 +111,13 @@ def _send_columns(session: Session, store: Any, key: str) -> int:
 
 def _timeline(session: Session) -> RankTimeline | None:
     if session.settings.mode == "events":
-        return _with_gradients(session, session.timeline()) if session.observed else None
-    if session.traces is None or not session.traces.files:
+        return _with_gradients(session, session.timeline()) if session.steps.observed else None
+    watches, observed = session.watches, session.steps.observed
+    if watches.traces is None or not watches.traces.files:
         return None
     context = ReadContext()
     parts = []
-    for at, file in enumerate(session.traces.files):
+    for at, file in enumerate(watches.traces.files):
         read = session.guard(f"reading {file.name}", read_kineto, file, context)
         if read is not None:
             parts.append(
@@ -130,7 +131,7 @@ def _timeline(session: Session) -> RankTimeline | None:
         session,
         replace(
             joined,
-            telemetry=telemetry_of(session.observed, session.sampler.readings, session.points, names),
+            telemetry=telemetry_of(observed, watches.sampler.readings, watches.points, names),
             names=tuple(names.to_list()),
             recorded=session.recorded(),
         ),
@@ -139,10 +140,11 @@ def _timeline(session: Session) -> RankTimeline | None:
 
 def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
     """Add the gradients of the recorded steps, where they were listened to."""
-    if session.gradients is None:
+    watches = session.watches
+    if watches.gradients is None:
         return timeline
     names = NameTable(timeline.names)
-    table = session.gradients.table(session.observed, session.points, names)
+    table = watches.gradients.table(session.steps.observed, watches.points, names)
     return replace(timeline, gradients=table, names=tuple(names.to_list()))
 
 
@@ -175,11 +177,12 @@ def _save_job(session: Session, *, tell_ranks: bool) -> None:
 def _write(session: Session, timeline: RankTimeline) -> None:
     _save_job(session, tell_ranks=False)
     files = []
-    for at, file in enumerate(session.traces.files if session.traces is not None else ()):
+    traces = session.watches.traces
+    for at, file in enumerate(traces.files if traces is not None else ()):
         files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
-        session.place.remove_older_ranks(session.points.epoch_ns(session.begin_ns))
+        session.place.remove_older_ranks(session.watches.points.epoch_ns(session.begin_ns))
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:

@@ -48,7 +48,7 @@ def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: 
             time.sleep(3)  # longer than a stuck main thread is given
             with scope.step():
                 pass
-        print("steps", len(scope.records))
+        print("steps", len(scope.steps.records))
         """,
         str(tmp_path / "run"),
     )
@@ -85,7 +85,7 @@ def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) ->
         pool.join()
         with scope.step():
             pass
-    assert len(scope.records) == 2
+    assert len(scope.steps.records) == 2
     assert scope.guard.failures == []
 
 
@@ -132,8 +132,10 @@ def test_time_between_steps_does_not_hold_a_step_that_was_left_alone(tmp_path: P
         for _ in range(12):
             with scope.step():
                 time.sleep(lasts_ns / 1e9)
-    assert len(scope.records) < 12
-    between = [value for record in scope.records for name, _, value in record.readings if name == "between_steps_ns"]
+    assert len(scope.steps.records) < 12
+    between = [
+        value for record in scope.steps.records for name, _, value in record.readings if name == "between_steps_ns"
+    ]
     assert median(between) < lasts_ns  # each would be longer, were the step between counted
 
 
@@ -144,12 +146,12 @@ def test_a_step_that_could_not_be_begun_has_no_part_in_the_cost(
         for number in range(4):
             with monkeypatch.context() as patch:
                 if number == 1:
-                    patch.setattr(scope.points, "anchor", lambda: 1 / 0)
+                    patch.setattr(scope.watches.points, "anchor", lambda: 1 / 0)
                 with scope.step():
                     pass
-    assert len(scope.lasted) == 3
-    assert all(lasted < 60e9 for lasted, _ in scope.lasted)
-    assert [record.number for record in scope.records] == [0, 2, 3]
+    assert len(scope.steps.lasted) == 3
+    assert all(lasted < 60e9 for lasted, _ in scope.steps.lasted)
+    assert [record.number for record in scope.steps.records] == [0, 2, 3]
 
 
 def test_a_host_without_load_figures_is_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +163,11 @@ def test_a_host_without_load_figures_is_recorded_all_the_same(tmp_path: Path, mo
         for _ in range(3):
             with scope.step():
                 pass
-    assert [record.number for record in scope.records] == [0, 1, 2]
+    assert [record.number for record in scope.steps.records] == [0, 1, 2]
 
 
 def test_what_is_kept_is_bounded_by_what_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapscope.capture.session.MAX_NOTES", 10)
+    monkeypatch.setattr("overlapscope.capture.steps.MAX_NOTES", 10)
     with (
         pytest.warns(CaptureWarning, match="7 steps after the first 5 were not kept"),
         profiled(tmp_path / "run") as scope,
@@ -184,7 +186,7 @@ def test_a_checkpoint_that_runs_backward_inside_backward_is_one_backward(tmp_pat
         for _ in range(2):
             with scope.step():
                 checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=True).sum().backward()
-    for record in scope.records:
+    for record in scope.steps.records:
         assert [phase.name for phase in record.phases] == ["forward", "backward"]
         assert all(phase.end is not None for phase in record.phases)
 
@@ -223,7 +225,7 @@ def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool
                 for _ in range(6):
                     with scope.step():
                         compiled()
-            names = [phase.name for phase in scope.records[-1].phases]
+            names = [phase.name for phase in scope.steps.records[-1].phases]
             assert names[:2] == ["forward", "backward"]
         return graphs, sum(counters["graph_break"].values())
 

@@ -10,8 +10,10 @@ from overlapscope.analysis.occupancy import STATES
 from overlapscope_dashboards.site import Site
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.asked import asked
-from overlapscope_dashboards.timeline.drawing import cause_times, draw, lower_rows
+from overlapscope_dashboards.timeline.drawing import draw
+from overlapscope_dashboards.timeline.rows import lower_rows
 from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.strip import cause_times
 from overlapscope_dashboards.timeline.window import edges
 from tests.dashboard_runs import folder_of_runs, ids
 
@@ -42,7 +44,7 @@ def test_times_by_cause_are_those_of_the_pieces_and_add_up_to_what_is_exposed(so
 def test_the_row_of_causes_is_never_empty_where_something_was_exposed(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlapscope_dashboards.timeline.drawing.MAX_SPANS", 10)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.strip.MAX_SPANS", 10)
     whole = asked({}, source.whole, source.ranks)
     (lanes,) = [each for each in draw(source, whole, 700).figure["data"] if each["name"] == "lanes"]
     shape = [int(each) for each in lanes["z"]["shape"].split(",")]

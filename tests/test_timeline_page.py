@@ -128,7 +128,7 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: O
 
 def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     few = draw(source, whole(source), 1_000)
-    monkeypatch.setattr("overlapscope_dashboards.timeline.drawing.MAX_SPANS", 100)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.strip.MAX_SPANS", 100)
     many = draw(source, whole(source), 1_000)
     assert many.spans == few.spans
     assert not many.detailed
@@ -263,7 +263,7 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     for each in (first, second):
         assert each.clocks is not None
         assert each.origin_ns == source.origin_ns
-        for ours, theirs in zip(each.occupancy, source.occupancy, strict=True):
+        for ours, theirs in zip(each.now.occupancy, source.now.occupancy, strict=True):
             assert ours.at_ns.tolist() == theirs.at_ns.tolist()
             assert ours.state.tolist() == theirs.state.tolist()
     assert second.figures is None
@@ -288,7 +288,7 @@ def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
         asked_for = whole(own, t0=first, t1=last)
         bins = own.now.bins(asked_for.window, 1_000)
         drawn_from_cells.append(own.now.coarse is not None and own.now.coarse.over(bins) is not None)
-        each_rank = [each.spent(bins + own.origin_ns) for each in own.occupancy]
+        each_rank = [each.spent(bins + own.origin_ns) for each in own.now.occupancy]
         assert own.now.spent(bins).tolist() == [spent.T.tolist() for spent in each_rank]
         drawn = draw(own, asked_for, 1_000)
         inside = in_view(own, asked_for.window, own.ranks)

@@ -10,14 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.occupancy import STATES
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, or_none
 from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS, Corner, Row, Strip, strip
+from overlapscope_dashboards.timeline.bars import Corner
+from overlapscope_dashboards.timeline.drawing import ASIDE, LANE_PIXELS
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS
+from overlapscope_dashboards.timeline.rows import Row
 from overlapscope_dashboards.timeline.said import ORDER
 from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.strip import Strip, strip
 from overlapscope_dashboards.timeline.window import Window
 from overlapscope_dashboards.views.calls_beside import Call, Link
 
@@ -145,7 +148,7 @@ def _calls(source: Source, rank: int, step: int, begin_ns: int) -> tuple[Call, .
         op, dtype, size, members = (int(each[row]) for each in (table.op, table.dtype, table.bytes, table.group_size))
         found.append(Call(
             op=names[op] if op >= 0 else "collective", dtype=names[dtype] if dtype >= 0 else None,
-            size_bytes=None if size == NONE else size, group_size=None if members == NONE else members,
+            size_bytes=or_none(size), group_size=or_none(members),
             start_ns=start, end_ns=end, exposed_ns=_whole(told.get("exposed_ns")), wait_ns=_whole(told.get("wait_ns")),
             cause=str(told["cause"]) if "cause" in told else None,
         ))  # fmt: skip

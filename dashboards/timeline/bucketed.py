@@ -10,7 +10,7 @@ from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.whatif.recorded_buckets import Bucket, bucket_of
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import lower_rows
+from overlapscope_dashboards.timeline.rows import lower_rows
 from overlapscope_dashboards.timeline.said import length
 from overlapscope_dashboards.timeline.source import Source
 

@@ -28,6 +28,8 @@ FULL: Final = 201
 """The value of a cell that was in the state throughout; 1 is never, 0 is not recorded."""
 MAP_PIXELS: Final = 384
 """Height of the heat map of many ranks; more ranks than pixels share rows."""
+ROW_PIXELS: Final = 28
+"""Height of a row of the heat map of few ranks."""
 _TIES: Final = (EXPOSED, HIDDEN, COMPUTE_ONLY, COPY_ONLY, IDLE, UNRECORDED)
 """Of states that took equally long, the first of these is shown."""
 _EXACT: Final = 1 << 53
@@ -44,6 +46,11 @@ def rows_of(ranks: int, most: int) -> list[range]:
 def map_rows(ranks: int) -> list[range]:
     """Give the rows of the heat map."""
     return rows_of(ranks, MAP_PIXELS)
+
+
+def map_row_pixels(rows: int) -> int:
+    """Give the height of each of so many."""
+    return max(min(ROW_PIXELS, MAP_PIXELS // max(rows, 1)), 1)
 
 
 def spent_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from threading import BoundedSemaphore
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -37,15 +38,11 @@ def register(app: Dash, site: Site) -> None:
         if not places.acquire(blocking=False):
             busy = {"Retry-After": str(RETRY_S)}
             return Response("Other windows are being written; ask again.\n", 503, busy, mimetype="text/plain")
-        try:
+        with ExitStack() as place:
+            place.callback(places.release)
             answer = _answer(site, run)
-        except BaseException:
-            places.release()
-            raise
-        if answer.status_code == 200:
-            answer.call_on_close(places.release)  # it is written while it is sent
-        else:
-            places.release()
+            if answer.status_code == 200:
+                answer.call_on_close(place.pop_all().close)  # it is written while it is sent
         return answer
 
     app.server.add_url_rule(f"/runs/<run>/timeline/{FILE}", "timeline_window", window)

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.drawing import lower_rows
+from overlapscope_dashboards.timeline.rows import lower_rows
 from overlapscope_dashboards.timeline.source import Source
 
 MAX_MARKED: Final = 64

@@ -29,7 +29,7 @@ from overlapscope_dashboards.timeline.coarse import Coarse
 from overlapscope_dashboards.timeline.heat import map_rows, spent_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
 from overlapscope_dashboards.timeline.linked import Links
-from overlapscope_dashboards.timeline.stored import Kept, keep, occupancy_of_folder
+from overlapscope_dashboards.timeline.stored import Kept, States, keep, occupancy_of_folder
 from overlapscope_dashboards.timeline.window import Window, edges
 
 LARGE: Final = 2_000_000
@@ -111,8 +111,7 @@ class Source:
         self.figures = self._figured()
         timelines = {rank: each for rank, each in run.ranks.items() if each.num_spans}
         made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
-        states = {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in made.items()}
-        return Kept(states=states, clocks=clocks, coarse=None)
+        return Kept(states=_states(made, clocks), clocks=clocks, coarse=None)
 
     def _of_large(self) -> Kept:
         assert self._opened.folder is not None
@@ -121,21 +120,13 @@ class Source:
     def _align(self, clocks: Clocks) -> None:
         """Put what was on each rank's own clock on the common one, and keep it so."""
         assert self._opened.folder is not None
-        states = {
-            rank: (on_common_clock(clocks, rank, each.at_ns), each.state)
-            for rank, each in zip(self.ranks, self.now.occupancy, strict=True)
-        }
+        states = _states(dict(zip(self.ranks, self.now.occupancy, strict=True)), clocks)
         self.now = Aligned.of(keep(self._opened.folder, states, clocks, self._opened.revision))
 
     @property
     def clocks(self) -> Clocks | None:
         """None while they are not known."""
         return self.now.clocks
-
-    @property
-    def occupancy(self) -> tuple[Occupancy, ...]:
-        """The states of each of `ranks`."""
-        return self.now.occupancy
 
     @property
     def origin_ns(self) -> int:
@@ -252,6 +243,11 @@ class Source:
             starts.append(start)
             ends.append(end)
         return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _states(occupancy: Mapping[int, Occupancy], clocks: Clocks) -> States:
+    """Put the states of each rank, on its own clock, on the common one."""
+    return {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in occupancy.items()}
 
 
 def _on(now: Aligned, rank: int, times_ns: Ints) -> Ints:

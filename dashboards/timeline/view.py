@@ -16,9 +16,11 @@ from overlapscope.values import dataclass
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
-from overlapscope_dashboards.timeline.drawing import Drawn, Raster, cause_times, draw, lower_rows
+from overlapscope_dashboards.timeline.drawing import Drawn, draw
 from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.named import Hits, from_here, hits
+from overlapscope_dashboards.timeline.raster import Raster
+from overlapscope_dashboards.timeline.rows import lower_rows
 from overlapscope_dashboards.timeline.said import (
     NAMES,
     ORDER,
@@ -31,6 +33,7 @@ from overlapscope_dashboards.timeline.said import (
 )
 from overlapscope_dashboards.timeline.same_step import same_step
 from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.strip import cause_times
 from overlapscope_dashboards.timeline.window import Window, around
 
 MAX_ROWS: Final = 64

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlapscope.analysis.across import Across, across
+from overlapscope.analysis.across import Across, Transfers, across
 from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.bounded import bounded
 from overlapscope.analysis.breakdown import Breakdown
@@ -181,14 +181,7 @@ def analyze(
     windows = {rank: own.windows for rank, own in alone.items()}
     coverage = {rank: own.coverage for rank, own in alone.items()}
     transfers = together.transfers(run)
-    ranks: list[RankInfo] = []
-    aside, exposed = Aside(), {}
-    for rank, causes in each_causes(
-        run, together, coverage, EachRank(run.ranks, lambda rank: alone[rank].parts.value()), transfers
-    ):
-        ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
-        exposed[rank] = aside.put(causes.exposed_ns)
-    exposed_ns: Mapping[int, Ints] = EachRank(run.ranks, lambda rank: exposed[rank].values())
+    ranks, exposed_ns = _each_rank(run, together, alone, transfers)
     window_ns = {info.rank: info.whole.window_ns for info in ranks}
     work = compared({rank: own.kernels for rank, own in alone.items()})
     links = slow_links(run, together.splits, together.pairs.pairs)
@@ -212,13 +205,7 @@ def analyze(
     ]
     return Analysis(
         sources=[_source_info(source) for source in run.sources],
-        run=RunInfo(
-            world_size=run.world_size,
-            ranks=list(run.ranks),
-            missing_ranks=list(run.missing_ranks),
-            unread_ranks=list(run.unread_ranks),
-            fingerprint=dict(run.fingerprint),
-        ),
+        run=_run_info(run),
         ranks=ranks,
         unclassified=unclassified,
         fused=fused,
@@ -229,6 +216,30 @@ def analyze(
         recommendations=[],
         told=told(run.facts),
         critical_path=critical_path(run, windows, together),
+    )
+
+
+def _each_rank(
+    run: Run, together: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
+) -> tuple[list[RankInfo], Mapping[int, Ints]]:
+    """Give each rank's figures, and how long each of its collectives was exposed."""
+    coverage = {rank: own.coverage for rank, own in alone.items()}
+    parts = EachRank(run.ranks, lambda rank: alone[rank].parts.value())
+    ranks: list[RankInfo] = []
+    aside, exposed = Aside(), {}
+    for rank, causes in each_causes(run, together, coverage, parts, transfers):
+        ranks.append(_rank_info(rank, run.ranks[rank].basis, alone[rank], causes))
+        exposed[rank] = aside.put(causes.exposed_ns)
+    return ranks, EachRank(run.ranks, lambda rank: exposed[rank].values())
+
+
+def _run_info(run: Run) -> RunInfo:
+    return RunInfo(
+        world_size=run.world_size,
+        ranks=list(run.ranks),
+        missing_ranks=list(run.missing_ranks),
+        unread_ranks=list(run.unread_ranks),
+        fingerprint=dict(run.fingerprint),
     )
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlapscope.analysis.group_calls import listed
 from overlapscope.analysis.matched import Matching
 from overlapscope.analysis.pairs import PairMatching
 from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 
 UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s"))

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.distinct import distinct
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import Ints, or_none
 from overlapscope.timeline.run import RankTimeline
 
 
@@ -83,16 +83,13 @@ def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
     def name(code: int) -> str | None:
         return names[code] if code >= 0 else None
 
-    def number(value: int) -> int | None:
-        return None if value == NONE else value
-
     kinds = tuple(
         CallKind(
             op=name(op) or "unknown",
             group=name(group),
-            group_size=number(members),
+            group_size=or_none(members),
             dtype=name(dtype),
-            bytes=number(volume),
+            bytes=or_none(volume),
             dimension=name(dimension),
             phase=name(phase),
             module=name(module),

@@ -13,6 +13,7 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.values import dataclass
@@ -194,5 +195,4 @@ def _call(calls: _Calls, row: int, names: Sequence[str]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:MAX_LISTED])) + (", ..." if len(ranks) > MAX_LISTED else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, MAX_LISTED)}"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.distinct import distinct
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Ints, or_none
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.packed import Packed
 from overlapscope.timeline.run import RankTimeline
@@ -97,7 +97,7 @@ class CallSums:
             spelled = {name: names[code] if code >= 0 else None for name, code in zip(NAMES, key, strict=False)}
             counted = zip(NUMBERS, key[len(NAMES) :], strict=True)
             yield KindSums(
-                key=spelled | {name: None if number == NONE else number for name, number in counted},
+                key=spelled | {name: or_none(number) for name, number in counted},
                 sums={name: int(values[at]) for name, values in self.sums.items()},
                 durations_ns=its,
                 transfers_ns=moved,

@@ -22,6 +22,7 @@ from overlapscope.analysis.standing import (
 )
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
+from overlapscope.values import dataclass
 
 LONG_PENDING_NS: Final = 30_000_000_000
 """A collective that is still pending while its rank entered others for this long is stuck, not just under way."""
@@ -73,13 +74,42 @@ def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, cert
     ]
 
 
-def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
-    """Find ranks that had not entered a collective in which others waited."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Awaited:
+    """The first collective of a group in which ranks wait."""
+
+    seq: int
+    waiting: Mapping[int, Standing]
+    """All ranks that wait, in whichever."""
+    call: str
+    called_at: str
+    """Where the first of its ranks called it, as a remark; empty where that is not known."""
+    certain: str | None
+    """What tells that it is stuck, and not just under way."""
+
+
+def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | None:
+    """Give the first collective of a group in which ranks wait; None where none does."""
     waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
     if not waiting:
-        return []
+        return None
     seq = min(each.pending or 0 for each in waiting.values())
-    certain = _why_stuck(run, group, waiting, seq)
+    first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
+    return _Awaited(
+        seq=seq,
+        waiting=waiting,
+        call=call_label(first),
+        called_at=f" (called at {first.called_at})" if first.called_at else "",
+        certain=_why_stuck(run, group, waiting, seq),
+    )
+
+
+def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> list[Finding]:
+    """Find ranks that had not entered a collective in which others waited."""
+    awaited = _awaited(run, group, ranks)
+    if awaited is None:
+        return []
+    seq, certain = awaited.seq, awaited.certain
     missing = {rank: each for rank, each in ranks.items() if each.entered is not None and each.entered < seq}
     if certain is None:
         # A rank that others have overtaken in what all of them must have entered was dumped before them.
@@ -88,8 +118,6 @@ def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> 
     if not missing:
         return []
     inside = [rank for rank, each in ranks.items() if each.entered is not None and each.entered >= seq]
-    first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
-    called = f" (called at {first.called_at})" if first.called_at else ""
     # A log counts a call once the library has taken it, which a call that hangs inside the library is not.
     verb = "entered" if all(each.dump is not None for each in missing.values()) else "enqueued"
     when = "" if certain else "; dumps of different moments may look so too"
@@ -97,8 +125,8 @@ def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> 
         Finding(
             id=f"desync:missing:{id_part(group)}:{seq}",
             severity="warning" if certain else "info",
-            title=f"{rank_list(missing)} had not {verb} {call_label(first)} of {label}, "
-            f"in which {rank_list(inside)} waited{called}{when}",
+            title=f"{rank_list(missing)} had not {verb} {awaited.call} of {label}, "
+            f"in which {rank_list(inside)} waited{awaited.called_at}{when}",
             evidence={
                 "group": group,
                 "seq": seq,
@@ -126,29 +154,24 @@ def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
 
 def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expected: Set[int]) -> list[Finding]:
     """Find a collective that every rank known of had entered and that did not end."""
-    waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
-    if not waiting:
+    awaited = _awaited(run, group, ranks)
+    if awaited is None:
         return []
-    seq = min(each.pending or 0 for each in waiting.values())
-    certain = _why_stuck(run, group, waiting, seq)
+    seq, waiting, certain = awaited.seq, awaited.waiting, awaited.certain
     known = [rank for rank, each in ranks.items() if each.entered is not None]
     if certain is None or not all((ranks[rank].entered or 0) >= seq for rank in known):
         return []
-    first = waiting[min(rank for rank, each in waiting.items() if each.pending == seq)]
-    called = f" (called at {first.called_at})" if first.called_at else ""
+    call, called = awaited.call, awaited.called_at
     unknown = sorted(expected - set(known))
     if not unknown and not size_is_told(run, group):
-        title = (
-            f"{call_label(first)} of {label} did not end on {rank_list(waiting)}{called}; other ranks may lack in it"
-        )
+        title = f"{call} of {label} did not end on {rank_list(waiting)}{called}; other ranks may lack in it"
     elif unknown:
         title = (
-            f"{call_label(first)} of {label} did not end on {rank_list(waiting)}{called}; "
-            f"nothing is known of {rank_list(unknown)}"
+            f"{call} of {label} did not end on {rank_list(waiting)}{called}; nothing is known of {rank_list(unknown)}"
         )
     else:
         title = (
-            f"{call_label(first)} of {label} did not end, though all {len(known)} ranks had entered it{called}: "
+            f"{call} of {label} did not end, though all {len(known)} ranks had entered it{called}: "
             "look for a device or a link that stands still"
         )
     return [

@@ -40,8 +40,8 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="unclassified_kernels",
                 severity="warning" if share >= MANY_UNCLASSIFIED else "info",
-                title=f"{unclassified.spans} kernels ({_ms(unclassified.duration_ns)}) on streams of their own fit no "
-                "rule and count as compute; if they communicate, name them with --comm",
+                title=f"{unclassified.spans} kernels ({in_ms(unclassified.duration_ns)}) on streams of their own fit "
+                "no rule and count as compute; if they communicate, name them with --comm",
                 evidence={"share_of_compute": share, "names": unclassified.names[:20]},
                 known_from="trace",
             )
@@ -51,8 +51,8 @@ def unplaced(unclassified: Listed, fused: Listed, compute_ns: int) -> list[Findi
             Finding(
                 id="fused_kernels",
                 severity="info",
-                title=f"{fused.spans} kernels ({_ms(fused.duration_ns)}) compute and communicate at once and count as "
-                "compute",
+                title=f"{fused.spans} kernels ({in_ms(fused.duration_ns)}) compute and communicate at once and count "
+                "as compute",
                 evidence={"names": fused.names[:20]},
                 known_from="trace",
             )
@@ -98,5 +98,6 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
     return findings
 
 
-def _ms(ns: float) -> str:
+def in_ms(ns: float) -> str:
+    """Give a time for a title."""
     return f"{ns / MILLISECOND_NS:.3f} ms"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from overlapscope.analysis.distinct import distinct
-from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.timeline.columns import NONE, Codes, Ints, or_none
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.values import dataclass
 
@@ -73,10 +73,7 @@ def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) ->
         place=np.repeat(np.arange(len(ranks), dtype=np.int32), counts),
         row=np.concatenate([rows_of[rank] for rank in ranks]),
         kind=np.concatenate(kind),
-        kinds=tuple(
-            Kind(op=op, dtype=dtype, bytes=None if volume == NONE else volume, even=even)
-            for op, dtype, volume, even in known
-        ),
+        kinds=tuple(Kind(op=op, dtype=dtype, bytes=or_none(volume), even=even) for op, dtype, volume, even in known),
         loose_of=np.array(loose_of, np.int32),
         end_ns=np.concatenate(end),
     )
@@ -110,8 +107,3 @@ def spelled_size(volume: int | None) -> str:
 def named(group: str | None) -> str:
     """Name a group for a reason."""
     return f"group {group}" if group is not None else "calls of no named group"
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Name a few ranks for a reason."""
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

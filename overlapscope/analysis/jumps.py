@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets
-from overlapscope.analysis.group_calls import listed
 from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.analysis.ties import connected
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.listed import listed
 from overlapscope.values import dataclass
 
 LEAST_NS: Final = 200_000

@@ -5,10 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, listed, named
+from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, named
 from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.analysis.order_numbers import by_order
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.order import order_of, unique
 from overlapscope.timeline.run import Run
 

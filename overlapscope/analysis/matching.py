@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from overlapscope.analysis.group_calls import listed, named, spelled_size
+from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
 from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.timeline.aside import Aside, Put
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline, Run
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from overlapscope.analysis.findings import MILLISECOND_NS, Finding
+from overlapscope.analysis.findings import MILLISECOND_NS, Finding, in_ms
 from overlapscope.values import dataclass
 
 ODD_FACTOR: Final = 1.5
@@ -129,7 +129,7 @@ def _most(found: Sequence[Odd]) -> Odd:
 
 def _against(odd: Odd) -> str:
     times = f", {odd.value_ns / odd.usual_ns:.1f} times" if odd.usual_ns else ", against"
-    return f"{_ms(odd.value_ns)}{times} the other steps' {_ms(odd.usual_ns)}"
+    return f"{in_ms(odd.value_ns)}{times} the other steps' {in_ms(odd.usual_ns)}"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -139,7 +139,3 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _basis(found: Sequence[Odd], known_from: Mapping[int, str]) -> str:
     return ", ".join(sorted({known_from[each.rank] for each in found}))
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / MILLISECOND_NS:.3f} ms"

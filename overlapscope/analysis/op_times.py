@@ -7,7 +7,7 @@ import numpy as np
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import step_windows
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import NONE, Ints, or_none
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.values import dataclass
 
@@ -77,7 +77,7 @@ def _of_rank(timeline: RankTimeline, transfer_ns: Ints) -> Mapping[_Key, _Figure
     totals = [np.bincount(place, weights=each, minlength=len(distinct)) / steps for each in parts]
     names = timeline.names
     return {
-        (names[op] if op >= 0 else "unknown", names[group] if group >= 0 else None, None if size == NONE else size): (
+        (names[op] if op >= 0 else "unknown", names[group] if group >= 0 else None, or_none(size)): (
             float(count), float(moved), float(waited), float(rest)
         )
         for (op, group, size), count, moved, waited, rest in zip(distinct.tolist(), *totals, strict=True)

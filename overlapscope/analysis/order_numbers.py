@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, listed
+from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls
 from overlapscope.timeline.columns import Codes, Ints
+from overlapscope.timeline.listed import listed
 from overlapscope.values import dataclass
 
 FEWEST: Final = 8

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.group_calls import named
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.values import dataclass
@@ -71,10 +72,10 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
         for op, group, peer, rows in _spoken(rank, timeline, members):
             if peer == NONE:
                 unmatched += rows.size
-                reasons.append(f"{_named(group)}: with whom its {op} calls speak was not recorded; they are not paired")
+                reasons.append(f"{named(group)}: with whom its {op} calls speak was not recorded; they are not paired")
             elif peer not in run.ranks or peer == rank:
                 unmatched += rows.size
-                reasons.append(f"{_named(group)}: sends and receives with ranks that were not recorded are not paired")
+                reasons.append(f"{named(group)}: sends and receives with ranks that were not recorded are not paired")
             else:
                 both = op == BOTH
                 sending = op == SEND or (both and rank < peer)
@@ -93,7 +94,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
             )  # fmt: skip
         else:
             unmatched += sent.size + got.size
-            reasons.append(f"{_named(way.group)}, rank {way.sender} to rank {way.receiver}: {why}")
+            reasons.append(f"{named(way.group)}, rank {way.sender} to rank {way.receiver}: {why}")
     said = list(dict.fromkeys(reasons))
     more = [f"{len(said) - MAX_REASONS} more such reasons for sends and receives"] if len(said) > MAX_REASONS else []
     return PairMatching(pairs=tuple(pairs), unmatched=unmatched, reasons=(*said[:MAX_REASONS], *more))
@@ -139,7 +140,3 @@ def _differ(run: Run, way: _Way, sent: Ints, got: Ints, clocks: Clocks) -> str |
     if clocks.comparable((way.sender, way.receiver)) and float((ended + slack < begun).mean()) > MAX_EARLY:
         return "receives end before their sends begin: they are not the same messages, and not paired"
     return None
-
-
-def _named(group: str | None) -> str:
-    return f"group {group}" if group is not None else "calls of no named group"

@@ -17,7 +17,7 @@ import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.findings import Finding
-from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.columns import NONE, or_none, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 from overlapscope.values import dataclass
@@ -179,7 +179,7 @@ def curves_of(facts: Facts) -> Iterator[Curve]:
         yield Curve(
             source=facts.name(source) or "a table of the run",
             op=facts.name(op) or "",
-            ranks=None if ranks == NONE else ranks,
+            ranks=or_none(ranks),
             sizes=sizes,
             busbw_gbs=tuple(median(by_size[each]) for each in sizes),
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.findings import Finding
-from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.columns import NONE, or_none
 from overlapscope.timeline.facts import Facts
 
 OVERLAPPED: Final = "overlapped_us"
@@ -29,7 +29,7 @@ def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdo
     findings = []
     for row in np.flatnonzero(figures.name == facts.names.index(OVERLAPPED)).tolist():
         rank, step = int(figures.rank[row]), int(figures.step[row])
-        found = ours.get((rank, None if step == NONE else step))
+        found = ours.get((rank, or_none(step)))
         stated = float(figures.value[row])
         if found is None or found.overlapped_ns is None or not math.isfinite(stated):
             continue
@@ -44,7 +44,7 @@ def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdo
                 severity="warning",
                 title=f"{source} says that {stated / 1000:.3f} ms of {place} is overlapped; its trace holds "
                 f"{here / 1000:.3f} ms",
-                evidence={"rank": rank, "step": None if step == NONE else step, "stated_us": stated, "found_us": here},
+                evidence={"rank": rank, "step": or_none(step), "stated_us": stated, "found_us": here},
                 known_from="trace",
             )
         )

@@ -17,6 +17,7 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.pairs import Pairs
 from overlapscope.analysis.waiting import Split
 from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 
 FEWEST_CALLS: Final = 5
@@ -138,18 +139,18 @@ def _of_transfers(
     slow: Mapping[Ranks, float], usual: Collection[Ranks], compared: str, evidence: Mapping[str, Any]
 ) -> Finding:
     rank = _own(slow, usual)
-    listed = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
+    slowest = sorted(slow.items(), key=lambda each: (-each[1], each[0]))
     where = f"the link of rank {rank}" if rank is not None else "a link"
     groups = "the group" if len(slow) == 1 else f"{len(slow)} groups, such as that"
     return Finding(
         id="slow_link" if rank is None else f"slow_link:rank{rank}",
         severity="warning",
-        title=f"{where} is slow: {groups} of ranks {_shown(listed[0][0])} {'take' if len(slow) > 1 else 'takes'} "
-        f"{listed[0][1]:.1f} times as long {compared}, waiting aside",
+        title=f"{where} is slow: {groups} of ranks {listed(slowest[0][0])} {'take' if len(slow) > 1 else 'takes'} "
+        f"{slowest[0][1]:.1f} times as long {compared}, waiting aside",
         evidence={
             "rank": rank,
             "groups": [
-                {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in listed[:MAX_LISTED]
+                {"ranks": list(ranks[:MAX_LISTED]), "times_as_long": times} for ranks, times in slowest[:MAX_LISTED]
             ],
             "groups_as_usual": len(usual),
             **evidence,
@@ -168,7 +169,3 @@ def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
             return None
         hosts.add(host)
     return len(hosts)
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

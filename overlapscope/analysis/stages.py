@@ -11,6 +11,7 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.kernels import Work
 from overlapscope.timeline.dimensions import PIPELINE, dimension_of
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Group, Run
@@ -43,7 +44,7 @@ def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, in
     if others <= 0 or usual[heaviest] < MORE * others or not windows or more < WEIGHS * float(np.median(windows)):
         return []
     ranks = sorted(by_stage[heaviest])
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    shown = listed(ranks)
     return [
         Finding(
             id=f"uneven_stages:stage{heaviest}",

@@ -3,6 +3,7 @@
 from typing import Final
 
 from overlapscope.analysis.findings import Finding
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 
 MOST: Final = 3
@@ -19,7 +20,7 @@ def unread_ranks(run: Run) -> list[Finding]:
         return []
     named = [f"{each.path} ({'; '.join(each.warnings)})" for each in sources[:MOST]]
     more = [f"{len(sources) - MOST} more"] if len(sources) > MOST else []
-    ranks = ", ".join(str(each) for each in run.unread_ranks[:8]) + (", ..." if len(missing) > 8 else "")
+    ranks = listed(run.unread_ranks)
     what = (
         f"rank {ranks} is missing because its file" if len(missing) == 1 else f"ranks {ranks} are missing, whose files"
     )

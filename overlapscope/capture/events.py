@@ -1,13 +1,15 @@
 """Records of `events` mode to columns: collectives from ready to done, phases less the time they were blocked."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from overlapscope.capture.bucket_waits import bucket_waits
 from overlapscope.capture.points import Points
-from overlapscope.capture.records import Call, StepRecord
+from overlapscope.capture.records import COMM_REGION, Call, StepRecord, Stretch
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
@@ -22,6 +24,7 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     Telemetry,
+    held,
     make,
 )
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
@@ -48,13 +51,32 @@ class _Timed(NamedTuple):
     end_ns: int
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Columns of spans, collectives and annotations while they grow."""
+class _Lasted(NamedTuple):
+    """A phase, wait or region with its times."""
 
-    spans: dict[str, list[int]]
-    calls: dict[str, list[int]]
-    notes: dict[str, list[int]]
+    name: str
+    begin_ns: int
+    end_ns: int
+    launch_ns: int
+    """When the host began it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Growing:
+    """Columns of spans, collectives and annotations while they grow, and what all steps share."""
+
+    points: Points
+    names: NameTable
+    lane_of: Mapping[str, int]
+    """By group."""
+    numbered: frozenset[str]
+    """Groups whose calls have the same number on every member."""
+    buckets: BucketCopies | None
+    spans: dict[str, list[int]] = field(default_factory=lambda: _columns(Spans))
+    calls: dict[str, list[int]] = field(default_factory=lambda: _columns(Collectives))
+    notes: dict[str, list[int]] = field(default_factory=lambda: _columns(Annotations))
+    last_done: dict[str, int] = field(default_factory=dict)
+    """When the last call of a group was done."""
     unfinished: int = 0
 
 
@@ -76,43 +98,25 @@ def timeline_of(
     names = NameTable()
     observed = [record for record in records if record.observed and record.end_ns]
     groups = sorted({call.group for record in observed for call in record.calls} | {""})
-    lane_of = {group: 1 + at for at, group in enumerate(groups)}
-    rows = _Rows(spans=_columns(Spans), calls=_columns(Collectives), notes=_columns(Annotations))
-    last_done: dict[str, int] = {}
-    numbered = _numbered(observed)
+    rows = _Growing(
+        points=points,
+        names=names,
+        lane_of={group: 1 + at for at, group in enumerate(groups)},
+        numbered=_numbered(observed),
+        buckets=buckets,
+    )
     windows = _windows(observed)
     for record, window in zip(observed, windows, strict=True):
-        _add_step(record, window, points, names, lane_of, numbered, rows, last_done, buckets=buckets)
-    first = [windows.index(window) for window in sorted(set(windows))]
-    last = [len(windows) - 1 - windows[::-1].index(window) for window in sorted(set(windows))]
-    labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
+        _add_step(rows, record, window)
     return RankTimeline(
         rank=rank,
         basis="events",
         has_device=points.on_device,
-        recordings=make(
-            Recordings,
-            len(first),
-            start_ns=[points.epoch_ns(observed[row].begin_ns) for row in first],
-            end_ns=[_end_ns(observed[row], points) for row in last],
-        ),
+        recordings=_recordings(observed, windows, points),
         spans=make(Spans, len(rows.spans["start_ns"]), **rows.spans),
         collectives=make(Collectives, len(rows.calls["start_ns"]), **rows.calls),
-        steps=make(
-            Steps,
-            len(observed),
-            recording=windows,
-            step=[record.number for record in observed],
-            start_ns=[points.epoch_ns(record.begin_ns) for record in observed],
-            end_ns=[points.epoch_ns(record.end_ns) for record in observed],
-            cut=[record.cut or any(call.done is None for call in record.calls) for record in observed],
-        ),
-        lanes=make(
-            Lanes,
-            len(labels),
-            kind=DEVICE if points.on_device else HOST,
-            label=names.encode(labels),
-        ),
+        steps=_steps(observed, windows, points),
+        lanes=_lanes(groups, points, names),
         annotations=make(Annotations, len(rows.notes["start_ns"]), **rows.notes),
         telemetry=telemetry_of(observed, readings, points, names),
         names=tuple(names.to_list()),
@@ -155,11 +159,38 @@ def _windows(records: Sequence[StepRecord]) -> list[int]:
     return windows
 
 
+def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], points: Points) -> Recordings:
+    by_window = [list(each) for _, each in groupby(range(len(windows)), windows.__getitem__)]
+    return make(
+        Recordings,
+        len(by_window),
+        start_ns=[points.epoch_ns(observed[rows[0]].begin_ns) for rows in by_window],
+        end_ns=[_end_ns(observed[rows[-1]], points) for rows in by_window],
+    )
+
+
 def _end_ns(record: StepRecord, points: Points) -> int:
     """Give when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
     marks = [call.done for call in record.calls] + [each.end for each in (*record.phases, *record.regions)]
     done = [time for time in points.times(marks) if time is not None]
     return max([points.epoch_ns(record.end_ns), *done])
+
+
+def _steps(observed: Sequence[StepRecord], windows: Sequence[int], points: Points) -> Steps:
+    return make(
+        Steps,
+        len(observed),
+        recording=windows,
+        step=[record.number for record in observed],
+        start_ns=[points.epoch_ns(record.begin_ns) for record in observed],
+        end_ns=[points.epoch_ns(record.end_ns) for record in observed],
+        cut=[record.cut or any(call.done is None for call in record.calls) for record in observed],
+    )
+
+
+def _lanes(groups: Sequence[str], points: Points, names: NameTable) -> Lanes:
+    labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
+    return make(Lanes, len(labels), kind=DEVICE if points.on_device else HOST, label=names.encode(labels))
 
 
 def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict[str, list[int]]:
@@ -174,75 +205,28 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
     return {name: [] for name in chosen[table]}
 
 
-def _add_step(
-    record: StepRecord,
-    window: int,
-    points: Points,
-    names: NameTable,
-    lane_of: Mapping[str, int],
-    numbered: frozenset[str],
-    rows: _Rows,
-    last_done: dict[str, int],
-    *,
-    buckets: BucketCopies | None,
-) -> None:
-    def pairs(stretches: Sequence[Any]) -> list[tuple[str, int, int, int]]:
-        begins = points.times([each.begin for each in stretches])
-        ends = points.times([each.end for each in stretches])
-        return [
-            (each.name, begin, end, points.epoch_ns(each.begin_ns))
-            for each, begin, end in zip(stretches, begins, ends, strict=True)
-            if begin is not None and end is not None and end > begin
-        ]
-
-    phases, waits, regions = pairs(record.phases), pairs(record.waits), pairs(record.regions)
-    calls = _calls(record.calls, points, rows, last_done, serial=points.on_device)
-    in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
-    blocked = union(
-        _arrays([(begin, end) for _, begin, end, _ in waits]),
-        _arrays([(begin, end) for name, begin, end, _ in regions if name.startswith("comm:")]),
-        *([_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])] if not points.on_device else []),
-        *(intersection(in_flight, tail) for tail in (_tails(phases, calls, buckets) if buckets else [])),
-    )
-    for name, begin, end, launched in phases:
-        free = difference(union(_arrays([(begin, end)])), blocked)
-        for start, stop in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
-            _append(rows.spans, window, 0, COMPUTE, names.code(name), start, stop, launched, record.number, NONE)
-    for call, _, _, start, end in calls:
-        phase = next((name for name, begin, stop, _ in phases if begin <= start < stop), None)
-        _append(
-            rows.calls,
-            window,
-            record.number,
-            names.code(call.group),
-            call.seq if call.seq is not None and call.group in numbered else NONE,
-            names.code(call.op),
-            names.code(call.dtype) if call.dtype else -1,
-            NONE if call.elements is None else call.elements,
-            _or_none(volume_bytes(call.elements, call.dtype)),
-            call.group_size,
-            points.epoch_ns(call.entered_ns),
-            start,
-            end,
-            names.code(phase) if phase else -1,
-            names.code(call.module) if call.module else -1,
-        )
-        row = len(rows.calls["start_ns"]) - 1
-        launched = points.epoch_ns(call.entered_ns)
-        _append(
-            rows.spans, window, lane_of[call.group], COMM, names.code(call.op), start, end, launched, record.number, row
-        )
-    for name, begin, end, launched in regions:
-        _append(rows.notes, window, 0, names.code(name), begin, end)
-        if name.startswith("comm:"):
-            code = names.code(name.removeprefix("comm:"))
-            _append(rows.spans, window, lane_of[""], COMM, code, begin, end, launched, record.number, NONE)
+def _add_step(rows: _Growing, record: StepRecord, window: int) -> None:
+    phases, waits, regions = (_lasted(each, rows.points) for each in (record.phases, record.waits, record.regions))
+    calls = _calls(record.calls, rows)
+    _add_phases(rows, record.number, window, phases, _blocked(rows, phases, waits, regions, calls))
+    _add_calls(rows, record.number, window, calls, phases)
+    _add_regions(rows, record.number, window, regions)
 
 
-def _calls(
-    calls: Sequence[Call], points: Points, rows: _Rows, last_done: dict[str, int], *, serial: bool
-) -> list[_Timed]:
-    """Give the calls with their times. On a device one group's calls run one after the other (`serial`)."""
+def _lasted(stretches: Sequence[Stretch], points: Points) -> list[_Lasted]:
+    """Give those of which begin and end are known."""
+    begins = points.times([each.begin for each in stretches])
+    ends = points.times([each.end for each in stretches])
+    return [
+        _Lasted(each.name, begin, end, points.epoch_ns(each.begin_ns))
+        for each, begin, end in zip(stretches, begins, ends, strict=True)
+        if begin is not None and end is not None and end > begin
+    ]
+
+
+def _calls(calls: Sequence[Call], rows: _Growing) -> list[_Timed]:
+    """Give the calls with their times. On a device one group's calls run one after the other."""
+    points, last_done, serial = rows.points, rows.last_done, rows.points.on_device
     ready = points.times([call.ready for call in calls])
     done = points.times([call.done for call in calls])
     out = []
@@ -257,9 +241,68 @@ def _calls(
     return out
 
 
-def _tails(
-    phases: Sequence[tuple[str, int, int, int]], calls: Sequence[_Timed], buckets: BucketCopies
-) -> list[Intervals]:
+def _blocked(
+    rows: _Growing,
+    phases: Sequence[_Lasted],
+    waits: Sequence[_Lasted],
+    regions: Sequence[_Lasted],
+    calls: Sequence[_Timed],
+) -> Intervals:
+    """Give when phases were blocked: by waits, by regions that communicate, and on the host by making calls."""
+    in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
+    return union(
+        _arrays([(each.begin_ns, each.end_ns) for each in waits]),
+        _arrays([(each.begin_ns, each.end_ns) for each in regions if each.name.startswith(COMM_REGION)]),
+        *([] if rows.points.on_device else [_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])]),
+        *(intersection(in_flight, tail) for tail in (_tails(phases, calls, rows.buckets) if rows.buckets else [])),
+    )
+
+
+def _add_phases(rows: _Growing, step: int, window: int, phases: Sequence[_Lasted], blocked: Intervals) -> None:
+    for each in phases:
+        free = difference(union(_arrays([(each.begin_ns, each.end_ns)])), blocked)
+        for start, stop in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
+            code = rows.names.code(each.name)
+            _append(rows.spans, window, 0, COMPUTE, code, start, stop, each.launch_ns, step, NONE)
+
+
+def _add_calls(rows: _Growing, step: int, window: int, calls: Sequence[_Timed], phases: Sequence[_Lasted]) -> None:
+    code = rows.names.code
+    for call, _, _, start, end in calls:
+        phase = next((each.name for each in phases if each.begin_ns <= start < each.end_ns), None)
+        launched = rows.points.epoch_ns(call.entered_ns)
+        _append(
+            rows.calls,
+            window,
+            step,
+            code(call.group),
+            call.seq if call.seq is not None and call.group in rows.numbered else NONE,
+            code(call.op),
+            code(call.dtype) if call.dtype else -1,
+            NONE if call.elements is None else call.elements,
+            held(volume_bytes(call.elements, call.dtype)),
+            call.group_size,
+            launched,
+            start,
+            end,
+            code(phase) if phase else -1,
+            code(call.module) if call.module else -1,
+        )
+        row = len(rows.calls["start_ns"]) - 1
+        _append(rows.spans, window, rows.lane_of[call.group], COMM, code(call.op), start, end, launched, step, row)
+
+
+def _add_regions(rows: _Growing, step: int, window: int, regions: Sequence[_Lasted]) -> None:
+    """Add regions as annotations; one that communicates is a span of communication too."""
+    code, lane = rows.names.code, rows.lane_of[""]
+    for name, begin, end, launched in regions:
+        _append(rows.notes, window, 0, code(name), begin, end)
+        if name.startswith(COMM_REGION):
+            own = code(name.removeprefix(COMM_REGION))
+            _append(rows.spans, window, lane, COMM, own, begin, end, launched, step, NONE)
+
+
+def _tails(phases: Sequence[_Lasted], calls: Sequence[_Timed], buckets: BucketCopies) -> list[Intervals]:
     """Give, for each backward, when it waited at its end for the buckets under way.
 
     DistributedDataParallel enters its last bucket with the last gradient.
@@ -290,7 +333,3 @@ def _arrays(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
 def _append(columns: dict[str, list[int]], *values: int) -> None:
     for column, value in zip(columns.values(), values, strict=True):
         column.append(value)
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value

@@ -1,9 +1,12 @@
 """What is noted while a step runs: small mutable records, turned into columns later."""
 
 from dataclasses import field
-from typing import Any
+from typing import Any, Final
 
 from overlapscope.values import dataclass
+
+COMM_REGION: Final = "comm:"
+"""Begins the name of a region that communicates."""
 
 
 @dataclass(slots=True)

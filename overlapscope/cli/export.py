@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, warn
+from overlapscope.timeline.listed import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,6 +98,6 @@ def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") ->
     for each in ranges:
         if not any(number in each for number in there):
             asked = f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}"
-            listed = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
-            raise UsageError(f"--{option} {asked}: the input has none of these; it has {listed or 'none at all'}")
+            has = listed(there, 16) or "none at all"
+            raise UsageError(f"--{option} {asked}: the input has none of these; it has {has}")
     return frozenset(number for number in there if any(number in each for each in ranges))

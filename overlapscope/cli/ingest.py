@@ -20,6 +20,7 @@ from overlapscope.cli.arguments import add_inputs, add_workers, read_options, wa
 
 if TYPE_CHECKING:
     from overlapscope.ingest.processes import Process
+    from overlapscope.ingest.write_run import Written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,17 +81,7 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
         os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(args.output) for name in names
     )
     if args.json:
-        result = {
-            "schema": "overlapscope.ingest/1",
-            "run": shown(args.output),
-            "ranks": written.ranks,
-            "missing_ranks": written.missing_ranks,
-            "unread_ranks": written.unread_ranks,
-            "spans": written.spans,
-            "bytes": stored,
-            "resumed_files": written.resumed_files,
-            "sources": written.sources,
-        }
+        result = _document(shown(args.output), written, stored)
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
         return 0
     missing = "".join(f", {each}" for each in [missing_words(written.missing_ranks, written.unread_ranks)] if each)
@@ -101,3 +92,17 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
     )
     print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
     return 0
+
+
+def _document(run: str, written: "Written", stored_bytes: int) -> dict[str, object]:
+    return {
+        "schema": "overlapscope.ingest/1",
+        "run": run,
+        "ranks": written.ranks,
+        "missing_ranks": written.missing_ranks,
+        "unread_ranks": written.unread_ranks,
+        "spans": written.spans,
+        "bytes": stored_bytes,
+        "resumed_files": written.resumed_files,
+        "sources": written.sources,
+    }

@@ -77,10 +77,9 @@ def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
                 file.writelines(parts)
             _remove_left(run, temporary.stat().st_mtime)
             os.replace(temporary, run / KEPT)
-        except BaseException:
+        finally:
             with suppress(OSError):
-                temporary.unlink()
-            raise
+                temporary.unlink()  # there is none once it took its place
 
 
 def told_by(*parts: bytes) -> bytes:

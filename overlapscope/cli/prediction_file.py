@@ -1,7 +1,5 @@
 """The file in a run directory that keeps what was predicted from the run, and what later runs measured."""
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,9 +9,8 @@ from overlapscope.analysis.predictions import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.prediction_file import NAME, read_predictions
 from overlapscope.ingest.sides import runs_of
-from overlapscope.timeline.flushed import flush_file
 from overlapscope.timeline.run_directory import is_run_directory
-from overlapscope.timeline.run_folder import umask
+from overlapscope.timeline.whole_file import whole_file
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:
@@ -34,18 +31,10 @@ def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Out
     must_keep(run)
     content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
     place = run / NAME
-    temporary = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{NAME}.", dir=run)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        with whole_file(place, durable=True) as file:
             file.write(content + b"\n")
-            flush_file(file)  # before it takes the place of what was noted before
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, place)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
     return place
 

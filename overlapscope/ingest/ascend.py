@@ -33,6 +33,7 @@ from overlapscope.timeline.columns import (
     NONE,
     PLAIN,
     Annotations,
+    Codes,
     Flags,
     Ints,
     Lanes,
@@ -90,12 +91,7 @@ def _timeline(
     process = [columns.processes.get(process, "") for process, _ in columns.lanes]
     on_hardware = _on(ranges, [each.startswith(HARDWARE) for each in process])
     rows = _collective_rows(columns, names, process)
-    if not on_hardware.any() and rows.size == 0:
-        why = "the file is cut before it" if truncated else "it was not recorded, or stands in another file"
-        raise InputError(f"{path}: no work of an Ascend device is in the trace: {why}")
-    devices = {columns.lanes[lane][0] for lane in np.unique(ranges.lane[on_hardware]).tolist()}
-    if len(devices) > 1:
-        raise InputError(f"{path}: holds the work of {len(devices)} devices; export the trace of each on its own")
+    _require_one_device(columns, on_hardware, rows, path, truncated)
     tasks, kind, note = device_tasks(columns, names, classifier, np.flatnonzero(on_hardware), rows)
     # Kernels that communicate without a row of HCCL's are collectives of their own.
     rows = np.concatenate([rows, tasks[kind == COMM]])
@@ -103,14 +99,9 @@ def _timeline(
     host = _host(columns, names, process)
     steps, repeated = host_steps(host, names)
     row = np.concatenate([rows, tasks])
-    launch_ns, _ = arrow_starts(columns.launches, ranges, row)
-    called_ns, called_lane = arrow_starts(columns.operations, ranges, row)
-    host_row = np.full(row.size, NOWHERE, np.int64)
-    called = called_ns != NONE
-    host_row[called] = innermost(host.lane, host.start_ns, host.end_ns, called_lane[called], called_ns[called])
-    launch_ns = np.where(launch_ns == NONE, called_ns, launch_ns)
+    launch_ns, called_ns, host_op = _launched(columns, host, row)
     # The operation belongs to the step it was called in, even where a queue enqueued its work later.
-    step = step_at(steps, np.where(called, called_ns, launch_ns))
+    step = step_at(steps, np.where(called_ns != NONE, called_ns, launch_ns))
     calls, notes = collectives(columns, rows, launch_ns[: rows.size], step[: rows.size])
     spans = make(
         Spans,
@@ -120,7 +111,7 @@ def _timeline(
         kind=np.concatenate([np.full(rows.size, COMM, np.int8), kind]),
         note=np.concatenate([np.full(rows.size, PLAIN, np.int8), note]),
         name=ranges.name[row],
-        host_op=np.where(host_row == NOWHERE, -1, np.append(host.name, -1)[host_row]),
+        host_op=host_op,
         start_ns=ranges.start_ns[row],
         end_ns=ranges.end_ns[row],
         launch_ns=launch_ns,
@@ -145,6 +136,27 @@ def _timeline(
         notes.append("HCCL's planes are in it, but no collective's own row: communication is missing from all figures")
     notes = [*repeated_steps(repeated), *notes, *_unread(columns, process)]
     return timeline, int((launch_ns == NONE).sum()), notes
+
+
+def _require_one_device(columns: AscendColumns, on_hardware: Flags, rows: Ints, path: str, truncated: bool) -> None:
+    """Raise InputError where the trace has no work of a device, or that of several; `rows` are its collectives."""
+    if not on_hardware.any() and rows.size == 0:
+        why = "the file is cut before it" if truncated else "it was not recorded, or stands in another file"
+        raise InputError(f"{path}: no work of an Ascend device is in the trace: {why}")
+    devices = {columns.lanes[lane][0] for lane in np.unique(columns.ranges.lane[on_hardware]).tolist()}
+    if len(devices) > 1:
+        raise InputError(f"{path}: holds the work of {len(devices)} devices; export the trace of each on its own")
+
+
+def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, Ints, Codes]:
+    """Give when each device event was launched, when the operation behind it was called, and that one's name."""
+    launch_ns, _ = arrow_starts(columns.launches, columns.ranges, row)
+    called_ns, called_lane = arrow_starts(columns.operations, columns.ranges, row)
+    host_row = np.full(row.size, NOWHERE, np.int64)
+    called = called_ns != NONE
+    host_row[called] = innermost(host.lane, host.start_ns, host.end_ns, called_lane[called], called_ns[called])
+    host_op = np.where(host_row == NOWHERE, -1, np.append(host.name, -1)[host_row])
+    return np.where(launch_ns == NONE, called_ns, launch_ns), called_ns, host_op
 
 
 def _recording(columns: AscendColumns, spans: Spans, host: Ranges, path: str, truncated: bool) -> Recordings:

@@ -9,7 +9,7 @@ from typing import Final
 
 from overlapscope.ingest.ascend_events import AscendColumns
 from overlapscope.ingest.classify import operation
-from overlapscope.timeline.columns import NONE, Collectives, Ints, make
+from overlapscope.timeline.columns import NONE, Collectives, Ints, integers, make
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
 
 DTYPES: Final = {
@@ -80,11 +80,11 @@ def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints)
         rows.size,
         recording=0,
         step=step,
-        group=[-1 if group is None else code(group) for group in groups],
+        group=columns.names.codes(groups),
         op=[code(op) for op in ops],
         dtype=[-1 if d is None or op in VOLUMELESS else code(d) for op, d in zip(ops, dtypes, strict=True)],
-        elements=[NONE if each is None else each for each in elements],
-        bytes=[NONE if each is None else each for each in volumes],
+        elements=integers(elements),
+        bytes=integers(volumes),
         algorithm=columns.algorithm[rows],
         launch_ns=launch_ns,
         start_ns=columns.ranges.start_ns[rows],

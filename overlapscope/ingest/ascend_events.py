@@ -17,7 +17,7 @@ from overlapscope.ingest.event_text import BROKEN, decode_args, is_utf8
 from overlapscope.ingest.ranges import Growing, Ranges
 from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import text_to_ns
-from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.columns import Ints, integers
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.values import dataclass
 
@@ -243,5 +243,4 @@ def _token(raw: msgspec.Raw) -> str:
 
 
 def _counts(values: list[Any]) -> Ints:
-    known = [count(value) for value in values]
-    return np.array([NONE if value is None else value for value in known], np.int64)
+    return integers([count(value) for value in values])

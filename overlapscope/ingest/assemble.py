@@ -1,6 +1,6 @@
 """What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.told_by_groups import told_by_groups
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
-from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 
 
@@ -28,9 +28,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     doubted = doubts(readings)
     readings = _apart(readings)
     parts: dict[int, list[RankTimeline]] = {}
-    groups: dict[str, Group] = {}
-    fingerprint: dict[str, str | int | None] = {}
-    sizes = set()
+    told: list[Reading] = []
     sources = []
     for _, reading in readings:
         known = [timeline.rank for timeline in reading.timelines if timeline.rank != UNKNOWN_RANK]
@@ -40,29 +38,13 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         for timeline in reading.timelines:
             if timeline.rank != UNKNOWN_RANK:
                 parts.setdefault(timeline.rank, []).append(timeline)
-        sizes.add(reading.world_size)
-        for group in reading.groups:
-            before = groups.get(group.name)
-            if before is None or (before.ranks is None and group.ranks is not None):
-                groups[group.name] = group
-        for key, value in reading.fingerprint.items():
-            fingerprint.setdefault(key, value)
-            if fingerprint[key] != value:
-                fingerprint[key] = "mixed"
+        told.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
-    merged = merge_sources(parts, tuple(groups[name] for name in sorted(groups)), facts)
-    known_sizes = [size for size in sizes if size]
-    world_size = max([*known_sizes, max(merged.ranks, default=-1) + 1]) if known_sizes else None
-    notes = [*merged.notes, *doubted]
-    if known_sizes and world_size and world_size > max(known_sizes):
-        beyond = f"rank {world_size - 1} is none of a world of {max(known_sizes)}, which the sources name"
-        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
-    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
-    if different:
-        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
-    if len(set(known_sizes)) > 1:
-        listed = ", ".join(map(str, sorted(set(known_sizes))))
-        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    merged = merge_sources(parts, _groups(told), facts)
+    fingerprint = _fingerprint(told)
+    sizes = sorted({reading.world_size for reading in told if reading.world_size})
+    world_size = max([*sizes, max(merged.ranks, default=-1) + 1]) if sizes else None
+    notes = [*merged.notes, *doubted, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
@@ -72,6 +54,44 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         fingerprint=dict(sorted(fingerprint.items())),
         facts=merged.facts,
     )
+
+
+def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
+    """Give the groups by name, each as the first tells it that names its ranks, else the first of all."""
+    groups: dict[str, Group] = {}
+    for reading in told:
+        for group in reading.groups:
+            before = groups.get(group.name)
+            if before is None or (before.ranks is None and group.ranks is not None):
+                groups[group.name] = group
+    return tuple(groups[name] for name in sorted(groups))
+
+
+def _fingerprint(told: Sequence[Reading]) -> dict[str, str | int | None]:
+    fingerprint: dict[str, str | int | None] = {}
+    for reading in told:
+        for key, value in reading.fingerprint.items():
+            fingerprint.setdefault(key, value)
+            if fingerprint[key] != value:
+                fingerprint[key] = "mixed"
+    return fingerprint
+
+
+def _differences(
+    sizes: Sequence[int], world_size: int | None, fingerprint: Mapping[str, str | int | None]
+) -> list[str]:
+    """Say what of the sources looks like several jobs; `sizes` are the worlds that they name, the largest last."""
+    notes = []
+    if sizes and world_size and world_size > sizes[-1]:
+        beyond = f"rank {world_size - 1} is none of a world of {sizes[-1]}, which the sources name"
+        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
+    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
+    if different:
+        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
+    if len(sizes) > 1:
+        listed = ", ".join(map(str, sizes))
+        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    return notes
 
 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
@@ -202,23 +222,24 @@ def _renamed(reading: Reading, shared: set[str]) -> Reading:
 
 
 def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
-    names = NameTable(facts.names)
-    codes = np.append(np.arange(len(facts.names), dtype=np.int32), np.int32(-1))
-    for old, name in new.items():
-        if old in facts.names:
-            codes[facts.names.index(old)] = names.code(name)
-    progress = replace(facts.progress, group=codes[facts.progress.group])
-    return replace(facts, names=tuple(names.to_list()), progress=progress)
+    names, codes = _recoded(facts.names, new)
+    return replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
 
 
 def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
-    names = NameTable(timeline.names)
-    codes = np.append(np.arange(len(timeline.names), dtype=np.int32), np.int32(-1))
-    for old, name in new.items():
-        if old in timeline.names:
-            codes[timeline.names.index(old)] = names.code(name)
+    names, codes = _recoded(timeline.names, new)
     calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
-    return replace(timeline, names=tuple(names.to_list()), collectives=calls)
+    return replace(timeline, names=names, collectives=calls)
+
+
+def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:
+    """Give the names with the new ones added, and the code of each that it has from now on; that of none is last."""
+    table = NameTable(names)
+    codes = np.append(np.arange(len(names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in names:
+            codes[names.index(old)] = table.code(name)
+    return tuple(table.to_list()), codes
 
 
 def _with_warning(reading: Reading, warning: str) -> Reading:

@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 
-from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.ingest.calls_alone import calls_alone
+from overlapscope.timeline.columns import (
+    Collectives,
+    integers,
+    make,
+)
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
 from overlapscope.values import dataclass
@@ -29,22 +34,13 @@ _NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
 def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
     """Give the timeline of a log: its calls in order, no spans, no times."""
     names = NameTable()
+    place = names.code(source)
     columns = {key: [getattr(call, key) for call in calls] for key in (*_NAMES, *_NUMBERS)}
-    return RankTimeline(
-        rank=rank,
-        basis="log",
-        has_device=False,
-        recordings=make(Recordings, 1, source=names.code(source), start_ns=NONE, end_ns=NONE),
-        spans=make(Spans, 0),
-        collectives=make(
-            Collectives,
-            len(calls),
-            recording=0,
-            **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
-            **{key: [NONE if each is None else each for each in columns[key]] for key in _NUMBERS},
-        ),
-        steps=make(Steps, 0),
-        lanes=make(Lanes, 0),
-        annotations=make(Annotations, 0),
-        names=tuple(names.to_list()),
+    collectives = make(
+        Collectives,
+        len(calls),
+        recording=0,
+        **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
+        **{key: integers(columns[key]) for key in _NUMBERS},
     )
+    return calls_alone(collectives, names, rank=rank, source=place, has_device=False)

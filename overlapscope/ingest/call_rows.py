@@ -7,16 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.fact_rows import fact_table
 from overlapscope.timeline.columns import (
     NONE,
-    Annotations,
     Collectives,
     Ints,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
     make,
     recode,
     take,
@@ -121,20 +117,9 @@ class CallRows:
         for rank in np.unique(ranks).tolist():
             names = NameTable()
             code = names.code(source)
-            found.append(
-                RankTimeline(
-                    rank=UNKNOWN_RANK if rank == NONE else rank,
-                    basis="log",
-                    has_device=True,
-                    recordings=make(Recordings, 1, source=code),
-                    spans=make(Spans, 0),
-                    collectives=recode(take(calls, ranks == rank), self.names.to_list(), names),
-                    steps=make(Steps, 0),
-                    lanes=make(Lanes, 0),
-                    annotations=make(Annotations, 0),
-                    names=tuple(names.to_list()),
-                )
-            )
+            own = recode(take(calls, ranks == rank), self.names.to_list(), names)
+            number = UNKNOWN_RANK if rank == NONE else rank
+            found.append(calls_alone(own, names, rank=number, source=code, has_device=True))
         return tuple(found)
 
     def _collectives(self) -> Collectives:

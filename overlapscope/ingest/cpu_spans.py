@@ -3,6 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from overlapscope.ingest.collective_args import (
 from overlapscope.ingest.launch_context import launch_context
 from overlapscope.ingest.marked_comm import marks
 from overlapscope.ingest.trace_columns import TraceColumns
-from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, make
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, held, make
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
@@ -132,29 +133,11 @@ def _collectives(
     members = (only.ranks if only else None) or ()
     size = (only.size or world_size) if only else None
     code = columns.names.code
-    ops, executed, dtypes, elements, volumes, received, peers = [], [], [], [], [], [], []
-    for row, call in zip(comm.tolist(), call_of, strict=True):
-        found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
-        ran = (operation(found["op"]) if found else None) or "unknown"
-        entered = CALL.match(names[int(columns.host.name[call])]) if call is not None else None
-        op = (operation(entered["op"]) if entered else None) or ran
-        args = columns.host_args.get(row, _NO_ARGS)
-        count = full_elements(op, input_elements(args), None, size)
-        dtype = None if op in VOLUMELESS else input_dtype(args)
-        volume = volume_bytes(count, dtype)
-        ops.append(code(op))
-        executed.append(code(ran))
-        dtypes.append(code(dtype) if dtype else -1)
-        elements.append(NONE if count is None else count)
-        volumes.append(NONE if volume is None else volume)
-        called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
-        got = volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None
-        received.append(_or_none(got))
-        peers.append(_or_none(called_peer(called, members) if op in ("send", "recv") else None))
+    described = [_described(columns, names, *each, size, members) for each in zip(comm.tolist(), call_of, strict=True)]
     launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
     lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
-    ops_told = np.array(ops, np.int32)
-    told = launch_context(columns.host, columns.names, ops_told, np.array(lanes, np.int64), np.array(launch, np.int64))
+    ops = np.array([each.op for each in described], np.int32)
+    told = launch_context(columns.host, columns.names, ops, np.array(lanes, np.int64), np.array(launch, np.int64))
     ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
     return make(
         Collectives,
@@ -162,22 +145,54 @@ def _collectives(
         recording=0,
         group=code(group) if group is not None else -1,
         group_size=size if size is not None else NONE,
-        op=ops_told,
+        op=ops,
         phase=told.phase,
         module=told.module,
         dimension=told.dimension,
-        executed_op=np.array(executed, np.int32),
-        dtype=np.array(dtypes, np.int32),
-        elements=np.array(elements, np.int64),
-        bytes=np.array(volumes, np.int64),
-        received_bytes=np.array(received, np.int64),
-        peer=np.array(peers, np.int64),
-        launch_ns=np.array(launch, np.int64),
+        executed_op=[each.executed for each in described],
+        dtype=[each.dtype for each in described],
+        elements=[each.elements for each in described],
+        bytes=[each.bytes for each in described],
+        received_bytes=[each.received_bytes for each in described],
+        peer=[each.peer for each in described],
+        launch_ns=launch,
         start_ns=columns.host.start_ns[comm],
         end_ns=columns.host.end_ns[comm],
-        record_function_id=np.array([NONE if each is None else each for each in ids], np.int64),
+        record_function_id=[held(each) for each in ids],
     )
 
 
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value
+class _Described(NamedTuple):
+    """What one collective says of itself, as columns hold it."""
+
+    op: int
+    executed: int
+    dtype: int
+    elements: int
+    bytes: int
+    received_bytes: int
+    peer: int
+
+
+def _described(
+    columns: TraceColumns, names: list[str], row: int, call: int | None, size: int | None, members: Sequence[int]
+) -> _Described:
+    """Tell of what was executed (row of the host ranges) for a call, in a group of that size and these members."""
+    code = columns.names.code
+    found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
+    ran = (operation(found["op"]) if found else None) or "unknown"
+    entered = CALL.match(names[int(columns.host.name[call])]) if call is not None else None
+    op = (operation(entered["op"]) if entered else None) or ran
+    args = columns.host_args.get(row, _NO_ARGS)
+    called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
+    count = full_elements(op, input_elements(args), None, size)
+    dtype = None if op in VOLUMELESS else input_dtype(args)
+    return _Described(
+        op=code(op),
+        executed=code(ran),
+        dtype=code(dtype) if dtype else -1,
+        elements=held(count),
+        bytes=held(volume_bytes(count, dtype)),
+        received_bytes=held(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
+        peer=held(called_peer(called, members) if op in ("send", "recv") else None),
+    )

@@ -143,9 +143,7 @@ def _describe(
     kernel = columns.device_collectives.get(int(spans.row[span]), _NO_ARGS)
     record = columns.host_args.get(around["record"], _NO_ARGS)
     full = kernel if kernel.collective_name is not None else record
-    library = columns.host_args.get(around["library"], _NO_ARGS)
     call = columns.host_args.get(around["call"], _NO_ARGS)
-    symmetric = columns.host_args.get(around["symmetric"], _NO_ARGS)
     api = columns.api_calls.get(around["api"], _NO_CALL)
     kernel_name = names[int(columns.device_name[spans.row[span]])]
     op = _operation(columns, names, full, around, int(spans.device_note[span]))
@@ -156,21 +154,10 @@ def _describe(
     name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), api.group)
     seq, old_size = from_concrete_inputs(record)
     size = book.size_of(name, full) or old_size
-    moved_in, moved_out = count(full.in_elements), count(full.out_elements)
-    dtype = dtype_name(full.dtype)
+    moved_in, moved_out, dtype = count(full.in_elements), count(full.out_elements), dtype_name(full.dtype)
     if moved_in is None and moved_out is None:
-        # Older torch: sizes stand with the annotation's input, else with the caller's tensors.
-        moved_in = input_elements(library)
-        source = library
-        if moved_in is None and around["symmetric"] != NOWHERE:
-            moved_in, source = input_elements(symmetric), symmetric
-        if op in ("all_gather", "reduce_scatter") and size is None:
-            # Without a group size only the caller's (output, input) tells the gathered size.
-            shapes = (input_elements(call, 1), input_elements(call, 0))
-            moved_in, moved_out = shapes if shapes[1] is not None else (moved_in, None)
-            if op == "all_gather" and moved_out is None:
-                moved_in = None
-        dtype = dtype or input_dtype(source) or input_dtype(call)
+        moved_in, moved_out, told = _moved_by_arguments(columns, around, call, op, size)
+        dtype = dtype or told
     elements = full_elements(op, moved_in, moved_out, size)
     moved_bytes = volume_bytes(elements, dtype)
     return {
@@ -187,6 +174,24 @@ def _describe(
         "peer": peer(full),
         "record_function_id": function_id(record) or function_id(call),
     }
+
+
+def _moved_by_arguments(
+    columns: TraceColumns, around: Mapping[str, int], call: CollectiveArgs, op: str, size: int | None
+) -> tuple[int | None, int | None, str | None]:
+    """Give elements in and out and their type, as older torch has them: by the annotation's or the caller's tensors."""
+    source = columns.host_args.get(around["library"], _NO_ARGS)
+    moved_in, moved_out = input_elements(source), None
+    if moved_in is None and around["symmetric"] != NOWHERE:
+        source = columns.host_args.get(around["symmetric"], _NO_ARGS)
+        moved_in = input_elements(source)
+    if op in ("all_gather", "reduce_scatter") and size is None:
+        # Without a group size only the caller's (output, input) tells the gathered size.
+        shapes = (input_elements(call, 1), input_elements(call, 0))
+        moved_in, moved_out = shapes if shapes[1] is not None else (moved_in, None)
+        if op == "all_gather" and moved_out is None:
+            moved_in = None
+    return moved_in, moved_out, input_dtype(source) or input_dtype(call)
 
 
 def _operation(

@@ -151,13 +151,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
     """Give one rank's columns, which of its device events are opaque, and the rows of its host ranges."""
     work, launches, ranges = recording.work, recording.launches, recording.ranges
     anyone = unit.process == NONE
-    calls = np.arange(launches.process.size) if anyone else np.flatnonzero(launches.process == unit.process)
-    # What the process launched on its other devices is not lost, but another rank's.
-    others = (work.process == unit.process) if not anyone else np.ones(work.process.size, np.bool_)
-    others[rows] = False
-    if others.any():
-        elsewhere = np.isin(launches.correlation[calls], work.correlation[others])
-        calls = calls[~elsewhere | np.isin(launches.correlation[calls], work.correlation[rows])]
+    calls = _launches(recording, unit, rows)
     host = np.arange(ranges.process.size) if anyone else np.flatnonzero(ranges.process == unit.process)
     lanes: dict[tuple[str, str], int] = {}
     device_lane = _lanes(lanes, work.device[rows], work.stream[rows], recording.stream_word)
@@ -201,6 +195,19 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
         unknown=Counter(),
     )
     return columns, work.opaque[rows], host
+
+
+def _launches(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> Ints:
+    """Give one rank's launches: what its process launched on other devices is not lost, but another rank's."""
+    work, launches = recording.work, recording.launches
+    anyone = unit.process == NONE
+    calls = np.arange(launches.process.size) if anyone else np.flatnonzero(launches.process == unit.process)
+    others = (work.process == unit.process) if not anyone else np.ones(work.process.size, np.bool_)
+    others[rows] = False
+    if others.any():
+        elsewhere = np.isin(launches.correlation[calls], work.correlation[others])
+        calls = calls[~elsewhere | np.isin(launches.correlation[calls], work.correlation[rows])]
+    return calls
 
 
 def _lanes(lanes: dict[tuple[str, str], int], device: Ints, stream: Ints, word: str) -> Ints:

@@ -54,18 +54,8 @@ def discover(paths: list[Path]) -> Inputs:
                 passed_over += there.passed_over
                 remote.update(there.files)
                 continue
-            if not path.exists():
-                from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
-
-                raise InputError(f"{shown(path)}: {_no_stdin(path) or where_is(path)}")
-            run = _run_around(path)
-            if run is not None:
-                raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
+            _require_input(path)
             if not path.is_dir():
-                if not path.is_file():
-                    raise InputError(
-                        f"{shown(path)}: is a pipe or a device; save what it gives as a file, and name that"
-                    )
                 files.append(path)
             elif is_run_directory(path):
                 runs.append(path)
@@ -86,6 +76,19 @@ def discover(paths: list[Path]) -> Inputs:
         remote=remote,
         unreadable=unreadable,
     )
+
+
+def _require_input(path: Path) -> None:
+    """Raise InputError where nothing stands that can be read, or a part of a run."""
+    if not path.exists():
+        from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
+
+        raise InputError(f"{shown(path)}: {_no_stdin(path) or where_is(path)}")
+    run = _run_around(path)
+    if run is not None:
+        raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
+    if not path.is_dir() and not path.is_file():
+        raise InputError(f"{shown(path)}: is a pipe or a device; save what it gives as a file, and name that")
 
 
 def _no_stdin(path: Path) -> str:

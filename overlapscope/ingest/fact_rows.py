@@ -15,7 +15,7 @@ def fact_table(table: type[T], rows: Sequence[Mapping[str, Any]], names: NameTab
     for column, kind in column_kinds(table).items():
         values = [row.get(column) for row in rows]
         if kind == "name":
-            columns[column] = [-1 if value is None else names.code(value) for value in values]
+            columns[column] = names.codes(values)
         else:
             columns[column] = [MISSING[kind] if value is None else value for value in values]
     return make(table, len(rows), **columns)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
+from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
 from overlapscope.ingest.formats.flight_recorder import FORMAT, PICKLE
@@ -23,12 +24,8 @@ from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     NONE,
-    Annotations,
     Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
+    held,
     make,
 )
 from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
@@ -148,34 +145,20 @@ def _timeline(
         total,
         recording=0,
         group=names.encode([call.group for call in calls]),
-        seq=[NONE if call.group in uncounted else _or_none(call.seq) for call in calls],
+        seq=[NONE if call.group in uncounted else held(call.seq) for call in calls],
         op=names.encode([call.op for call in calls]),
         executed_op=[names.code("send_recv") if call.closes_batch and call.point_to_point else -1 for call in calls],
         dtype=[-1 if call.dtype is None else names.code(call.dtype) for call in calls],
-        elements=[_or_none(call.elements(sizes.get(call.group))) for call in calls],
-        bytes=[_or_none(call.bytes(sizes.get(call.group))) for call in calls],
-        group_size=[_or_none(sizes.get(call.group)) for call in calls],
-        launch_ns=[_or_none(call.launch_ns) for call in calls],
+        elements=[held(call.elements(sizes.get(call.group))) for call in calls],
+        bytes=[held(call.bytes(sizes.get(call.group))) for call in calls],
+        group_size=[held(sizes.get(call.group)) for call in calls],
+        launch_ns=[held(call.launch_ns) for call in calls],
         start_ns=NONE,
         end_ns=NONE,
         state=[call.state for call in calls],
     )
-    return RankTimeline(
-        rank=rank,
-        basis="log",
-        has_device=not on_host,
-        recordings=make(Recordings, 1, source=names.code(shown(path))),
-        spans=make(Spans, 0),
-        collectives=collectives,
-        steps=make(Steps, 0),
-        lanes=make(Lanes, 0),
-        annotations=make(Annotations, 0),
-        names=tuple(names.to_list()),
-    )
-
-
-def _or_none(value: int | None) -> int:
-    return NONE if value is None else value
+    source = names.code(shown(path))
+    return calls_alone(collectives, names, rank=rank, source=source, has_device=not on_host)
 
 
 def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:
@@ -199,29 +182,7 @@ def _facts(
     place = names.code(shown(path))
     who = NONE if rank == UNKNOWN_RANK else rank
     sizes = {group.name: group.size for group in groups}
-    pending = [row.pending for row in rows]
-    called = [called_at(call.frames) if call is not None else None for call in pending]
-
-    def codes(values: Sequence[str | None]) -> list[int]:
-        return [-1 if value is None else names.code(value) for value in values]
-
-    progress = make(
-        Progress,
-        len(rows),
-        source=place,
-        rank=who,
-        group=codes([row.group for row in rows]),
-        backend=codes([row.backend for row in rows]),
-        enqueued=[_or_none(row.enqueued) for row in rows],
-        started=[_or_none(row.started) for row in rows],
-        completed=[_or_none(row.completed) for row in rows],
-        pending=[_or_none(call.seq) if call else NONE for call in pending],
-        op=codes([call.op if call else None for call in pending]),
-        elements=[_or_none(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
-        called_at=codes(called),
-        stuck_at=[_or_none(call.seq) if call and call.timed_out else NONE for call in pending],
-        timeout_ns=[_or_none(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
-    )
+    progress = _progress(rows, place, who, sizes, names)
     said = _messages(calls, records)
     timed = _durations(calls, sizes)
     return Facts(
@@ -232,18 +193,43 @@ def _facts(
             source=place,
             rank=who,
             kind=[kind for kind, _ in said],
-            text=codes([t for _, t in said]),
+            text=names.codes([t for _, t in said]),
         ),
         figures=make(
             Figures,
             len(timed),
             source=place,
             rank=who,
-            subject=codes([subject for subject, _, _ in timed]),
-            name=codes([name for _, name, _ in timed]),
+            subject=names.codes([subject for subject, _, _ in timed]),
+            name=names.codes([name for _, name, _ in timed]),
             value=[value for _, _, value in timed],
         ),
         names=tuple(names.to_list()),
+    )
+
+
+def _progress(
+    rows: Sequence[Standing], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
+) -> Progress:
+    """Give how far each group came, and the call that it stands in."""
+    pending = [row.pending for row in rows]
+    called = [called_at(call.frames) if call is not None else None for call in pending]
+    return make(
+        Progress,
+        len(rows),
+        source=place,
+        rank=who,
+        group=names.codes([row.group for row in rows]),
+        backend=names.codes([row.backend for row in rows]),
+        enqueued=[held(row.enqueued) for row in rows],
+        started=[held(row.started) for row in rows],
+        completed=[held(row.completed) for row in rows],
+        pending=[held(call.seq) if call else NONE for call in pending],
+        op=names.codes([call.op if call else None for call in pending]),
+        elements=[held(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        called_at=names.codes(called),
+        stuck_at=[held(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[held(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
     )
 
 

@@ -25,8 +25,8 @@ from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.ready_gradients import with_ready_gradients
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import TraceColumns
-from overlapscope.ingest.trace_timeline import Built, device_timeline, moved, placed, trace_timeline
-from overlapscope.timeline.columns import NONE, Spans, make
+from overlapscope.ingest.trace_timeline import Built, device_timeline, placed, trace_timeline
+from overlapscope.timeline.columns import NONE, Spans, make, shift
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 
@@ -111,7 +111,7 @@ def _cpu_timeline(
     base = metadata.base_ns
     found = cpu_spans(columns, metadata.world_size, metadata.groups)
     steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
-    launch_ns = moved(found.launch_ns, base)
+    launch_ns = shift(found.launch_ns, base)
     begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
     spans = make(
         Spans,

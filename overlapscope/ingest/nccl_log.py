@@ -20,7 +20,7 @@ from overlapscope.ingest.nccl_lines import MAX_MESSAGES, Lines
 from overlapscope.ingest.nccl_scan import Block, scan
 from overlapscope.ingest.nccl_shared import share_choices
 from overlapscope.ingest.nccl_timelines import timelines
-from overlapscope.ingest.nccl_world import find_world, name_communicators
+from overlapscope.ingest.nccl_world import World, find_world, name_communicators
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import Codes, Ints
@@ -99,16 +99,8 @@ class _Log:
 
     def reading(self, source: str, stream: ByteStream) -> Reading:
         """Put together what was read."""
-        begun = 0
+        begun = self._take_unended()
         communicators = self.known.all
-        of = {communicator.process for communicator in communicators}
-        for thread in self.known.threads.values():
-            if thread.open is not None:
-                thread.open.told.add(thread.told)
-            elif thread.told.paths or thread.told.rings or (thread.told.connections and thread.process not in of):
-                begun += 1
-            elif thread.told.connections:
-                thread.process.late.append((thread.device, thread.told.connections))
         notes = name_communicators(communicators)
         if begun:
             notes.append(
@@ -116,21 +108,10 @@ class _Log:
                 "(`Init COMPLETE`): what is told there of rings, trees and connections is left out; is the log cut?"
             )
         world = find_world(communicators)
-        notes += world.notes
-        names = NameTable()
         libraries = self._libraries()
-        joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
-        paths, odd = nccl_tables.paths(communicators, names)
-        members = nccl_tables.members(communicators, world, libraries, names)
-        cost_models = nccl_tables.costs(communicators, names)
-        messages = nccl_tables.messages(self.lines.messages, world, source, names)
+        facts, unsure, odd = self._facts(world, libraries, source)
         calls = sum(len(each.kind) for each in self.book.calls.values())
-        if unsure:
-            notes.append(f"{unsure} connections do not say of which communicator they are")
-        if self.lines.warnings > MAX_MESSAGES:
-            notes.append(f"{self.lines.warnings - MAX_MESSAGES} more warnings are not kept")
-        if any(each.launch_ns for each in self.book.calls.values()):
-            notes.append("its times are the hosts' local times without a zone; they are read as UTC")
+        notes += [*world.notes, *self._doubts(unsure)]
         ranks = share_choices(timelines(self.book, world, source, truncated=stream.truncated))
         return Reading(
             source=Source(
@@ -147,15 +128,49 @@ class _Log:
             world_size=world.size,
             groups=nccl_tables.groups(communicators, world),
             fingerprint=self._fingerprint(libraries),
-            facts=Facts(
-                names=tuple(names.to_list()),
-                members=members,
-                connections=joined,
-                paths=paths,
-                cost_models=cost_models,
-                messages=messages,
-            ),
+            facts=facts,
         )
+
+    def _take_unended(self) -> int:
+        """Keep what was told in an initialisation that had begun; count those of which nothing can be kept."""
+        begun = 0
+        of = {communicator.process for communicator in self.known.all}
+        for thread in self.known.threads.values():
+            if thread.open is not None:
+                thread.open.told.add(thread.told)
+            elif thread.told.paths or thread.told.rings or (thread.told.connections and thread.process not in of):
+                begun += 1
+            elif thread.told.connections:
+                thread.process.late.append((thread.device, thread.told.connections))
+        return begun
+
+    def _facts(self, world: World, libraries: dict[Process, str], source: str) -> tuple[Facts, int, int]:
+        """Give what was told besides calls, how many connections name no communicator, and how many paths are odd."""
+        communicators, names = self.known.all, NameTable()
+        joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
+        paths, odd = nccl_tables.paths(communicators, names)
+        members = nccl_tables.members(communicators, world, libraries, names)
+        cost_models = nccl_tables.costs(communicators, names)
+        messages = nccl_tables.messages(self.lines.messages, world, source, names)
+        facts = Facts(
+            names=tuple(names.to_list()),
+            members=members,
+            connections=joined,
+            paths=paths,
+            cost_models=cost_models,
+            messages=messages,
+        )
+        return facts, unsure, odd
+
+    def _doubts(self, unsure: int) -> list[str]:
+        notes = []
+        if unsure:
+            notes.append(f"{unsure} connections do not say of which communicator they are")
+        if self.lines.warnings > MAX_MESSAGES:
+            notes.append(f"{self.lines.warnings - MAX_MESSAGES} more warnings are not kept")
+        if any(each.launch_ns for each in self.book.calls.values()):
+            notes.append("its times are the hosts' local times without a zone; they are read as UTC")
+        return notes
 
     def _libraries(self) -> dict[Process, str]:
         """Give the library of each process that told it; a line without a prefix tells by its launcher's label."""

@@ -20,11 +20,6 @@ from overlapscope.timeline.run import Group
 from overlapscope.values import dataclass
 
 
-def name_code(names: NameTable, name: str | None) -> int:
-    """Give the code of a name; that of a missing one for None."""
-    return -1 if name is None else names.code(name)
-
-
 def none_if_untold(number: int) -> int:
     """Give the number as columns have it: NONE for NO_NUMBER."""
     return NONE if number == NO_NUMBER else number
@@ -49,13 +44,13 @@ def members(
         host=[names.code(each.process.host) for each in rows],
         process=[each.process.number for each in rows],
         device=[none_if_untold(each.device) for each in rows],
-        bus=[name_code(names, each.bus) for each in rows],
+        bus=names.codes(each.bus for each in rows),
         nodes=[hosts.get(each.name, NONE) if each.nodes == NO_NUMBER else each.nodes for each in rows],
         collective_channels=[none_if_untold(each[0]) for each in channels],
         point_to_point_channels=[none_if_untold(each[1]) for each in channels],
         nvls_channels=[none_if_untold(each[2]) for each in channels],
-        library=[name_code(names, libraries.get(each.process)) for each in rows],
-        network=[name_code(names, each.network) for each in told],
+        library=names.codes(libraries.get(each.process) for each in rows),
+        network=names.codes(each.network for each in told),
         init_seconds=[np.nan if each.init_seconds is None else each.init_seconds for each in rows],
     )
 

@@ -6,22 +6,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_calls import Calls, times
-from overlapscope.ingest.nccl_tables import name_code, none_if_untold
+from overlapscope.ingest.nccl_tables import none_if_untold
 from overlapscope.ingest.nccl_world import World
 from overlapscope.timeline.columns import (
     DTYPES,
     MISSING,
     NONE,
-    Annotations,
     Collectives,
-    Lanes,
-    Recordings,
-    Spans,
-    Steps,
     column_kinds,
-    make,
 )
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
@@ -38,24 +33,9 @@ def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tupl
     for worker in sorted(book.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)):
         names = NameTable()
         code = names.code(source)
-        recordings = make(
-            Recordings, 1, source=code, start_ns=NONE, end_ns=NONE, last_launch_ns=NONE, lost_launch_ns=NONE,
-            truncated=truncated,
-        )  # fmt: skip
-        found.append(
-            RankTimeline(
-                rank=world.ranks.get(worker, UNKNOWN_RANK),
-                basis="log",
-                has_device=True,
-                recordings=recordings,
-                spans=make(Spans, 0),
-                collectives=_collectives(book, book.calls.pop(worker), names),
-                steps=make(Steps, 0),
-                lanes=make(Lanes, 0),
-                annotations=make(Annotations, 0),
-                names=tuple(names.to_list()),
-            )
-        )
+        own = _collectives(book, book.calls.pop(worker), names)
+        rank = world.ranks.get(worker, UNKNOWN_RANK)
+        found.append(calls_alone(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
     return tuple(found)
 
 
@@ -74,10 +54,10 @@ def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
     columns: dict[str, npt.NDArray[Any]] = {
         "group": _by(kind, [names.code(kinds[each].communicator.name) for each in used], np.int32),
         "op": _by(kind, [names.code(kinds[each].op) for each in used], np.int32),
-        "dtype": _by(kind, [name_code(names, kinds[each].dtype) for each in used], np.int32),
+        "dtype": _by(kind, names.codes(kinds[each].dtype for each in used), np.int32),
         "group_size": _by(kind, [kinds[each].communicator.size for each in used], np.int64),
-        "algorithm": _by(choice, [name_code(names, each.algorithm) for each in chosen] + [-1], np.int32),
-        "protocol": _by(choice, [name_code(names, each.protocol) for each in chosen] + [-1], np.int32),
+        "algorithm": _by(choice, [*names.codes(each.algorithm for each in chosen), -1], np.int32),
+        "protocol": _by(choice, [*names.codes(each.protocol for each in chosen), -1], np.int32),
         "channels": _by(choice, [none_if_untold(each.channels) for each in chosen] + [NONE], np.int64),
         "seq": np.frombuffer(calls.seq, np.int64),
         "bytes": times(count, (parts * items)[kind]),

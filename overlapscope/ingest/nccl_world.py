@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator, Process
+from overlapscope.timeline.listed import listed
 from overlapscope.values import dataclass
 
 MAX_LISTED: Final = 3
@@ -42,9 +43,9 @@ def name_communicators(communicators: Sequence[Communicator]) -> list[str]:
             each.name = f"{name} of {each.process.host}:{each.process.number} device {each.device}"
     if not torn:
         return []
-    listed = ", ".join(torn[:MAX_LISTED]) + (", ..." if len(torn) > MAX_LISTED else "")
+    few = listed(torn, MAX_LISTED)
     return [
-        f"several communicators look alike in this log ({listed}): which of their members belong together is not known"
+        f"several communicators look alike in this log ({few}): which of their members belong together is not known"
     ]
 
 

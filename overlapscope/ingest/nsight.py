@@ -57,21 +57,8 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     """Read one export. Raises InputError when it is a report that was not exported, or holds no device work."""
     name = shown(path)
     try:
-        if _begins(path, REPORT_MAGIC):
-            raise InputError(
-                f"{name}: is a report of Nsight Systems; export it with "
-                f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
-            )
-        if _begins(path, GZIP_MAGIC):
-            raise InputError(
-                f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`"
-            )
-        if path.stat().st_size > context.max_bytes:
-            raise InputError(
-                f"{name}: holds more than {size_text(context.max_bytes)}; raise --max-gib if that is meant"
-            )
-        ahead_log = path.with_name(path.name + "-wal")
-        behind = ahead_log.is_file() and ahead_log.stat().st_size > 0
+        _require_export(path, context.max_bytes)
+        behind = _has_log_ahead(path)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
     with SqliteFile(path, context.progress) as file:
@@ -113,6 +100,25 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
         facts=member_facts(recording),
         ranks_assumed=len(built) > 1 and hint.first is None,
     )
+
+
+def _require_export(path: Path, max_bytes: int) -> None:
+    """Raise InputError where the file must be exported or decompressed first, or is too large."""
+    name = shown(path)
+    if _begins(path, REPORT_MAGIC):
+        raise InputError(
+            f"{name}: is a report of Nsight Systems; export it with "
+            f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
+        )
+    if _begins(path, GZIP_MAGIC):
+        raise InputError(f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`")
+    if path.stat().st_size > max_bytes:
+        raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib if that is meant")
+
+
+def _has_log_ahead(path: Path) -> bool:
+    ahead_log = path.with_name(path.name + "-wal")
+    return ahead_log.is_file() and ahead_log.stat().st_size > 0
 
 
 def _rank(at: int, hint: RankHint, ranks: int) -> int:

@@ -10,10 +10,10 @@ from overlapscope.ingest.api_ranges import Payload
 from overlapscope.ingest.device_recording import HostRanges
 from overlapscope.ingest.nccl_payload import Schema, decode
 from overlapscope.ingest.nsight_strings import Strings
-from overlapscope.ingest.nsight_times import integers, is_sound, process_of, thread_of
+from overlapscope.ingest.nsight_times import is_sound, process_of, thread_of
 from overlapscope.ingest.nvtx_names import RangeNames
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
-from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.names import NameTable
 from overlapscope.values import dataclass
 

@@ -10,10 +10,10 @@ from overlapscope.ingest.device_recording import DeviceRecording, DeviceWork, La
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.nsight_ranges import NsightRanges
 from overlapscope.ingest.nsight_strings import Strings
-from overlapscope.ingest.nsight_times import integers, is_sound, process_ids, process_of, thread_of
+from overlapscope.ingest.nsight_times import is_sound, process_ids, process_of, thread_of
 from overlapscope.ingest.sqlite_file import SqliteFile
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, MEMSET
-from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.values import dataclass

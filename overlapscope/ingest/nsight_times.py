@@ -1,6 +1,5 @@
 """Integers, times and serialized ids as Nsight Systems stores them."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,14 +9,6 @@ from overlapscope.timeline.columns import NONE, Flags, Ints
 MAX_TIME_NS: Final = 1 << 61
 """73 years; a larger time is damage."""
 _THREAD_BITS: Final = 0xFFFFFF
-
-
-def integers(values: Sequence[int | None]) -> Ints:
-    """Give a column of integers, NONE where one is missing."""
-    try:
-        return np.array(values, np.int64)
-    except TypeError:
-        return np.array([NONE if value is None else value for value in values], np.int64)
 
 
 def is_sound(time_ns: Ints) -> Flags:

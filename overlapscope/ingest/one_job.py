@@ -11,6 +11,7 @@ from typing import Final
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import NONE, size
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import UNKNOWN_RANK
 
 DAY_NS: Final = 24 * 3600 * 10**9
@@ -38,7 +39,7 @@ def _groups_that_differ(readings: Sequence[tuple[Path, Reading]]) -> Iterator[st
             if claimed:
                 here, there = next(iter(members[one].items())), members[other][claimed[0]]
                 yield (
-                    f"group {name} is of ranks {_listed(one)} in {shown(here[1])}, and of ranks {_listed(other)} in "
+                    f"group {name} is of ranks {listed(one)} in {shown(here[1])}, and of ranks {listed(other)} in "
                     f"{shown(there)}, though rank {claimed[0]} is in both: are they of one job?"
                 )
                 return
@@ -73,7 +74,3 @@ def _far_apart(readings: Sequence[tuple[Path, Reading]]) -> Iterator[str]:
                     f"{(after[0] - before[1]) / DAY_NS:.1f} days later: are they of one job?"
                 )
                 return
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -2,8 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -93,10 +93,8 @@ def _whose(point: "EntryPoint") -> str:
 
 
 def _loaded(point: "EntryPoint") -> Reader:
-    try:
+    with _blamed(f"{_whose(point)} cannot be loaded", "; update or uninstall it"):
         reader = point.load()
-    except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is
-        raise InputError(f"{_whose(point)} cannot be loaded: {_said(error)}; update or uninstall it") from error
     if not isinstance(reader, Reader):
         raise InputError(f"{_whose(point)} is no overlapscope.ingest.reading.Reader; update or uninstall it")
     return reader
@@ -106,20 +104,13 @@ def _guarded(whose: str, reader: Reader) -> Reader:
     """Give a reader whose failures are errors of ours that name the file and the reader."""
 
     def guarded(looks: Callable[[Head], bool], head: Head) -> bool:
-        try:
+        what = f"{shown(head.path)}: {whose} failed to look at it"
+        with _blamed(what, but=(OverlapScopeError, OSError, MemoryError)):
             return bool(looks(head))
-        except (OverlapScopeError, OSError, MemoryError):
-            raise
-        except Exception as error:  # foreign code, as above
-            raise InputError(f"{shown(head.path)}: {whose} failed to look at it: {_said(error)}") from error
 
     def read(path: Path, context: ReadContext) -> Reading:
-        try:
+        with _blamed(f"{shown(path)}: {whose} failed", but=(OverlapScopeError, MemoryError)):
             reading = reader.read(path, context)
-        except (OverlapScopeError, MemoryError):
-            raise
-        except Exception as error:  # foreign code, as above
-            raise InputError(f"{shown(path)}: {whose} failed: {_said(error)}") from error
         if not isinstance(reading, Reading):
             raise InputError(f"{shown(path)}: {whose} gave no Reading but {type(reading).__name__}")
         return reading
@@ -128,8 +119,16 @@ def _guarded(whose: str, reader: Reader) -> Reader:
     return replace(reader, recognises=partial(guarded, reader.recognises), holds_some=holds_some, read=read)
 
 
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+@contextmanager
+def _blamed(what: str, todo: str = "", *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise what another package's code raises as an InputError that says whose it is, `but` errors that say enough."""
+    try:
+        yield
+    except but:
+        raise
+    except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{what}: {said}{todo}") from error
 
 
 def head_of(path: Path) -> Head:

@@ -8,6 +8,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.shown import shown, shown_name
+from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import put_aside
@@ -60,8 +61,8 @@ def read_runs(
     paths, others = runs_of(path)
     tell = note or (lambda _: None)
     if others:
-        listed = ", ".join(shown_name(each) for each in others[:3]) + (", ..." if len(others) > 3 else "")
-        tell(f"{shown(path)}: a folder of {len(paths)} runs; not read: {listed}")
+        few = listed([shown_name(each) for each in others], 3)
+        tell(f"{shown(path)}: a folder of {len(paths)} runs; not read: {few}")
     for words in put_aside(path):
         tell(words)
         if left_out is not None:

@@ -87,7 +87,7 @@ def answered(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
     def wait() -> None:
         try:
             answer.put((ask(), None))
-        except Exception as error:  # foreign code: each storage has errors of its own
+        except Exception as error:  # noqa: BLE001 - foreign code, in a thread: it is raised where the answer is awaited
             answer.put((None, error))
 
     Thread(target=wait, daemon=True).start()

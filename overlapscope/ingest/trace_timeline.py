@@ -23,6 +23,7 @@ from overlapscope.timeline.columns import (
     Spans,
     Steps,
     make,
+    shift,
 )
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.order import unique
@@ -56,7 +57,7 @@ def device_timeline(
     book = GroupBook(groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
     row = linked.row
-    launch_ns = moved(linked.launch_ns, base_ns)
+    launch_ns = shift(linked.launch_ns, base_ns)
     spans = make(
         Spans,
         row.size,
@@ -107,13 +108,8 @@ def trace_timeline(
 ) -> RankTimeline:
     """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
-    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
     window = columns.window or _seen(columns)
-    code = columns.names.code
-    process, label = zip(*columns.lanes, strict=True)
-    is_device = np.zeros(len(columns.lanes), np.bool_)
-    is_device[columns.device_lane] = True
-    last, lost = moved(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
+    last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
     return RankTimeline(
         rank=UNKNOWN_RANK,
         basis="trace",
@@ -121,7 +117,7 @@ def trace_timeline(
         recordings=make(
             Recordings,
             1,
-            source=code(source),
+            source=columns.names.code(source),
             start_ns=window[0] + base_ns,
             end_ns=window[1] + base_ns,
             last_launch_ns=last,
@@ -131,23 +127,35 @@ def trace_timeline(
         spans=spans,
         collectives=collectives,
         steps=steps,
-        lanes=make(
-            Lanes,
-            len(columns.lanes),
-            kind=np.where(is_device, DEVICE, HOST),
-            process=columns.names.encode(process),
-            label=columns.names.encode(label),
-        ),
-        annotations=make(
-            Annotations,
-            marked.size + waits.size,
-            recording=0,
-            lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
-            name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
-            start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
-            end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
-        ),
+        lanes=_lanes(columns),
+        annotations=_annotations(columns, base_ns),
         names=tuple(columns.names.to_list()),
+    )
+
+
+def _lanes(columns: TraceColumns) -> Lanes:
+    process, label = zip(*columns.lanes, strict=True)
+    is_device = np.zeros(len(columns.lanes), np.bool_)
+    is_device[columns.device_lane] = True
+    return make(
+        Lanes,
+        len(columns.lanes),
+        kind=np.where(is_device, DEVICE, HOST),
+        process=columns.names.encode(process),
+        label=columns.names.encode(label),
+    )
+
+
+def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
+    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
+    return make(
+        Annotations,
+        marked.size + waits.size,
+        recording=0,
+        lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
+        name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
+        start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
+        end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
     )
 
 
@@ -184,7 +192,7 @@ def _seen(columns: TraceColumns) -> tuple[int, int]:
 
 def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
     """Give collectives with `base_ns` added to their times, and the step that launched each."""
-    launch_ns = moved(collectives.launch_ns, base_ns)
+    launch_ns = shift(collectives.launch_ns, base_ns)
     return replace(
         collectives,
         launch_ns=launch_ns,
@@ -192,8 +200,3 @@ def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
         end_ns=collectives.end_ns + base_ns,
         step=step_at(steps, launch_ns),
     )
-
-
-def moved(times: Ints, base_ns: int) -> Ints:
-    """Add `base_ns`, leaving missing times missing."""
-    return np.where(times == NONE, NONE, times + base_ns)

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from typing import Final
 
 from overlapscope.ingest.watchdog_lines import CAUGHT, FAILED, STALLED, TIMED_OUT, TOLD, WatchdogLine, watchdog_lines
-from overlapscope.timeline.columns import NONE, make
+from overlapscope.timeline.columns import integers, make
 from overlapscope.timeline.facts import INFO, TIMEOUT, WARNING, Facts, Messages, Progress
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group
@@ -140,25 +140,25 @@ class Watchdog:
             len(places),
             source=file,
             rank=[place.rank for place in places],
-            group=_codes(names, [place.group for place in places]),
-            backend=_codes(names, [place.backend for place in places]),
-            enqueued=_ints([place.enqueued for place in places]),
-            started=_ints([place.started for place in places]),
-            completed=_ints([place.completed for place in places]),
-            pending=_ints([place.failed_at for place in places]),
-            op=_codes(names, [call.op if call else None for call in calls]),
-            elements=_ints([call.elements if call else None for call in calls]),
-            stuck_at=_ints([place.failed_at if place.timed_out else None for place in places]),
-            timeout_ns=_ints([ms * NS_PER_MS if ms is not None and ms <= MAX_TIMEOUT_MS else None for ms in limits]),
+            group=names.codes([place.group for place in places]),
+            backend=names.codes([place.backend for place in places]),
+            enqueued=integers([place.enqueued for place in places]),
+            started=integers([place.started for place in places]),
+            completed=integers([place.completed for place in places]),
+            pending=integers([place.failed_at for place in places]),
+            op=names.codes([call.op if call else None for call in calls]),
+            elements=integers([call.elements if call else None for call in calls]),
+            stuck_at=integers([place.failed_at if place.timed_out else None for place in places]),
+            timeout_ns=integers([ms * NS_PER_MS if ms is not None and ms <= MAX_TIMEOUT_MS else None for ms in limits]),
         )
         kept = sorted(self._messages.values(), key=lambda each: each[0])
         messages = make(
             Messages,
             len(kept),
             source=file,
-            rank=_ints([line.rank for _, line in kept]),
+            rank=integers([line.rank for _, line in kept]),
             kind=[_KINDS[line.kind] for _, line in kept],
-            text=_codes(names, [line.text for _, line in kept]),
+            text=names.codes([line.text for _, line in kept]),
             line=[number for number, _ in kept],
         )
         return Facts(names=tuple(names.to_list()), progress=progress, messages=messages)
@@ -178,11 +178,3 @@ def _last(choose: Callable[[int, int], int], before: int | None, now: int | None
 
 def _only(known: Sequence[WatchdogLine]) -> WatchdogLine | None:
     return known[0] if len(known) == 1 else None
-
-
-def _codes(names: NameTable, values: Sequence[str | None]) -> list[int]:
-    return [-1 if value is None else names.code(value) for value in values]
-
-
-def _ints(values: Sequence[int | None]) -> list[int]:
-    return [NONE if value is None else value for value in values]

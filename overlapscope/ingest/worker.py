@@ -64,5 +64,5 @@ def answer(function: Any, args: tuple[Any, ...]) -> Answer:
         return Answer(function(*args))
     except (BrokenPipeError, ConnectionResetError):  # of the pipe to a parent that is gone
         raise
-    except Exception as error:  # whatever it is, it must cost this task alone
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer: it must cost this task alone
         return Answer(failed=" ".join(f"{type(error).__name__}: {error}".split()))

@@ -7,7 +7,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,19 +42,22 @@ def workplace(out: Path) -> Iterator[Path]:
             (work / READ).mkdir(exist_ok=True)
             _clear(work)
             _remove_abandoned(out.parent)
-            try:
+            with ExitStack() as failing:
+                failing.callback(_leave_what_is_read, work)
                 yield work
-            except BaseException:
-                _clear(work)
-                if not any((work / READ).iterdir()):
-                    _remove(work)
-                raise
+                failing.pop_all()
             _remove(work)
         finally:
             os.close(lock)
     except OSError as error:
         room = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise InputError(f"{shown(out)}: cannot be written: {error.strerror or error}{room}") from error
+
+
+def _leave_what_is_read(work: Path) -> None:
+    _clear(work)
+    if not any((work / READ).iterdir()):
+        _remove(work)
 
 
 def _locked(work: Path, out: Path) -> int:

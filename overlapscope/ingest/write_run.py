@@ -8,6 +8,7 @@ the files they are.
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from overlapscope.ingest.archives import unpacked
@@ -81,14 +82,7 @@ def write_run(
         tasks = tasks_of(found, options, work / READ)
         resumed = go_on_with(tasks)
         parts: list[Part] = []
-
-        def load(folder: Path) -> Reading:
-            begin = len(parts)
-            reading = load_outline(folder, parts)
-            for part in parts[begin:]:  # most tables stay the files that they are
-                flushing.begin(table_file(part.folder, name) for name in TABLES)
-            return reading
-
+        load = partial(_loaded, parts=parts, flushing=flushing)
         with ExitStack() as held:
             if executor is None:
                 tasks = held.enter_context(shared_here(tasks, workers))
@@ -102,6 +96,15 @@ def write_run(
         write_job(run, entries, prepared, version=__version__)
         take_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
+
+
+def _loaded(folder: Path, parts: list[Part], flushing: Flushing) -> Reading:
+    """Give what a file gave, adding its parts; their tables are brought to disk meanwhile."""
+    begin = len(parts)
+    reading = load_outline(folder, parts)
+    for part in parts[begin:]:  # most tables stay the files that they are
+        flushing.begin(table_file(part.folder, name) for name in TABLES)
+    return reading
 
 
 def _written(out: Path, run: Run, spans: int, resumed: int) -> Written:

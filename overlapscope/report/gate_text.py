@@ -6,6 +6,7 @@ from overlapscope.gate.verdict import Gate
 from overlapscope.report.amounts import amount, count
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.sheet import Sheet, Table, text_of
+from overlapscope.timeline.listed import listed
 
 SIDES = (1, 3)
 """Runs a side for which a calibration says what can be told."""
@@ -28,7 +29,7 @@ def render_floor(floor: NoiseFloor, alpha: float, gating: tuple[str, ...]) -> st
             rows.append((label(each.name), amount(each.median, each.unit), amount(each.deviation, each.unit), *told))
     head = ("ms a step", "median", "deviation", *(f"told with {runs} a side" for runs in SIDES))
     note = "Unchanged code stays below what is told; of a true loss of twice as much, nine of ten are caught."
-    names = ", ".join(short(name) for name in floor.runs[:4]) + (", ..." if len(floor.runs) > 4 else "")
+    names = listed([short(name) for name in floor.runs], 4)
     return text_of(
         Sheet(
             title=f"How much runs of unchanged code differ, from {count(len(floor.runs), 'run')}",

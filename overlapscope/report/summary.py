@@ -7,6 +7,7 @@ import msgspec
 
 from overlapscope.analysis.waited import Waited
 from overlapscope.report.amounts import count, ms, percent
+from overlapscope.timeline.listed import listed
 
 DISTURBS = 0.01
 """Share of the step past which capture's own cost is called a disturbance, if its whole interval lies there."""
@@ -40,44 +41,9 @@ def render(
     """Give the text; `missing` are ranks whose word did not arrive in time, `waiting` a part of what is exposed."""
     known = [each for each in ranks if each.step_ns is not None]
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
-    if known:
-        step, exposed = fmean(each.step_ns or 0 for each in known), fmean(each.exposed_ns or 0 for each in known)
-        hidden, idle = fmean(each.hidden_ns or 0 for each in known), fmean(each.idle_ns or 0 for each in known)
-        worst = max(known, key=lambda each: each.exposed_ns or 0)
-        fewest = count(min(each.steps for each in known), "step")
-        lines += [
-            f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each",
-            *(
-                [
-                    f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
-                    f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
-                    *_waiting(waiting),
-                    f"  hidden   {ms(hidden):>12} ms",
-                ]
-                if exposed + hidden
-                else [f"  exposed  {'n/a':>12}      no communication was seen in these steps"]
-            ),
-            f"  idle     {ms(idle):>12} ms",
-        ]
-    else:
-        lines.append("  no complete step was recorded; there may be nothing to analyze")
-    costs = [each for each in known if each.overhead_ns is not None]
-    if costs:
-        cost = max(costs, key=lambda each: each.overhead_ns or 0)
-        negative = (cost.overhead_high_ns or 0) < 0
-        lines.append(
-            "  capture    not measurable: the machine's own speed changed meanwhile"
-            if negative
-            else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
-            f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
-        )
-        if (cost.overhead_low_ns or 0) > DISTURBS * (cost.step_ns or 0):
-            lines.append("  ! capture itself slows the step: without it, what overlaps may differ")
-    elif known and mode == "events":
-        lines.append("  capture    not measured: fewer than 4 of the steps were left alone")
+    lines += [*_figures(known, waiting), *_cost(known, mode)]
     if missing:
-        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-        lines.append(f"  missing  {count(len(missing), 'rank')}: {shown}")
+        lines.append(f"  missing  {count(len(missing), 'rank')}: {listed(missing, 16)}")
     failures = [f"  ! rank {each.rank}: {failure}" for each in ranks for failure in each.failures]
     lines += failures[:MAX_FAILURES]
     if len(failures) > MAX_FAILURES:
@@ -85,6 +51,45 @@ def render(
     if known:
         lines.append(f"next: overlapscope analyze {run}")
     return "\n".join(lines) + "\n"
+
+
+def _figures(known: Sequence[RankSummary], waiting: Waited | None) -> list[str]:
+    """Give the means over ranks."""
+    if not known:
+        return ["  no complete step was recorded; there may be nothing to analyze"]
+    step, exposed = fmean(each.step_ns or 0 for each in known), fmean(each.exposed_ns or 0 for each in known)
+    hidden, idle = fmean(each.hidden_ns or 0 for each in known), fmean(each.idle_ns or 0 for each in known)
+    worst = max(known, key=lambda each: each.exposed_ns or 0)
+    fewest = count(min(each.steps for each in known), "step")
+    lines = [f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each"]
+    if exposed + hidden:
+        lines += [
+            f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
+            f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
+            *_waiting(waiting),
+            f"  hidden   {ms(hidden):>12} ms",
+        ]
+    else:
+        lines.append(f"  exposed  {'n/a':>12}      no communication was seen in these steps")
+    return [*lines, f"  idle     {ms(idle):>12} ms"]
+
+
+def _cost(known: Sequence[RankSummary], mode: str) -> list[str]:
+    """Say what capture itself took, of the rank where it took most."""
+    costs = [each for each in known if each.overhead_ns is not None]
+    if not costs:
+        unknown = "  capture    not measured: fewer than 4 of the steps were left alone"
+        return [unknown] if known and mode == "events" else []
+    cost = max(costs, key=lambda each: each.overhead_ns or 0)
+    lines = [
+        "  capture    not measurable: the machine's own speed changed meanwhile"
+        if (cost.overhead_high_ns or 0) < 0
+        else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
+        f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
+    ]
+    if (cost.overhead_low_ns or 0) > DISTURBS * (cost.step_ns or 0):
+        lines.append("  ! capture itself slows the step: without it, what overlaps may differ")
+    return lines
 
 
 def _waiting(waiting: Waited | None) -> list[str]:

@@ -239,8 +239,26 @@ def concat(tables: Sequence[T]) -> T:
     return replace(tables[0], **{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
 
 
+def held(value: int | None) -> int:
+    """Give a number as columns hold it: NONE for a missing one."""
+    return NONE if value is None else value
+
+
+def or_none(value: int) -> int | None:
+    """Give a number that a column holds; None for a missing one."""
+    return None if value == NONE else value
+
+
+def integers(values: Sequence[int | None]) -> Ints:
+    """Give a column of integers, NONE where one is missing."""
+    try:
+        return np.array(values, np.int64)
+    except TypeError:
+        return np.array([NONE if value is None else value for value in values], np.int64)
+
+
 def shift(column: Ints, offset: int) -> Ints:
-    """Add `offset` to a row-number column, leaving missing values missing."""
+    """Add `offset` to a column of row numbers or of times, leaving missing values missing."""
     return np.where(column == NONE, NONE, column + offset)
 
 

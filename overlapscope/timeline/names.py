@@ -35,6 +35,10 @@ class NameTable:
         """Give the code of one name, adding it if new."""
         return self._codes.setdefault(name, len(self._codes))
 
+    def codes(self, names: Iterable[str | None]) -> list[int]:
+        """Give the codes of names of which some may be missing; of those it is -1."""
+        return [-1 if name is None else self.code(name) for name in names]
+
     def encode(self, names: Sequence[object]) -> Codes:
         """Give the codes of many names, adding the new ones; what is not a string is named by `str`."""
         codes = self._codes

@@ -6,7 +6,7 @@ Whoever may write into a run directory may put a link there under any name; what
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,12 +28,12 @@ def opened_own(file: str | Path, within: int | None = None) -> BinaryIO:
     Raises OSError for a link, or for no plain file of this user.
     """
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
-    try:
+    with ExitStack() as held:
+        held.callback(os.close, handle)
         _must_be_own(os.fstat(handle), stat.S_IFREG)
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+        opened = os.fdopen(handle, "rb")
+        held.pop_all()
+    return opened
 
 
 def _must_be_own(state: os.stat_result, kind: int) -> None:

@@ -1,8 +1,6 @@
 """A run directory whose ranks write themselves, each when it is done and in whatever process."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +8,8 @@ from overlapscope.timeline.manifest import SCHEMA, Manifest, encoded, rank_folde
 from overlapscope.timeline.rank_files import write_rank
 from overlapscope.timeline.run import Group, RankTimeline
 from overlapscope.timeline.run_directory import MANIFEST
-from overlapscope.timeline.run_folder import beside_place, umask
+from overlapscope.timeline.run_folder import beside_place
+from overlapscope.timeline.whole_file import whole_file
 
 
 def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) -> None:
@@ -53,12 +52,5 @@ def save_job(
         fingerprint=dict(fingerprint),
     )
     path.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{MANIFEST}.", dir=path)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encoded(manifest))
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path / MANIFEST)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(path / MANIFEST, durable=False) as file:
+        file.write(encoded(manifest))

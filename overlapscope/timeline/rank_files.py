@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from overlapscope.timeline.arrow import parquet_of, to_arrow, write_parquet
-from overlapscope.timeline.columns import NONE, Columns, make, size
+from overlapscope.timeline.columns import Columns, make, or_none, size
 from overlapscope.timeline.manifest import RankEntry, rank_folder
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.run_directory import RANK_ENTRY
@@ -51,13 +51,9 @@ def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntr
         spans=spans,
         collectives=size(timeline.collectives),
         steps=timeline.steps.step.tolist(),
-        start_ns=_or_none(int(timeline.recordings.start_ns[0])),
-        end_ns=_or_none(int(timeline.recordings.end_ns[-1])),
+        start_ns=or_none(int(timeline.recordings.start_ns[0])),
+        end_ns=or_none(int(timeline.recordings.end_ns[-1])),
         recorded=dict(timeline.recorded),
     )
     (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
     return entry
-
-
-def _or_none(value: int) -> int | None:
-    return None if value == NONE else value

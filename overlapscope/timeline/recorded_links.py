@@ -30,7 +30,7 @@ def recorded_links(ranks: Iterable[RankTimeline]) -> Facts:
         host=names.encode([key[0] for key in rows]),
         a=names.encode([key[1] for key in rows]),
         b=names.encode([key[2] for key in rows]),
-        kind=[names.code(kind) if kind is not None else -1 for kind, _ in rows.values()],
+        kind=names.codes(kind for kind, _ in rows.values()),
         lanes=[lanes for _, lanes in rows.values()],
     )
     return Facts(names=tuple(names.to_list()), links=table)

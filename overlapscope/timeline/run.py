@@ -139,48 +139,48 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
                 "leave one of them out; if they are different jobs, analyze them apart"
             )
     names = NameTable()
-    recordings: list[Recordings] = []
-    spans: list[Spans] = []
-    collectives: list[Collectives] = []
-    steps: list[Steps] = []
-    lanes: list[Lanes] = []
-    annotations: list[Annotations] = []
-    gradients: list[Gradients] = []
-    telemetry: list[Telemetry] = []
+    joined: list[RankTimeline] = []
+    window = lane = call = 0
     for part in ordered:
-        window = sum(size(each) for each in recordings)
-        lane = sum(size(each) for each in lanes)
-        call = sum(size(each) for each in collectives)
-        recordings.append(recode(part.recordings, part.names, names))
-        lanes.append(recode(part.lanes, part.names, names))
-        moved = recode(part.spans, part.names, names)
-        spans.append(
-            replace(
-                moved,
-                recording=moved.recording + window,
-                lane=moved.lane + lane,
-                collective=shift(moved.collective, call),
-            )
-        )
-        calls = recode(part.collectives, part.names, names)
-        collectives.append(replace(calls, recording=calls.recording + window))
-        steps.append(replace(part.steps, recording=part.steps.recording + window))
-        notes = recode(part.annotations, part.names, names)
-        gradients.append(recode(part.gradients, part.names, names))
-        telemetry.append(recode(part.telemetry, part.names, names))
-        annotations.append(replace(notes, recording=notes.recording + window, lane=notes.lane + lane))
+        joined.append(_behind(part, names, window, lane, call))
+        window += size(joined[-1].recordings)
+        lane += size(joined[-1].lanes)
+        call += size(joined[-1].collectives)
     return replace(
         ordered[0],
         has_device=any(part.has_device for part in ordered),
         names=tuple(names.to_list()),
-        recordings=concat(recordings),
-        spans=concat(spans),
-        collectives=concat(collectives),
-        steps=concat(steps),
-        lanes=concat(lanes),
-        annotations=concat(annotations),
-        gradients=concat(gradients),
-        telemetry=concat(telemetry),
+        recordings=concat([part.recordings for part in joined]),
+        spans=concat([part.spans for part in joined]),
+        collectives=concat([part.collectives for part in joined]),
+        steps=concat([part.steps for part in joined]),
+        lanes=concat([part.lanes for part in joined]),
+        annotations=concat([part.annotations for part in joined]),
+        gradients=concat([part.gradients for part in joined]),
+        telemetry=concat([part.telemetry for part in joined]),
+    )
+
+
+def _behind(part: RankTimeline, names: NameTable, window: int, lane: int, call: int) -> RankTimeline:
+    """Give a part in the codes of `names`, behind so many recording windows, lanes and collectives of others."""
+    recordings, lanes = recode(part.recordings, part.names, names), recode(part.lanes, part.names, names)
+    spans, calls = recode(part.spans, part.names, names), recode(part.collectives, part.names, names)
+    notes = recode(part.annotations, part.names, names)
+    return replace(
+        part,
+        recordings=recordings,
+        lanes=lanes,
+        spans=replace(
+            spans,
+            recording=spans.recording + window,
+            lane=spans.lane + lane,
+            collective=shift(spans.collective, call),
+        ),
+        collectives=replace(calls, recording=calls.recording + window),
+        steps=replace(part.steps, recording=part.steps.recording + window),
+        annotations=replace(notes, recording=notes.recording + window, lane=notes.lane + lane),
+        gradients=recode(part.gradients, part.names, names),
+        telemetry=recode(part.telemetry, part.names, names),
     )
 
 

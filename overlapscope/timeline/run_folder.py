@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -75,20 +75,22 @@ def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Co
 def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
     # Aside first: at no moment is the place taken by half a run.
     aside, handle = make_held(path.parent, _prefix(path, "old"))
-    try:
+    with ExitStack() as held, ExitStack() as undo:
+        held.callback(os.close, handle)
+        undo.callback(_take_back, aside, path)
         os.replace(path, aside / path.name)
         os.replace(temporary, path)
         if durable:
             flush_folder(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
-    except BaseException:
-        with suppress(OSError):
-            if not path.exists():
-                os.replace(aside / path.name, path)
-            aside.rmdir()  # not with a run in it
-        raise
-    finally:
-        os.close(handle)
+        undo.pop_all()
+
+
+def _take_back(aside: Path, path: Path) -> None:
+    with suppress(OSError):
+        if not path.exists():
+            os.replace(aside / path.name, path)
+        aside.rmdir()  # not with a run in it
 
 
 def exists_already(path: Path) -> UsageError:

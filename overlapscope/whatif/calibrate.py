@@ -48,6 +48,12 @@ class Assumption:
     high: float
     known_from: str
 
+    @classmethod
+    def of(cls, name: str, values: Sequence[float], known_from: str) -> Self:
+        """Take low, value and high from `values`."""
+        low, value, high = values
+        return cls(name=name, value=value, low=low, high=high, known_from=known_from)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -94,15 +100,8 @@ class Predictions:
         )
 
     def half_width(self, values: Floats) -> Floats:
-        """Give the half of a 90 % interval of something that has a row for each variation, about row 0.
-
-        Independent causes add up as squares; of the two directions of one the larger counts.
-        """
-        total = np.zeros(values.shape[1:])
-        for name in dict.fromkeys(self.variations[1:]):
-            rows = [place for place, each in enumerate(self.variations) if each == name]
-            total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
-        return np.sqrt(total)
+        """Give the half of a 90 % interval of something that has a row for each variation, about row 0."""
+        return half_width(values, self.variations)
 
     def depends_on(self, place: int) -> dict[str, tuple[float, float]]:
         """Give for each assumption the least and the greatest step in ns of one setting as it varies."""
@@ -112,6 +111,19 @@ class Predictions:
             steps = self.steps_ns[rows, place]
             found[name] = (float(steps.min()), float(steps.max()))
         return found
+
+
+def half_width(values: Floats, variations: Sequence[str]) -> Floats:
+    """Give the half of a 90 % interval of values about row 0, with a row for each named variation.
+
+    Independent causes add up as squares; of the two directions of one the larger counts.
+    """
+    total = np.zeros(values.shape[1:])
+    for name in dict.fromkeys(variations[1:]):
+        rows = [place for place, each in enumerate(variations) if each == name]
+        total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
+    half: Floats = np.sqrt(total)
+    return half
 
 
 def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
@@ -126,18 +138,18 @@ def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
     that are lower and higher by the noise.
     """
     if not measured:
-        return _prior("no measured step was given")
+        return prior("no measured step was given")
     missed = _missed(workload, measured)
     moved = missed(PRIOR[2]) - missed(PRIOR[0])
     if moved < TELLING * max(noise, LEAST_NOISE):
-        return _prior(
+        return prior(
             "the measured settings overlap too little to tell it, "
             f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
         )
     best = _root(missed)
     if best in (1.0, MOST):
         side = f"more than {MOST:g}" if best == MOST else "less than 1"
-        return _prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
+        return prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
     low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
     return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
 
@@ -172,16 +184,7 @@ def predict(
         rows.append([_replayed(base, job, slowdown).step_ns for job in jobs])
         names.append("interference")
     misses = [step_ns(base, each.settings, found.slowdown) / each.step_ns - 1 for each in measured]
-    return Predictions(
-        settings=tuple(settings),
-        steps_ns=np.array(rows),
-        variations=tuple(names),
-        exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
-        spent_ns=np.array([_spent(each) for each in results]),
-        fit=found,
-        noise=noise,
-        replay_error=max(misses, key=abs) if misses else None,
-    )
+    return _predictions(settings, rows, names, results, found, noise, misses)
 
 
 def _predict_told(
@@ -203,13 +206,26 @@ def _predict_told(
             rows.append([replay(step_job(workload, one)).step_ns for one in settings])
             names.append(name)
     misses = [replay(step_job(base, each.settings)).step_ns / each.step_ns - 1 for each in measured]
+    return _predictions(settings, rows, names, results, told, noise, misses)
+
+
+def _predictions(
+    settings: Sequence[Settings],
+    rows: Sequence[Sequence[float]],
+    names: Sequence[str],
+    results: Sequence[Replay],
+    used: Fit,
+    noise: float,
+    misses: Sequence[float],
+) -> Predictions:
+    """Put together the steps of all variations with what the first of them exposes; `misses` are of measured steps."""
     return Predictions(
         settings=tuple(settings),
         steps_ns=np.array(rows),
         variations=tuple(names),
         exposed_ns=np.array([max(each.exposed_comm_ns.values()) for each in results]),
         spent_ns=np.array([_spent(each) for each in results]),
-        fit=told,
+        fit=used,
         noise=noise,
         replay_error=max(misses, key=abs) if misses else None,
     )
@@ -268,5 +284,6 @@ def _root(missed: Callable[[float], float]) -> float:
     return middle
 
 
-def _prior(reason: str) -> Fit:
+def prior(reason: str) -> Fit:
+    """Give what holds where nothing tells the slowdown, and why nothing does."""
     return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)

@@ -155,7 +155,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
         waiting = _waiting(together)
         raise InputError(f"{waiting}{error}") from None
     device = any(each.has_device for each in run.ranks.values())
-    transfers = {rank: _own_clock(run, rank, _transfers(seen, at), together) for at, rank in enumerate(seen.ranks)}
+    transfers = {rank: _own_clock(run, rank, seen.transfers(at), together) for at, rank in enumerate(seen.ranks)}
     computing = {rank: _computing(run, rank, seen, at) for at, rank in enumerate(seen.ranks)}
     steps = {rank: _windows(run, rank, seen) for rank in seen.ranks}
     told, shares = told_slowdown(seen, run.ranks, transfers, computing, steps)
@@ -199,11 +199,6 @@ def _moving(seen: Recorded, rank: int, step: int) -> Floats:
     begun, done = seen.begun_ns[:, step].max(axis=0), seen.done_ns[rank, step]
     covered = union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
     return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
-
-
-def _transfers(seen: Recorded, rank: int) -> Intervals:
-    begun, done = seen.begun_ns.max(axis=0).ravel(), seen.done_ns[rank].ravel()
-    return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
 
 def _own_clock(run: Run, rank: int, shared: Intervals, together: Across) -> Intervals:
@@ -253,26 +248,26 @@ def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
 
 
 def _assumptions(seen: Recorded, moved: Link, *, device: bool, partly: bool) -> list[Assumption]:
-    found = [_assumption("per_bucket_us", PER_BUCKET_US[device], "a prior")]
+    found = [Assumption.of("per_bucket_us", PER_BUCKET_US[device], "a prior")]
     if not told_latency(moved.told):
         told = "a prior: the sizes recorded do not tell it"
-        found.append(_assumption("latency_us", LATENCY_US[device], told))
+        found.append(Assumption.of("latency_us", LATENCY_US[device], told))
     slowed = moved.slowed
     if slowed is None:
         how = "taken to slow each other alike" if device else "taken to be held up by its link alone"
-        found.append(_assumption("comm_share", COMM_SHARE[device], how))
+        found.append(Assumption.of("comm_share", COMM_SHARE[device], how))
     else:
         mean, low, high = slowed
         how = "the same size beside compute and alone"
-        found.append(_assumption("transfer_beside_compute", (low, mean, high), how))
+        found.append(Assumption.of("transfer_beside_compute", (low, mean, high), how))
     error = _error(moved.own_ns / _medians(moved))
     least, how = 1 / (1 + error), "how much recorded ones differ"
     if partly:
         least, how = min(least, HELD_WAITING), "they may hold waiting for ranks that were not recorded"
-    found.append(_assumption("transfer_time", (least, 1.0, 1 + error), how))
+    found.append(Assumption.of("transfer_time", (least, 1.0, 1 + error), how))
     lasted = (seen.ready_ns[:, :, -1].max(axis=2) - _origins(seen)).max(axis=0)
     error = _error(lasted / np.median(lasted))
-    found.append(_assumption("compute_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded steps differ"))
+    found.append(Assumption.of("compute_time", (1 / (1 + error), 1.0, 1 + error), "how much recorded steps differ"))
     return found
 
 
@@ -286,11 +281,6 @@ def _medians(moved: Link) -> Floats:
 def _error(ratios: Floats) -> float:
     """Give half the 90 % interval of a median of values that scatter about 1."""
     return float(SPREAD * 1.2533 * 1.4826 * np.median(np.abs(ratios - 1)) / ratios.size**0.5)
-
-
-def _assumption(name: str, values: tuple[float, float, float], known_from: str) -> Assumption:
-    low, value, high = values
-    return Assumption(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
 def _partly(run: Run, seen: Recorded) -> bool:

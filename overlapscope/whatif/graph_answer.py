@@ -15,7 +15,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
 from overlapscope.values import dataclass
-from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN
+from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN, half_width
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
 from overlapscope.whatif.graph import Graph, Item, Slowed, graph_job
@@ -213,7 +213,7 @@ def _run(graph: Graph, values: Mapping[str, float]) -> Replay:
 
 def _rows(case: GraphCase, trials: Sequence[Trial], seen: _Replayed) -> list[Scenario]:
     base = case.measured_ns
-    half = np.sqrt(_varied(seen) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
+    half = np.sqrt(half_width(seen.shares, seen.names) ** 2 + seen.scatter**2 + case.noise**2 + SELF_TEST**2)
     # A gain is of one run; a step is held against another one, which drifts.
     apart = np.sqrt(half**2 + case.drift**2)
     half[0] = apart[0] = case.noise
@@ -238,15 +238,6 @@ def _rows(case: GraphCase, trials: Sequence[Trial], seen: _Replayed) -> list[Sce
             )
         )
     return rows
-
-
-def _varied(seen: _Replayed) -> Floats:
-    """Give half the interval that assumptions leave: independent ones add up as squares."""
-    total = np.zeros(seen.shares.shape[1])
-    for name in dict.fromkeys(seen.names[1:]):
-        mine = [place for place, each in enumerate(seen.names) if each == name]
-        total = total + np.abs(seen.shares[mine] - seen.shares[0]).max(axis=0) ** 2
-    return np.sqrt(total)
 
 
 def _best(rows: Sequence[Scenario]) -> Scenario:

@@ -177,29 +177,24 @@ def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> l
     result = []
     if given.step_ms is not None:
         counted = "backward has twice the operations of forward"
-        result.append(_assumption("backward_share", BACKWARD, counted))
+        result.append(Assumption.of("backward_share", BACKWARD, counted))
     if given.optimizer_ms is None and memory:
         moved = optimizer_bytes(pieces, document.optimizer.name) / memory / MS
         low, usual, high = (moved / share for share in reversed(ACHIEVED))
         how = f"{document.optimizer.name} moves so many bytes at {ACHIEVED[1]:.0%} of the memory's bandwidth"
-        result.append(_assumption("optimizer_ms", (low, usual, high), how))
+        result.append(Assumption.of("optimizer_ms", (low, usual, high), how))
     elif given.optimizer_ms is None and given.step_ms is not None:
         shares = tuple(share * given.step_ms for share in GUESSED_OPTIMIZER)
-        result.append(_assumption("optimizer_ms", shares, "a guess: device.memory_gbs would tell it"))
+        result.append(Assumption.of("optimizer_ms", shares, "a guess: device.memory_gbs would tell it"))
     share = head_share(pieces)
     if share is not None:
-        result.append(_assumption("head_share", HEAD, f"operations give the head {share:.1%} of backward"))
-    result.append(_assumption("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "a prior"))
-    result.append(_assumption("comm_share", COMM_SHARE, "taken to slow each other alike"))
+        result.append(Assumption.of("head_share", HEAD, f"operations give the head {share:.1%} of backward"))
+    result.append(Assumption.of("per_bucket_us", tuple(each / 1e3 for each in PER_BUCKET_NS), "a prior"))
+    result.append(Assumption.of("comm_share", COMM_SHARE, "taken to slow each other alike"))
     error = _curve_error(found, sum(each.bytes for each in pieces))
     how = "points of the table left out one at a time" if found.measured.all() else "no table: a formula's error"
-    result.append(_assumption("transfer_time", (1 / (1 + error), 1.0, 1 + error), how))
+    result.append(Assumption.of("transfer_time", (1 / (1 + error), 1.0, 1 + error), how))
     return result
-
-
-def _assumption(name: str, values: Sequence[float], known_from: str) -> Assumption:
-    low, value, high = values
-    return Assumption(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
 def _curve_error(found: Curve, most_bytes: int) -> float:

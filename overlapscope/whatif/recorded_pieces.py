@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.timeline.columns import Flags, Floats, Ints
-from overlapscope.timeline.intervals import BusyTime, Intervals, union
+from overlapscope.timeline.intervals import BusyTime
 from overlapscope.whatif.interference import BESIDE, FREE, SPREAD
 from overlapscope.whatif.recorded_steps import Recorded
 
@@ -42,7 +42,7 @@ def _pieces(seen: Recorded, rank: int) -> tuple[Floats, Floats, Ints]:
     ready = np.rint(np.sort(seen.ready_ns[rank], axis=-1)).astype(np.int64)
     starts, ends = ready[..., :-1], ready[..., 1:]
     lasted = (ends - starts).astype(np.float64)
-    beside = BusyTime(_moved(seen, rank)).within(starts, ends) / np.maximum(lasted, 1.0)
+    beside = BusyTime(seen.transfers(rank)).within(starts, ends) / np.maximum(lasted, 1.0)
     place = np.arange(lasted.shape[-1])
     own = place < place.size - _of_last_layer(seen)
     steps = len(seen.steps)
@@ -53,11 +53,6 @@ def _of_last_layer(seen: Recorded) -> int:
     """Count the gradients that belong to the module whose gradients are ready last."""
     owners = [name.rpartition(".")[0] for name in seen.names]
     return next((at for at, each in enumerate(reversed(owners)) if each != owners[-1]), 1)
-
-
-def _moved(seen: Recorded, rank: int) -> Intervals:
-    begun, done = seen.begun_ns.max(axis=0).ravel(), seen.done_ns[rank].ravel()
-    return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
 
 def _alike(seen: Recorded) -> Ints:

@@ -13,7 +13,7 @@ import numpy as np
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals, complement, intersection, length, union
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Fit
+from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Fit, prior
 from overlapscope.whatif.interference import slowdown
 from overlapscope.whatif.recorded_pieces import piece_slowdown
 from overlapscope.whatif.recorded_steps import Recorded
@@ -53,11 +53,11 @@ def told_slowdown(
         shares = tuple(1.0 if each is None else max(each[0] - 1, 0.0) / (mean - 1) for each in found)
         return Fit(slowdown=mean, low=max(low, 1.0), high=high, identified=True, reason=""), shares
     if all(each.has_device for each in ranks.values()):
-        return _prior(why), everywhere
+        return prior(why), everywhere
     rows = [_of_steps(ranks[rank], transfers[rank], computing[rank], steps[rank]) for rank in ranks]
     sums = np.concatenate([each for each in rows if each is not None] or [np.zeros((0, 4))])
     if sums.shape[0] < LEAST_STEPS or sums[:, 0].sum() == 0 or sums[:, 2].sum() == 0:
-        return _prior(why), everywhere
+        return prior(why), everywhere
     # What caches, memory and interrupts slow shows in no scheduler's count: this is what compute slows at least.
     least = max(_ratio(sums.sum(axis=0)), 1.0)
     at_least = Fit(
@@ -101,7 +101,3 @@ def _ran_within(times: Ints, ran: Floats, within: Intervals) -> float:
     shift = times[0]
     at = np.interp(within.ends - shift, times - shift, ran) - np.interp(within.starts - shift, times - shift, ran)
     return float(at.sum())
-
-
-def _prior(reason: str) -> Fit:
-    return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)

@@ -15,6 +15,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
+from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.values import dataclass
@@ -63,6 +64,11 @@ class Recorded:
     """Complete steps that did something else."""
     unsynced: int = 0
     """Complete steps with these gradients and no all-reduce, between those that have some."""
+
+    def transfers(self, rank: int) -> Intervals:
+        """Give when the rank at this place transferred: from the last member's begin to its own end."""
+        begun, done = self.begun_ns.max(axis=0).ravel(), self.done_ns[rank].ravel()
+        return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
     @property
     def steps_ns(self) -> Floats:
@@ -207,6 +213,17 @@ def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) ->
     return sizes.pop() if len(sizes) == 1 else None
 
 
+def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Give a rank's windows, gradients' ready times, and launch, begin and end of the calls of `rows`, by step."""
+    launched = np.array([launch_times(timeline, each) for each in rows])
+    starts, ends = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
+    if timeline.basis == "events" and not timeline.has_device:
+        starts = taken_up(launched, ends, GLOO_THREADS)
+    ready = np.array([each.ready_ns for each in steps])
+    ready = _on_device(timeline, ready) if timeline.has_device else ready
+    return np.array([each.window for each in steps]), ready, launched, starts, ends
+
+
 def _joined(
     run: Run,
     together: Across,
@@ -223,25 +240,9 @@ def _joined(
     synced = round(total / int(elements.sum()))
     last = rows[:, :, rows.shape[2] - rows.shape[2] // synced :]
     calls = reference.collectives
-
-    def shared(rank: int, times: Ints) -> Floats:
-        return together.clocks.aligned(rank, times)
-
-    launch, begun, done, ready, window = [], [], [], [], []
-    for at, rank in enumerate(ranks):
-        timeline = run.ranks[rank]
-        table = timeline.collectives
-        launched = np.array([launch_times(timeline, each) for each in last[at]])
-        starts, ends = table.start_ns[last[at]], table.end_ns[last[at]]
-        if timeline.basis == "events" and not timeline.has_device:
-            starts = taken_up(launched, ends, GLOO_THREADS)
-        times = np.array([found[rank][step].ready_ns for step in steps])
-        ready.append(shared(rank, _on_device(timeline, times) if timeline.has_device else times))
-        launch.append(shared(rank, launched))
-        begun.append(shared(rank, starts))
-        done.append(shared(rank, ends))
-        window.append(shared(rank, np.array([found[rank][step].window for step in steps])))
-    windows = np.array(window)
+    times = [_times(run.ranks[rank], [found[rank][step] for step in steps], last[at]) for at, rank in enumerate(ranks)]
+    shared = [[together.clocks.aligned(rank, each) for each in own] for rank, own in zip(ranks, times, strict=True)]
+    windows, ready, launch, begun, done = (np.array(each) for each in zip(*shared, strict=True))
     return Recorded(
         ranks=ranks,
         steps=tuple(steps),
@@ -252,12 +253,12 @@ def _joined(
         end_ns=windows[..., 1],
         passes=passes,
         synced=synced,
-        ready_ns=np.array(ready).reshape(len(ranks), len(steps), passes, len(names)),
+        ready_ns=ready.reshape(len(ranks), len(steps), passes, len(names)),
         bytes=calls.bytes[last[0, 0]],
         sent_dtypes=tuple(reference.names[code] for code in calls.dtype[last[0, 0]].tolist()),
-        launch_ns=np.array(launch),
-        begun_ns=np.array(begun),
-        done_ns=np.array(done),
+        launch_ns=launch,
+        begun_ns=begun,
+        done_ns=done,
         rows=last,
         left_out=left_out,
     )

@@ -1,0 +1,150 @@
+"""The spans in view one by one, as bars: a trace for each kind, and one for each cause of exposed communication."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.report.text import WORDS
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
+from overlapscope.values import dataclass
+from overlapscope_dashboards.theme import COLOURS, plain
+from overlapscope_dashboards.timeline.asked import Asked
+from overlapscope_dashboards.timeline.lanes import Lane, RankLanes, pieces
+from overlapscope_dashboards.timeline.plotted import typed
+from overlapscope_dashboards.timeline.rows import Row
+from overlapscope_dashboards.timeline.said import length
+from overlapscope_dashboards.timeline.source import Source
+
+NAMED: Final = 400
+"""Spans in view up to which their names stand in them."""
+MAX_LETTERS: Final = 80
+FEWEST_LETTERS: Final = 4
+LETTER_PIXELS: Final = 7
+CAUSE_LOOKS: Final = {
+    "peer_compute": ("waiting", ""), "peer_comm": ("waiting", "/"), "peer_host": ("waiting", "|"),
+    "pipeline": ("waiting", "."), "slow_transfer": ("exposed", ""), "late_launch": ("launch", ""),
+    "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
+}  # fmt: skip
+_KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
+
+    origin_ns: int = 0
+    row: int = 0
+
+
+def span_bars(
+    source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
+    width: int, corner: Corner,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
+    exposed = {each.rank: each.exposed for each in ranks}
+    bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
+    over: list[tuple[Ints, Ints, int]] = []
+    for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
+        if row.lane is None:
+            continue
+        kinds = source.tables(row.rank).spans.kind[row.lane.rows[rows]]
+        for kind, name in _KINDS:
+            if (kinds == kind).any():
+                bars[name].append((at, row.lane, rows[kinds == kind]))
+        comm = rows[kinds == COMM]
+        _, start, end = pieces(row.lane, comm, exposed[row.rank])
+        over.append((start, end, at))
+    room = width if sum(each.size for each in found) <= NAMED else 0
+    drawn = [_kind_trace(source, asked, lower, name, bars[name], room, corner) for _, name in _KINDS if bars[name]]
+    starts = np.concatenate([each[0] for each in over] or [np.empty(0, np.int64)])
+    ends = np.concatenate([each[1] for each in over] or [np.empty(0, np.int64)])
+    places = np.repeat([each[2] for each in over], [each[0].size for each in over])
+    if starts.size:
+        # The bars of communication once more, on top and seen through: what is exposed would cover their names.
+        whole = next(each for each in drawn if each["name"] == "hidden")
+        seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
+        plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
+        drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
+        drawn += [_bars("exposed", starts, ends, places, corner) | {"hoverinfo": "skip"}, seen_through]
+    return drawn
+
+
+def _kind_trace(
+    source: Source,
+    asked: Asked,
+    lower: Sequence[Row],
+    kind: str,
+    parts: Sequence[tuple[int, Lane, Ints]],
+    width: int,
+    corner: Corner,
+) -> dict[str, Any]:
+    """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
+    start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
+    end = np.concatenate([lane.end_ns[rows] for _, lane, rows in parts])
+    places = np.repeat([at for at, _, _ in parts], [rows.size for _, _, rows in parts])
+    plainly: list[str] = []
+    keys: list[str] = []
+    for at, lane, rows in parts:
+        timeline = source.tables(lower[at].rank)
+        own = lane.rows[rows]
+        codes = timeline.spans.name[own].tolist()
+        plainly += [timeline.names[code][:MAX_LETTERS] if code >= 0 else "unnamed" for code in codes]
+        keys += [f"{lower[at].rank}:{row}" for row in own.tolist()]
+    shown = {name: plain(name) for name in set(plainly)}
+    names = [shown[name] for name in plainly]
+    told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
+    trace = _bars(kind, start, end, places, corner) | {
+        "customdata": told, "hovertext": names,
+        "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
+    }  # fmt: skip
+    if width:
+        fits = (end - start) * width // (asked.window.length_ns * LETTER_PIXELS)
+        fits[(start < asked.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
+        trace |= {
+            "text": [_cut(name, room) for name, room in zip(plainly, fits.tolist(), strict=True)],
+            "textposition": "inside", "insidetextanchor": "start", "textangle": 0, "cliponaxis": True,
+            "insidetextfont": {"color": "#fff", "size": 11}, "constraintext": "none",
+        }  # fmt: skip
+    return trace
+
+
+def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], corner: Corner) -> dict[str, Any]:
+    return {
+        "type": "bar", "orientation": "h", "base": typed((start_ns - corner.origin_ns) / 1e6),
+        "x": typed((end_ns - start_ns) / 1e6), "y": typed((places + corner.row).astype(np.float64)),
+        "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
+        "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
+    }  # fmt: skip
+
+
+def cause_bars(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
+    """Give why communication was exposed, one trace a cause."""
+    parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
+    for at, row in enumerate(lower):
+        if row.lane is None:
+            for cause, start, end in source.causes(row.rank, asked.window):
+                parts.setdefault(cause, []).append((at, start, end))
+    drawn = []
+    for cause, found in parts.items():
+        colour, pattern = CAUSE_LOOKS[cause]
+        start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
+        places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
+        trace = _bars(colour, start, end, places, corner)
+        trace["marker"] = {
+            **trace["marker"],
+            "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
+        }
+        words = [
+            [f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)
+        ]
+        drawn.append(trace | {
+            "width": 0.5, "customdata": words, "name": cause,
+            "hovertemplate": f"<b>{WORDS[cause]}</b><br>exposed %{{customdata[1]}}<extra></extra>",
+        })  # fmt: skip
+    return drawn
+
+
+def _cut(name: str, room: int) -> str:
+    return plain(name if len(name) <= room else name[: room - 1] + "…") if room else ""
