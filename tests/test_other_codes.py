@@ -7,9 +7,11 @@ import numpy as np
 
 from overlapscope.advice.advise import analyzed
 from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.kernel_sums import kernel_sums
 from overlapscope.analysis.kernels import kernels_of
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.pairs import match_pairs
+from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.columns import Collectives, make, recode
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
@@ -64,6 +66,15 @@ def test_kernels_stand_in_the_order_of_their_first_span() -> None:
     assert len(found["name"]) > 1
     for column, values in found.items():
         np.testing.assert_array_equal(other[column], values)
+
+
+def test_sums_of_kernels_stand_in_the_order_of_their_first_span() -> None:
+    timeline = next(iter(run_of(simulate(Job(layout=Layout(tp=2), steps=2))).ranks.values()))
+    found, other = (
+        list(kernel_sums(each, step_windows(each)).sums.items()) for each in (timeline, renumbered(timeline))
+    )
+    assert len(found) > 1
+    assert other == found
 
 
 def test_a_slowdown_is_the_same_to_the_last_digit() -> None:
