@@ -120,6 +120,13 @@ def test_several_files_do_not_take_what_is_free_one_after_the_other(monkeypatch:
     assert [type(place.put(MANY[500:])) for place in places] == [Held, Held]
 
 
+def test_what_one_file_left_is_not_halved_again_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    little_room(monkeypatch)
+    first, second = Aside(0), Aside(0)
+    assert type(first.put(MANY)) is Written
+    assert type(second.put(MANY[:200])) is Held
+
+
 def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:
     place = Aside(0)
     put = place.put(MANY)

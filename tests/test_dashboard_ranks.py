@@ -68,6 +68,14 @@ def test_why_nobody_is_named(analysis: Analysis) -> None:
     assert "One rank was recorded" in view.nobody(one)
 
 
+@pytest.mark.parametrize(("world", "told"), [(2, "all of them"), (None, "of how many is not known")])
+def test_all_ranks_are_said_to_be_there_only_where_it_is_known_how_many_there_are(
+    analysis: Analysis, world: int | None, told: str
+) -> None:
+    some = msgspec.structs.replace(analysis, run=msgspec.structs.replace(analysis.run, world_size=world))
+    assert view.key_figures(some)[0][3] == told
+
+
 def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Analysis) -> None:
     (info, _), (skew, _) = analysis.ranks, analysis.skew.ranks
     many = 4_000

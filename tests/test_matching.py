@@ -347,6 +347,16 @@ def test_cut_recordings_without_numbers_are_paired_where_the_ends_tell_their_pla
         assert {block.ranks for block in found.matching.blocks} == {tuple(range(8)), (0, 1, 2, 3, 4, 6, 7)}
 
 
+def test_of_calls_that_start_together_the_one_that_ended_first_came_first():
+    """A coarse clock shows some calls as taking no time: the row where they stand in a table tells nothing."""
+    calls = [
+        Call(op="all_reduce", start=k * 50 * MS, length=length, size=2) for k in range(9) for length in (0, 5 * MS)
+    ]
+    (block,) = across(job({0: calls, 1: calls[::-1]}, (PAIR,))).matching.blocks
+    assert block.calls == 18
+    assert (block.end_ns[0] == block.end_ns[1]).all()
+
+
 def test_where_every_step_is_like_the_next_a_cut_recording_without_numbers_is_left_out():
     regular = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, size=3) for k in range(40)]
     three = Group(name="g", size=3, ranks=(0, 1, 2))

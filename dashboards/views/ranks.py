@@ -144,12 +144,13 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
     longest = max(skew.ranks, key=lambda each: each.wait_ns)
     latest = max(skew.ranks, key=lambda each: each.blame_ns)
     of_world = f"of {analysis.run.world_size}" if analysis.run.world_size else "recorded"
+    complete = "all of them" if analysis.run.world_size else "of how many is not known"
     return [
         (
             "Ranks",
             f"{len(analysis.ranks)}",
             of_world,
-            missing_words(analysis.run.missing_ranks, analysis.run.unread_ranks) or "all of them",
+            missing_words(analysis.run.missing_ranks, analysis.run.unread_ranks) or complete,
         ),
         ("Waiting", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
         ("Waited longest", ms(longest.wait_ns), "ms", f"rank {longest.rank}, in all of the recording"),

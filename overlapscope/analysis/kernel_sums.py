@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.by_group import sum_by
-from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, Ints, size
+from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, size
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.values import dataclass
 
@@ -33,7 +34,7 @@ class KernelSums:
 
 
 def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> KernelSums:
-    """Sum up a rank's kernels and copies over its complete steps; those of no step are left out."""
+    """Sum up a rank's kernels and copies over its complete steps, in the order of their first; others are left out."""
     spans = timeline.spans
     complete = [each for each in windows if each.complete and each.window]
     chosen = np.isin(spans.kind, (COMPUTE, COPY))
@@ -45,12 +46,14 @@ def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> Kernel
         chosen &= inside
     rows = np.flatnonzero(chosen)
     host_op = np.where(spans.kind[rows] == COPY, spans.host_op[rows], -1)
-    keys = np.stack([np.asarray(each, np.int64) for each in (spans.kind[rows], spans.name[rows], host_op)], axis=1)
-    distinct, place, counts = _unique(keys)
-    totals = sum_by(place, spans.end_ns[rows] - spans.start_ns[rows], len(distinct))
+    columns = spans.kind[rows], spans.name[rows], host_op
+    which, first = distinct(columns)
+    totals = sum_by(which, spans.end_ns[rows] - spans.start_ns[rows], first.size)
+    counts = np.bincount(which, minlength=first.size)
+    keys = zip(*(each[first].tolist() for each in columns), strict=True)
     names = timeline.names
     found: dict[Kernel, tuple[int, int]] = {}
-    for (kind, name, op), ns, count in zip(distinct, totals.tolist(), counts.tolist(), strict=True):
+    for (kind, name, op), ns, count in zip(keys, totals.tolist(), counts.tolist(), strict=True):
         kernel = Kernel(SPAN_KINDS[kind], names[name] if name >= 0 else UNNAMED, names[op] if op >= 0 else None)
         found[kernel] = (ns, count)
     return KernelSums(steps=len(complete), sums=found)
@@ -65,20 +68,3 @@ def mean_per_step(ranks: Sequence[KernelSums]) -> dict[Kernel, tuple[float, floa
             before = found.get(kernel, (0.0, 0.0))
             found[kernel] = (before[0] + ns * share, before[1] + count * share)
     return found
-
-
-def _unique(keys: Ints) -> tuple[list[tuple[int, int, int]], Ints, Ints]:
-    """Give the distinct rows, where each row stands among them, and how often each comes.
-
-    Packed into one number: a sort of rows is ten times slower, and there may be millions of spans.
-    """
-    if not len(keys):
-        return [], np.empty(0, np.int64), np.empty(0, np.int64)
-    low = keys.min(axis=0)
-    width = keys.max(axis=0) - low + 1
-    packed = ((keys[:, 0] - low[0]) * width[1] + keys[:, 1] - low[1]) * width[2] + keys[:, 2] - low[2]
-    values, place, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    rest, third = np.divmod(values, width[2])
-    first, second = np.divmod(rest, width[1])
-    columns = ((first + low[0]).tolist(), (second + low[1]).tolist(), (third + low[2]).tolist())
-    return list(zip(*columns, strict=True)), place.reshape(-1), counts

@@ -42,7 +42,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """One rank's kernels, by name and grid."""
+    """One rank's kernels by name and grid, in the order of their first span."""
 
     name: tuple[str, ...]
     blocks: Ints
@@ -129,12 +129,15 @@ def kernels_of(timeline: RankTimeline) -> Kernels:
     order = rows[order_of(spans.name[rows], np.where(grid == NONE, -1, grid))]
     name, blocks = spans.name[order], spans.blocks[order]
     opens = np.flatnonzero((np.diff(name, prepend=-2) != 0) | (np.diff(blocks, prepend=NONE + 1) != 0))
-    nothing = np.zeros(0, np.int64)
+    count = np.diff(np.append(opens, order.size))
+    taken = spans.end_ns[order] - spans.start_ns[order]
+    total = np.add.reduceat(taken, opens) if order.size else np.zeros(0, np.int64)
+    first = np.argsort(order[opens])  # not by code: a run directory has other codes, and fractions add up otherwise
     return Kernels(
-        name=tuple(timeline.names[code] if code >= 0 else "" for code in name[opens].tolist()),
-        blocks=blocks[opens],
-        count=np.diff(np.append(opens, order.size)),
-        total_ns=np.add.reduceat(spans.end_ns[order] - spans.start_ns[order], opens) if order.size else nothing,
+        name=tuple(timeline.names[code] if code >= 0 else "" for code in name[opens[first]].tolist()),
+        blocks=blocks[opens[first]],
+        count=count[first],
+        total_ns=total[first],
     )
 
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
 from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.timeline.aside import Aside, Put
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
 from overlapscope.timeline.listed import listed
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})
@@ -123,7 +124,8 @@ def _symmetric_by_group(timeline: RankTimeline) -> Iterable[tuple[str | None, Co
     wanted = [code for code, name in enumerate(timeline.names) if name in SYMMETRIC]
     timed = (calls.start_ns != NONE) & (calls.end_ns != NONE)
     rows = np.flatnonzero(np.isin(calls.op, wanted) & timed)
-    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]  # tables are in the order of their source
+    rows = rows[order_of(calls.start_ns[rows], calls.end_ns[rows])]  # tables are in the order of their source
     groups, rows = calls.group[rows], rows.astype(np.int32)
-    for code in unique(groups).tolist():
+    _, first = distinct([groups])
+    for code in groups[first].tolist():  # not by code: a run directory has other codes, and clocks follow this order
         yield (timeline.names[code] if code >= 0 else None), rows[groups == code]

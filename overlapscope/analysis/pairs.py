@@ -119,8 +119,8 @@ def _spoken(
     _, first, at = np.unique(
         (op * (len(names) + 1) + group + 1) * peers.size + of_peer, return_index=True, return_inverse=True
     )
-    for kind, row in enumerate(first.tolist()):
-        code = int(group[row])
+    for row in np.sort(first).tolist():  # not by code: a run directory has others
+        code, kind = int(group[row]), at[row]
         yield names[int(op[row])], (names[code] if code >= 0 else None), int(peer[row]), rows[at == kind]
 
 

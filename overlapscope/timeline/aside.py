@@ -1,9 +1,9 @@
 """Arrays that are looked at again later, put aside: in memory while they are few, beyond that in a temporary file.
 
 What all ranks of a run come to grows with its steps, what is looked at together does not. The file has no name, so that
-nothing is left of it however the process ends, and lies where Python's `tempfile` has it (`$TMPDIR`). It leaves half of
-what was free there when it was made, whoever took the rest; what finds no room stays in memory, as all of a small run
-does. It is read, not mapped: what a process holds shows in its own figure.
+nothing is left of it however the process ends, and lies where Python's `tempfile` has it (`$TMPDIR`). All files of a
+process leave half of what was free there without them, whoever took the rest; what finds no room stays in memory, as
+all of a small run does. It is read, not mapped: what a process holds shows in its own figure.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import IO, Any, Final, Generic, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -156,9 +156,17 @@ class Aside:
         return self._end - array.nbytes
 
     def _open(self) -> None:
-        self._spare = _free() // 2
-        self._file = tempfile.TemporaryFile(buffering=0, prefix="overlapscope-")  # noqa: SIM115 - closed with this object
+        with _OPENING:
+            self._spare = (_free() + sum(each._end for each in _OPENED)) // 2
+            self._file = tempfile.TemporaryFile(buffering=0, prefix="overlapscope-")  # noqa: SIM115 - closed with this object
+            _OPENED.add(self)
         finalize(self, self._file.close)
+
+
+_OPENED: Final[WeakSet[Aside]] = WeakSet()
+"""Those with a file, to be asked for only while ..."""
+_OPENING: Final = Lock()
+"""... this is held."""
 
 
 def _free() -> int:

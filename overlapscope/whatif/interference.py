@@ -4,6 +4,7 @@ The same is the n-th launch of a kernel of that name in each step: names alone h
 little in when communication runs, so that some kernels are beside a transfer in one step and free of it in another.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,7 @@ def slowdown(spans: Spans, transfers: Intervals) -> Slowdown | None:
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.end_ns > spans.start_ns) & (spans.step != NONE))
     if values_in(spans.step[rows]).size < LEAST_STEPS:
         return None
+    spans = replace(spans, name=distinct([spans.name])[0].astype(np.int32))  # codes differ in a run directory
     rows, launch = _launches(spans, rows)
     duration = (spans.end_ns - spans.start_ns)[rows].astype(np.float64)
     share = BusyTime(transfers).within(spans.start_ns[rows], spans.end_ns[rows]) / duration
