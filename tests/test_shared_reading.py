@@ -386,3 +386,23 @@ def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_piec
     executor = Other()
     assert told(path, 2, executor) == told(path)
     assert executor.given == [True]
+
+
+def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, small_pieces: None) -> None:
+    """As when a trace is replaced, between the readings of two processes, by one whose events are as long."""
+    del small_pieces
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    path.write_bytes(CONTENTS[0])
+    other.write_bytes(CONTENTS[0].replace(b"ncclDevKernel", b"ncclDevBrunel"))
+
+    class Replacing(_Counting):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            given = super().submit(function, *args, **kwargs)
+            if other.exists():
+                other.replace(path)
+            return given
+
+    executor = Replacing()
+    shared = told(path, 2, executor)
+    assert executor.given == [True]
+    assert shared == told(path)
