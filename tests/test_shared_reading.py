@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,17 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
+from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import MOST_SHARES, shares_among, shares_for
+from overlapscope.ingest.discover import Inputs
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.kineto_file import EventFile, read_events
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import ReadContext, Sharing
+from overlapscope.ingest.task import task_of
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
@@ -406,3 +410,13 @@ def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, 
     shared = told(path, 2, executor)
     assert executor.given == [True]
     assert shared == told(path)
+
+
+def test_what_is_handed_over_goes_with_the_file_and_does_not_gather_up_to_the_end(job: Path, tmp_path: Path) -> None:
+    found = Unpacked(inputs=Inputs(runs=(), files=(job,), passed_over=()))
+    task = replace(task_of(found, job, ReadOptions(), Path()), shares=2, handed_over=tmp_path / "0")
+    there: list[bool] = []
+    read = read_shared.read_shared(task, lambda _: there.append(task.handed_over.is_dir()))
+    assert there[0]
+    assert len(read.readings) == 1
+    assert not task.handed_over.exists()
