@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -298,6 +299,25 @@ def test_without_its_processes_the_file_is_read_here(
     alone = files_of(read_inputs([job]), tmp_path / "alone")
     monkeypatch.setattr(read_shared, "Processes", lambda *_, **__: _Dying())
     assert files_of(read_inputs([job], workers=2), tmp_path / "died") == alone
+
+
+def test_where_no_thread_can_be_started_the_file_is_read_here(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    start, left = threading.Thread.start, [1]
+
+    def started(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    shared = read_inputs([job], workers=3)
+    monkeypatch.undo()
+    assert left[0] < 0
+    assert files_of(shared, tmp_path / "shared") == alone
 
 
 def test_where_nothing_can_be_written_the_file_is_read_here(

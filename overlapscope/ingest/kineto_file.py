@@ -154,10 +154,13 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
         size = path.stat().st_size
         bounds = [0, *(round(size * each) for each in _ends(sharing.shares))]
         folders = [sharing.folder / f"share{number}" for number in range(sharing.shares - 1)]
-        others = [
-            sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
-            for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
-        ]
+        try:
+            others = [
+                sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
+                for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
+            ]
+        except RuntimeError:  # the system starts no thread to wait for one more process
+            return None
         last = _Share(begin=bounds[-1])
         found = _read_from(last, path, context)
         if any(each.exception() is not None or not each.result() for each in others):
