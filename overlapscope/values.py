@@ -42,7 +42,8 @@ else:
 
 def _init(cls: type, *, frozen: bool) -> Callable[..., None]:
     """Compile the method that sets the fields, with a signature of its own: errors name what is missing."""
-    space: dict[str, Any] = {"_set": object.__setattr__, "_made": MISSING}
+    # No field is called as these are.
+    space: dict[str, Any] = {"__dataclass_set__": object.__setattr__, "__dataclass_made__": MISSING}
     placed: list[str] = []
     named: list[str] = []
     body: list[str] = []
@@ -50,17 +51,17 @@ def _init(cls: type, *, frozen: bool) -> Callable[..., None]:
     for each in chosen:
         parameter = value = name = each.name
         if each.default is not MISSING:
-            space[f"_{name}_default"] = each.default
-            parameter = f"{name}=_{name}_default"
+            space[f"__dataclass_{name}_default__"] = each.default
+            parameter = f"{name}=__dataclass_{name}_default__"
         elif each.default_factory is not MISSING:
-            space[f"_{name}_make"] = each.default_factory
-            parameter = f"{name}=_made"
-            value = f"_{name}_make() if {name} is _made else {name}"
+            space[f"__dataclass_{name}_make__"] = each.default_factory
+            parameter = f"{name}=__dataclass_made__"
+            value = f"__dataclass_{name}_make__() if {name} is __dataclass_made__ else {name}"
         if each.init:
             (named if each.kw_only else placed).append(parameter)
         else:
-            value = f"_{name}_make()" if each.default is MISSING else f"_{name}_default"
-        body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+            value = f"__dataclass_{name}_{'make__()' if each.default is MISSING else 'default__'}"
+        body.append(f"__dataclass_set__(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     parameters = ", ".join(["self", *placed, *(["*", *named] if named else [])])

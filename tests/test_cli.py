@@ -611,8 +611,8 @@ def test_an_empty_path_is_not_the_current_folder(words: list[str], capsys: pytes
         (MemoryError(), "overlapscope analyze: not enough memory: give it more, or fewer files at once\n"),
         (
             RuntimeError("can't start new thread"),
-            "overlapscope analyze: the system starts no more threads (ulimit -u, or the container's limit of pids): "
-            "raise it\n",
+            "overlapscope analyze: the system starts no more threads: raise its limit of them (ulimit -u, the "
+            "container's limit of pids) or of memory (ulimit -v)\n",
         ),
     ],
 )

@@ -18,8 +18,16 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import read_apart, task, write_ranks
 from overlapscope.ingest import start_ahead as ahead
-from overlapscope.ingest.processes import InThisProcess, ProcessDiedError, Processes, started
+from overlapscope.ingest.processes import (
+    InThisProcess,
+    ProcessDiedError,
+    Processes,
+    TaskFailedError,
+    result_of,
+    started,
+)
 from overlapscope.ingest.start_ahead import start_apart
+from overlapscope.ingest.worker import answer
 from overlapscope.ingest.write_run import write_run
 from tests.kineto_writer import distributed, training, write
 from tests.test_write_run import (
@@ -160,6 +168,18 @@ class _Losing(InThisProcess):
         return future
 
 
+class _Answering(InThisProcess):
+    """Does each task as a process of its own does it: what it raises is its answer."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(result_of(answer(function, args)))
+        except TaskFailedError as error:
+            future.set_exception(error)
+        return future
+
+
 def test_an_older_run_is_not_replaced_by_one_that_lost_what_it_has(tmp_path: Path) -> None:
     inputs, out = job(tmp_path / "job"), tmp_path / "apart"
     write_run(inputs, out, workers=1)
@@ -203,6 +223,21 @@ def test_a_file_that_memory_was_short_for_is_lost_and_not_damaged(
     monkeypatch.setattr(task, "read_file", short)
     with pytest.raises(InputError, match=r"left as it was.*rank_2\.json: not enough memory"):
         write_run(inputs, out, workers=1, force=True)
+
+
+def test_a_file_whose_columns_memory_was_short_for_is_lost_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, out = job(tmp_path / "job"), tmp_path / "apart"
+    write_run(inputs, out, workers=1)
+    save_reading = read_apart.save_reading
+
+    def short(reading: Any, path: Path, folder: Path) -> None:
+        if path.name == "rank_2.json":
+            raise MemoryError
+        save_reading(reading, path, folder)
+
+    monkeypatch.setattr(read_apart, "save_reading", short)
+    with pytest.raises(InputError, match=r"left as it was.*rank_2\.json: not enough memory"):
+        write_run(inputs, out, executor=_Answering(), force=True)
 
 
 def test_a_run_of_a_newer_version_may_hold_what_was_lost(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,17 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
+from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import MOST_SHARES, shares_among, shares_for
+from overlapscope.ingest.discover import Inputs
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.kineto_file import EventFile, read_events
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import ReadContext, Sharing
+from overlapscope.ingest.task import task_of
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
@@ -296,6 +301,25 @@ def test_without_its_processes_the_file_is_read_here(
     assert files_of(read_inputs([job], workers=2), tmp_path / "died") == alone
 
 
+def test_where_no_thread_can_be_started_the_file_is_read_here(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    start, left = threading.Thread.start, [1]
+
+    def started(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    shared = read_inputs([job], workers=3)
+    monkeypatch.undo()
+    assert left[0] < 0
+    assert files_of(shared, tmp_path / "shared") == alone
+
+
 def test_where_nothing_can_be_written_the_file_is_read_here(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,3 +410,33 @@ def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_piec
     executor = Other()
     assert told(path, 2, executor) == told(path)
     assert executor.given == [True]
+
+
+def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, small_pieces: None) -> None:
+    """As when a trace is replaced, between the readings of two processes, by one whose events are as long."""
+    del small_pieces
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    path.write_bytes(CONTENTS[0])
+    other.write_bytes(CONTENTS[0].replace(b"ncclDevKernel", b"ncclDevBrunel"))
+
+    class Replacing(_Counting):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            given = super().submit(function, *args, **kwargs)
+            if other.exists():
+                other.replace(path)
+            return given
+
+    executor = Replacing()
+    shared = told(path, 2, executor)
+    assert executor.given == [True]
+    assert shared == told(path)
+
+
+def test_what_is_handed_over_goes_with_the_file_and_does_not_gather_up_to_the_end(job: Path, tmp_path: Path) -> None:
+    found = Unpacked(inputs=Inputs(runs=(), files=(job,), passed_over=()))
+    task = replace(task_of(found, job, ReadOptions(), Path()), shares=2, handed_over=tmp_path / "0")
+    there: list[bool] = []
+    read = read_shared.read_shared(task, lambda _: there.append(task.handed_over.is_dir()))
+    assert there[0]
+    assert len(read.readings) == 1
+    assert not task.handed_over.exists()

@@ -144,3 +144,20 @@ def test_a_value_that_holds_itself_is_shown() -> None:
     made = pair({"slots": True})[0](x=1)
     made.names = [made]
     assert repr(made).endswith("names=[...], fixed=7)")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_fields_may_be_called_what_their_defaults_might_be(form: dict[str, bool]) -> None:
+    def make(by: Callable[..., Any]) -> Any:
+        @by(**form)
+        class Odd:
+            _set: int
+            _made: int
+            _low_default: int
+            low: int = 3
+            names: list[str] = field(default_factory=list)
+            fixed: list[int] = field(default_factory=list, init=False)
+
+        return Odd(_set=1, _made=2, _low_default=5)
+
+    assert repr(make(dataclass)) == repr(make(dataclasses.dataclass))

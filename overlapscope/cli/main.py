@@ -84,7 +84,10 @@ def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] |
         case OSError():
             said = f"cannot write the output: {error.strerror or error}"
         case RuntimeError() if str(error) == NO_THREAD:
-            said = "the system starts no more threads (ulimit -u, or the container's limit of pids): raise it"
+            said = (
+                "the system starts no more threads: raise its limit of them (ulimit -u, the container's limit of pids) "
+                "or of memory (ulimit -v)"
+            )
         case _:
             return None
     return said, code

@@ -1,5 +1,6 @@
 """The bytes of a file, decompressed where it is gzip, within limits that stop a decompression bomb."""
 
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import field
@@ -10,6 +11,7 @@ from typing import BinaryIO
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.shown import shown
+from overlapscope.timeline.file_state import FileState, file_state
 from overlapscope.timeline.size_text import size_text
 from overlapscope.values import dataclass
 
@@ -37,6 +39,8 @@ class ByteStream:
     """Called with the size of each block."""
     consumed: int = 0
     """How many bytes of the file the blocks so far were made of; from the beginning again where data is damaged."""
+    state: FileState | None = None
+    """Which file it was when it was opened."""
     truncated: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -48,6 +52,7 @@ class ByteStream:
         """
         try:
             with open(self.path, "rb") as file:
+                self.state = file_state(os.fstat(file.fileno()))
                 compressed = file.read(2) == GZIP_MAGIC
                 for total, block in _running_total(self._inflated(file) if compressed else self._plain(file)):
                     if total > self.max_bytes:

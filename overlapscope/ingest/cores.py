@@ -27,7 +27,7 @@ def processes_for(asked: int | None, files: Sequence[Path], worth: int = BYTES_W
 
 
 def shares_for(asked: int | None, file: Path, worth: int = BYTES_WORTH_A_PROCESS) -> int:
-    """Give how many processes should read one file, each a part of it; what lies elsewhere is read by one."""
+    """Give how many processes should read one file, each a part of it; what lies elsewhere by one if nobody asks."""
     return min(_worth(asked, [file] if os.path.exists(file) else [], worth), MOST_SHARES)
 
 

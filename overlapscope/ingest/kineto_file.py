@@ -2,8 +2,9 @@
 
 Who reads a share goes through the file from its beginning, cuts the same pieces as all others, and decodes those of the
 share: to decompress and cut takes a sixth of the time, the rest is divided. A piece that does not decode where it was
-cut means that the others may have cut elsewhere; then, where a process was lost, or a share does not begin where the
-one before it ended, the file is read anew by this process alone: what is found is always what one process finds.
+cut means that the others may have cut elsewhere; then, where a process was lost, where one opened another file or the
+same one after a change, or a share does not begin where the one before it ended, the file is read anew by this process
+alone: what is found is always what one process finds.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from overlapscope.ingest.ready_gradients import ACCUMULATE
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import telling
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
+from overlapscope.timeline.file_state import FileState
 from overlapscope.values import dataclass
 
 DECODING: Final = 0.84
@@ -44,6 +46,8 @@ class EventFile:
     truncated: bool
     """Whether the compressed data ended too early."""
     warnings: tuple[str, ...]
+    state: FileState | None
+    """Which file it was."""
 
 
 def read_events(path: Path, context: ReadContext) -> EventFile:
@@ -110,10 +114,11 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a process found in its share, and between which bytes of events."""
+    """What a process found in its share, between which bytes of events, and of which file."""
 
     begun: int | None
     ended: int
+    state: FileState | None
     columns: TraceColumns
 
 
@@ -139,6 +144,7 @@ def _read_from(share: _Share, path: Path, context: ReadContext) -> EventFile:
         closed=closed,
         truncated=stream.truncated,
         warnings=tuple(stream.warnings),
+        state=stream.state,
     )
 
 
@@ -148,16 +154,21 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
         size = path.stat().st_size
         bounds = [0, *(round(size * each) for each in _ends(sharing.shares))]
         folders = [sharing.folder / f"share{number}" for number in range(sharing.shares - 1)]
-        others = [
-            sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
-            for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
-        ]
+        try:
+            others = [
+                sharing.executor.submit(read_share, path, begin, end, context.max_bytes, folder)
+                for (begin, end), folder in zip(pairwise(bounds), folders, strict=True)
+            ]
+        except RuntimeError:  # the system starts no thread to wait for one more process
+            return None
         last = _Share(begin=bounds[-1])
         found = _read_from(last, path, context)
         if any(each.exception() is not None or not each.result() for each in others):
             return None
         shares: list[_Found] = [load(folder) for folder in folders]
         if [each.begun for each in shares] + [last.begun] != [0, *(each.ended for each in shares)]:
+            return None
+        if any(each.state != found.state for each in shares):
             return None
         return replace(found, columns=behind_each_other([*(each.columns for each in shares), found.columns]))
     except (OSError, _NotShared):
@@ -183,7 +194,8 @@ def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -
     else:
         return False
     try:
-        save(_Found(begun=share.begun, ended=share.passed, columns=share.collector.columns()), folder)
+        columns = share.collector.columns()
+        save(_Found(begun=share.begun, ended=share.passed, state=stream.state, columns=columns), folder)
     except OSError:
         return False
     return True

@@ -142,6 +142,8 @@ def read_apart(task: Task, number: int = -1) -> Outcome:
             words = Told(readings=len(read.readings), idle_patterns=read.idle_patterns, content=content)
             (temporary / _TOLD).write_bytes(msgspec.json.encode(words))
             os.rename(temporary, task.folder)
+    except MemoryError:
+        return Outcome(kind="no_memory", why=NO_MEMORY)
     except OSError as error:
         if not is_read(task):  # another process may have read the same file
             return Outcome(kind="unwritable", why=f"{shown(task.folder.parent)}: {error.strerror or error}")

@@ -1,5 +1,6 @@
 """One file read by as many processes of a machine as its task says, each a part of it, where its reader knows how."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,5 +39,8 @@ def read_shared(task: Task, progress: Callable[[int], None] | None, started: Seq
         task.handed_over.mkdir(exist_ok=True)  # a process before this one may have been killed
     except OSError:
         return read_task(task, progress)
-    with Processes(task.shares - 1, processes=list(started)) as executor:
-        return read_task(task, progress, Sharing(executor=executor, shares=task.shares, folder=task.handed_over))
+    try:
+        with Processes(task.shares - 1, processes=list(started)) as executor:
+            return read_task(task, progress, Sharing(executor=executor, shares=task.shares, folder=task.handed_over))
+    finally:  # what is mapped needs no name any more, and other files need the room
+        shutil.rmtree(task.handed_over, ignore_errors=True)
