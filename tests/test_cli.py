@@ -634,3 +634,13 @@ def test_a_fault_of_ours_is_not_said_to_be_the_machines(monkeypatch: pytest.Monk
     monkeypatch.setattr("threading.Thread.start", broken)
     with pytest.raises(RuntimeError, match="something else"):
         main(["analyze", str(ROOT / "traces" / "baseline")])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_are_closed_are_written_to_by_nobody(closed: str, tmp_path: Path) -> None:
+    words = f"{sys.executable} -m overlapscope analyze {ROOT / 'traces' / 'baseline'} --json -o out.json {closed}"
+    done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "out.json").read_bytes())["run"]["world_size"] == 2
+    wrong = f"{sys.executable} -m overlapscope analyze nothing {closed}"
+    assert subprocess.run(wrong, shell=True, cwd=tmp_path, capture_output=True, check=False).returncode == 3

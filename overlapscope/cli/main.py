@@ -39,7 +39,10 @@ NO_THREAD = "can't start new thread"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; the message of an error is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who called
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - it goes with the process
         # A terminal that cannot show a name shows its code, rather than nothing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
