@@ -87,12 +87,18 @@ def write_run(
 
     Raises InputError when nothing is usable, UsageError when something stands at `to`.
     """
-    from overlapscope.ingest.read_options import given_options, given_paths, given_workers  # noqa: PLC0415 - as above
+    from overlapscope.ingest.read_options import (  # noqa: PLC0415 - as above
+        given_executor,
+        given_options,
+        given_paths,
+        given_workers,
+    )
     from overlapscope.ingest.write_run import write_run as write  # noqa: PLC0415
 
     options = given_options(ranks=ranks, comm=comm, compute=compute)
     inputs, (out,) = given_paths("write_run", paths), given_paths("write_run", [to])
-    return write(inputs, out, options, workers=given_workers(workers), executor=executor, force=force)
+    workers = given_workers(workers)
+    return write(inputs, out, options, workers=workers, executor=given_executor(executor, workers), force=force)
 
 
 def profile(

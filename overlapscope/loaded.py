@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.replicate import replicate
+from overlapscope.ingest.older_run import require_free
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions, given_paths
 from overlapscope.timeline.arrow import to_arrow
@@ -91,7 +91,9 @@ class LoadedRun:
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write a run directory; `force` replaces one that stands there."""
-        save_run(self.run, Path(path), version=__version__, force=force)
+        (out,) = given_paths("save", [path])
+        require_free(out, force=force)
+        save_run(self.run, out, version=__version__, force=force)
 
 
 def read(paths: Sequence[str | PathLike[str]], options: ReadOptions, *, workers: int | None) -> LoadedRun:

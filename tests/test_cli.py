@@ -644,3 +644,41 @@ def test_streams_that_are_closed_are_written_to_by_nobody(closed: str, tmp_path:
     assert json.loads((tmp_path / "out.json").read_bytes())["run"]["world_size"] == 2
     wrong = f"{sys.executable} -m overlapscope analyze nothing {closed}"
     assert subprocess.run(wrong, shell=True, cwd=tmp_path, capture_output=True, check=False).returncode == 3
+
+
+@pytest.mark.parametrize("verb", ["analyze", "advise", "export", "whatif"])
+@pytest.mark.parametrize(
+    ("place", "force", "code", "said"),
+    [
+        ("there.json", [], 2, "exists already; choose another name, or replace it with -f"),
+        ("folder", [], 2, "is a folder; name a file"),
+        ("folder", ["-f"], 2, "is a folder; name a file"),
+        ("none/there.json", [], 3, "cannot be written: No such file or directory"),
+        ("there.json/x", [], 3, "cannot be written: Not a directory"),
+        ("s3://bucket/x.json", [], 2, "what is written goes to a disk of this machine"),
+        ("trace.json", ["-f"], 2, "is what is to be read; choose another name"),
+        ("", ["-f"], 2, "the path is empty: is a variable not set?"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_read(
+    verb: str,
+    place: str,
+    force: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"overlapscope.cli.{verb}.run", lambda _: pytest.fail("it reads"))
+    (tmp_path / "trace.json").write_bytes(write(training(steps=1)))
+    (tmp_path / "there.json").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    try:
+        ended = main([verb, "trace.json", "-o", place, *force])
+    except SystemExit as refused:
+        ended = int(str(refused.code))
+    assert ended == code
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "there.json").read_text() == "mine"

@@ -1,6 +1,7 @@
 """Errors of the Python interface name its own arguments; the command line's name its options."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,20 @@ def test_a_number_of_processes_that_is_none_is_refused(workers: Any, tmp_path: P
     ):
         with pytest.raises(UsageError, match=rf"workers={workers!r}: give a number of processes, 1 at least, or None"):
             call()
+
+
+def test_an_executor_is_one_and_goes_without_a_number_of_processes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"executor=3: give a concurrent\.futures\.Executor"):
+        overlapscope.write_run(*TRACES, to=tmp_path / "run", executor=3)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as executor, pytest.raises(UsageError, match=r"workers are of this machine.*choose one"):
+        overlapscope.write_run(*TRACES, to=tmp_path / "run", executor=executor, workers=2)
+
+
+def test_a_run_is_not_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"s3://bucket/run: a run is written to a disk of this machine"):
+        overlapscope.write_run(*TRACES, to="s3://bucket/run")
+    with pytest.raises(UsageError, match=r"s3://bucket/run: a run is written to a disk of this machine"):
+        overlapscope.load(RUN).save("s3://bucket/run")
+    assert main(["ingest", str(TRACES[0]), "-o", "s3://bucket/run"]) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -130,5 +130,5 @@ def test_one_worker_starts_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_job_that_gives_nothing_says_so(job: Path) -> None:
     for file in job.iterdir():
         file.write_bytes(b'{"traceEvents": []}')
-    with pytest.raises(InputError, match=r"rank0\.json: holds no device or host work.*3 more files like it"):
+    with pytest.raises(InputError, match=r"rank0\.json: holds no device or host work.*3 more like it"):
         read_inputs([job], workers=2)

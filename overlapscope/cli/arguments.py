@@ -88,7 +88,7 @@ def read_options(args: argparse.Namespace) -> "ReadOptions":
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add `--json`, `-o` and `-f`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
+    parser.add_argument("-o", "--output", type=given_path, metavar="FILE", help="write to FILE instead of the terminal")
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 

@@ -7,10 +7,9 @@ examples:
 
 import argparse
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, warn
+from overlapscope.cli.arguments import add_inputs, given_path, warn
 from overlapscope.timeline.listed import listed
 
 if TYPE_CHECKING:
@@ -24,7 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", metavar="LIST", help="these ranks only, such as 0-3,6")
     parser.add_argument("--steps", metavar="LIST", help="these steps only, such as 5-7")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="file to write; compressed if it ends in .gz"
+        "-o",
+        "--output",
+        type=given_path,
+        required=True,
+        metavar="FILE",
+        help="file to write; compressed if it ends in .gz",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--json", action="store_true", help="print JSON about what was written")
@@ -36,13 +40,11 @@ def run(args: argparse.Namespace) -> int:
 
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.cli.write_file import write_file  # noqa: PLC0415
-    from overlapscope.errors import InputError, UsageError  # noqa: PLC0415
+    from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.amounts import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto import Choice, PerfettoTrace  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
-    if args.output.exists() and not args.force:
-        raise UsageError(f"{args.output} exists already; choose another name, or replace it with -f")
     ranges = {option: numbers(option, getattr(args, option)) for option in ("ranks", "steps")}
     loaded = read_run(args)
     warn("export", loaded.sources)

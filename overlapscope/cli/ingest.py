@@ -13,10 +13,9 @@ import argparse
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.cli.arguments import add_inputs, add_workers, read_options, warn
+from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
 
 if TYPE_CHECKING:
     from overlapscope.ingest.processes import Process
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `ingest`."""
     add_inputs(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="run directory to write")
+    parser.add_argument("-o", "--output", type=given_path, required=True, metavar="RUN", help="run directory to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
     add_workers(parser)
     parser.add_argument(
@@ -57,6 +56,7 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
     from overlapscope.ingest.shown import shown  # noqa: PLC0415
+    from overlapscope.ingest.workplace import place_beside  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.amounts import count, size  # noqa: PLC0415
     from overlapscope.report.missing_words import missing_words  # noqa: PLC0415
@@ -74,7 +74,8 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
                 processes=processes,
             )
     except KeyboardInterrupt:
-        print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
+        if place_beside(args.output).exists():
+            print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
         raise
     warn("ingest", written.sources)
     stored = sum(

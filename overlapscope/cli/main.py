@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overlapscope.cli.ended import EXIT_CODE, Ended, ended_tidily
+from overlapscope.cli.output import require_output
 from overlapscope.cli.printable import one_line
 from overlapscope.cli.told_aside import told_aside
 from overlapscope.cycles import search_seldom
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         with ended_tidily():
+            require_output(args)
             code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
             sys.stdout.flush()
     except BrokenPipeError:

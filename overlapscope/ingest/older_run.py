@@ -6,6 +6,7 @@ from pathlib import Path
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.ingest.read import UNREAD
 from overlapscope.ingest.shown import shown
+from overlapscope.ingest.url import url_of
 from overlapscope.timeline.manifest import read_manifest
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import is_run_directory
@@ -13,7 +14,9 @@ from overlapscope.timeline.run_folder import exists_already, is_taken
 
 
 def require_free(out: Path, *, force: bool) -> None:
-    """Raise UsageError where something stands that may not be replaced."""
+    """Raise UsageError where something stands that may not be replaced, or nothing can."""
+    if url_of(out) is not None:
+        raise UsageError(f"{shown(out)}: a run is written to a disk of this machine; name a path, and copy it then")
     taken = is_taken(out)
     if taken and not force:
         raise exists_already(out)
@@ -36,7 +39,7 @@ def require_no_less(out: Path, lost: Sequence[Source]) -> None:
         return
     missing = [source for source in lost if source.path not in without]
     if missing:
-        more = f" (and {len(missing) - 1} more files like it)" if len(missing) > 1 else ""
+        more = f" (and {len(missing) - 1} more like it)" if len(missing) > 1 else ""
         raise InputError(
             f"{shown(out)} is left as it was, since it may hold what the new run would lack: {missing[0].path}: "
             f"{missing[0].warnings[0]}{more}; the same command goes on from there, and -o with another place "

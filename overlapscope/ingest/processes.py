@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from overlapscope.ingest.worker import GONE, Answer, answer, listening
+from overlapscope.timeline.held_folder import remove_left_by_readers
 
 _COMMAND: Final = """
 import sys
@@ -239,3 +240,5 @@ class Processes(Executor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown(cancel_futures=kind is not None)
+        if kind is not None:
+            remove_left_by_readers()  # those that were ended in the middle of a task

@@ -162,7 +162,7 @@ def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
     failed = [*found.notes, *gathered.failed, *starmap(refused, found.inputs.unreadable.items())]
     if not gathered.readings:
         first = failed[0]
-        more = f" (and {len(failed) - 1} more files like it)" if len(failed) > 1 else ""
+        more = f" (and {len(failed) - 1} more like it)" if len(failed) > 1 else ""
         raise InputError(f"{first.path}: {first.warnings[0]}{more}")
     run = assemble(gathered.readings, options.ranks)
     notes = []

@@ -14,7 +14,7 @@ from overlapscope.ingest.handed_over import load, save
 from overlapscope.ingest.processes import Process, ProcessDiedError, Processes, said_of
 from overlapscope.ingest.read_shared import read_shared
 from overlapscope.ingest.task import Read, Task, telling, told_to
-from overlapscope.timeline.held_folder import held_folder
+from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 
 
 def read_beside(
@@ -35,7 +35,7 @@ def read_beside(
 
     with ExitStack() as held:
         try:
-            work = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
+            work = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
         except OSError:  # nothing can be handed over where nothing can be written
             return [read_shared(task, told_to(progress, task)) for task in tasks]
         processes = held.enter_context(Processes(others, heard, list(started)))

@@ -5,12 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.errors import UsageError
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.values import dataclass
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,15 @@ def given_workers(workers: object) -> int | None:
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
     return workers
+
+
+def given_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
+    """Give who is to read, None for processes of this machine. Raises UsageError for what cannot, or for both."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise UsageError(f"executor={executor!r}: give a concurrent.futures.Executor")
+    if executor is not None and workers is not None:
+        raise UsageError("workers are of this machine, and executor has its own: choose one")
+    return executor
 
 
 def given_paths(call: str, paths: Iterable[object]) -> list[Path]:

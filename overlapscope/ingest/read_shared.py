@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlapscope.ingest.processes import Process, Processes
+from overlapscope.ingest.read_file import NO_MEMORY
 from overlapscope.ingest.reading import Sharing
 from overlapscope.ingest.task import Read, Task, read_task
-from overlapscope.timeline.held_folder import held_folder
+from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def in_shares(tasks: Sequence[Task], shares: Sequence[int]) -> Iterator[list[Tas
     """
     with ExitStack() as held:
         try:
-            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), "overlapscope-read-"))
+            folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
         except OSError:
             yield list(tasks)
         else:
@@ -41,6 +42,8 @@ def read_shared(task: Task, progress: Callable[[int], None] | None, started: Seq
         return read_task(task, progress)
     try:
         with Processes(task.shares - 1, processes=list(started)) as executor:
-            return read_task(task, progress, Sharing(executor=executor, shares=task.shares, folder=task.handed_over))
+            sharing = Sharing(executor=executor, shares=task.shares, folder=task.handed_over)
+            read = read_task(task, progress, sharing)
+        return read_task(task, progress) if read.refused == NO_MEMORY else read
     finally:  # what is mapped needs no name any more, and other files need the room
         shutil.rmtree(task.handed_over, ignore_errors=True)

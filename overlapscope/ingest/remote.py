@@ -19,7 +19,7 @@ from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.storage import answered, blocks_of, is_web, opened
-from overlapscope.timeline.held_folder import held_folder
+from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 from overlapscope.timeline.run_directory import MANIFEST
 from overlapscope.timeline.size_text import size_text
 from overlapscope.values import dataclass
@@ -113,7 +113,7 @@ def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
     Raises InputError when it cannot be read, or is larger than `max_bytes` or half of the room there is.
     """
     files, root = opened(url)
-    with held_folder(Path(tempfile.gettempdir()), "overlapscope-copy-") as folder:
+    with held_folder(Path(tempfile.gettempdir()), WHILE_READING) as folder:
         place = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
         place.parent.mkdir()
         room = min(max_bytes, shutil.disk_usage(folder).free // 2)

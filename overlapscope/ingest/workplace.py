@@ -27,6 +27,11 @@ _NAMED: Final = re.compile(r"\..+\.ingest", re.DOTALL)
 _TRIES: Final = 100
 
 
+def place_beside(out: Path) -> Path:
+    """Give the folder in which the run directory `out` is prepared; after an interruption, where there is anything."""
+    return out.parent / f".{out.name}.ingest"
+
+
 @contextmanager
 def workplace(out: Path) -> Iterator[Path]:
     """Give the folder for what is prepared for the run directory `out`; it goes with the block.
@@ -34,7 +39,7 @@ def workplace(out: Path) -> Iterator[Path]:
     When the block fails, what files gave stays for the next time. Raises UsageError when another process prepares the
     same run, InputError when nothing can be written there, or somebody else's folder is there.
     """
-    work = out.parent / f".{out.name}.ingest"
+    work = place_beside(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = _locked(work, out)

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+WHILE_READING: Final = "overlapscope-read-"
+"""How folders begin whose files are needed while files are read, among the temporary ones."""
 UNLOCKED_SECONDS: Final = 24 * 3600.0
 """Where a file system has no locks for folders (NFS), one that was not changed for so long is nobody's."""
 _TRIES: Final = 100
@@ -33,6 +35,12 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+def remove_left_by_readers() -> None:
+    """Remove what killed processes that read left among the temporary files, if there is a place for these."""
+    with suppress(OSError):
+        remove_left(Path(tempfile.gettempdir()), WHILE_READING)
 
 
 def remove_left(parent: Path, prefix: str) -> None:
