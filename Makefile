@@ -11,7 +11,7 @@ READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
-	@echo "before: . $(BIN)/activate"
+	@echo "(once, before that: . $(BIN)/activate)"
 
 # Under `make -j2` the wheel is built beside the tests, many of which wait for each other's processes.
 test: tests check-wheel

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ from overlapscope.ingest.processes import (
 )
 from overlapscope.ingest.start_ahead import start_apart
 from overlapscope.ingest.worker import answer
+from overlapscope.ingest.workplace import place_beside
 from overlapscope.ingest.write_run import write_run
+from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 from tests.kineto_writer import distributed, training, write
 from tests.test_write_run import (
     assert_as_if_read_at_once,
@@ -139,6 +143,42 @@ def test_a_process_that_was_started_ahead_is_taken_and_one_that_nobody_takes_end
 def loaded(module: str) -> int:
     """Give the number of the process if it has loaded the module."""
     return os.getpid() if module in sys.modules else 0
+
+
+def hold_a_folder(noted: Path) -> None:
+    with held_folder(Path(tempfile.gettempdir()), WHILE_READING):
+        noted.touch()
+        time.sleep(600)
+
+
+def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with suppress(KeyboardInterrupt), Processes(1) as processes:
+        future = processes.submit(hold_a_folder, tmp_path / "noted")
+        while not (tmp_path / "noted").exists() and not future.done():
+            time.sleep(0.01)
+        assert len(list(place.iterdir())) == 1
+        raise KeyboardInterrupt
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_an_interruption_keeps_is_told_where_there_is_any(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        if kept:
+            place_beside(tmp_path / "run").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overlapscope.ingest.write_run.write_run", interrupted)
+    assert main(["ingest", str(tmp_path / "trace.json"), "-o", str(tmp_path / "run")]) == 130
+    assert ("what was read is kept" in capsys.readouterr().err) == kept
 
 
 def test_a_process_that_is_killed_before_it_is_taken_costs_nothing() -> None:

@@ -320,6 +320,17 @@ def test_where_no_thread_can_be_started_the_file_is_read_here(
     assert files_of(shared, tmp_path / "shared") == alone
 
 
+def test_a_file_that_memory_is_short_for_in_shares_is_read_by_one(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object) -> None:
+        raise MemoryError
+
+    alone = files_of(read_inputs([job]), tmp_path / "alone")
+    monkeypatch.setattr(kineto_file, "_read_in_shares", short)
+    assert files_of(read_inputs([job], workers=2), tmp_path / "short") == alone
+
+
 def test_where_nothing_can_be_written_the_file_is_read_here(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
