@@ -242,6 +242,17 @@ def test_what_gives_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
 
 
+def test_a_run_among_its_own_traces_is_written_again_and_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    job(folder)
+    write_run([folder], folder / "run")
+    first = files_in(folder / "run")
+    write_run([folder], folder / "run", force=True)
+    assert files_in(folder / "run") == first
+    with pytest.raises(UsageError, match=r"a run directory stands alone"):
+        write_run([folder], tmp_path / "other")
+
+
 def test_two_ingests_of_one_run_do_not_meet(tmp_path: Path) -> None:
     inputs = job(tmp_path / "job")
 

@@ -8,10 +8,11 @@ the files they are.
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from overlapscope.ingest.archives import unpacked
+from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.gather_apart import gather_apart, own_executor, shared_here, tasks_of
 from overlapscope.ingest.older_run import require_free, require_no_less
 from overlapscope.ingest.processes import Process
@@ -73,6 +74,7 @@ def write_run(
     out = out.absolute()
     with workplace(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found, Flushing() as flushing:
         require_free(out, force=force)  # another process may have written it meanwhile
+        found = _without(found, out)  # noqa: PLW2901 - the same inputs
         run = stored_run(found, options)
         if run is not None:
             save_run(run, out, version=__version__, force=force)
@@ -96,6 +98,14 @@ def write_run(
         write_job(run, entries, prepared, version=__version__)
         take_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
+
+
+def _without(found: Unpacked, out: Path) -> Unpacked:
+    """Give the inputs without the older run at `out`, where that stands among the traces that it was made of."""
+    if not found.inputs.files:
+        return found
+    runs = tuple(each for each in found.inputs.runs if not (out.exists() and each.samefile(out)))
+    return replace(found, inputs=replace(found.inputs, runs=runs))
 
 
 def _loaded(folder: Path, parts: list[Part], flushing: Flushing) -> Reading:
