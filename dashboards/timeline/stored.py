@@ -22,17 +22,18 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.timeline.arrow import opened_parquet
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.flushed import flush_below
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.manifest import RankEntry, is_rank_folder
 from overlapscope.timeline.own_files import opened_own, own_folder
+from overlapscope.timeline.plain_file import opened_plain
 from overlapscope.timeline.source_digest import source_digest
 from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
@@ -114,9 +115,9 @@ def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
         if not is_rank_folder(folder.name):
             return None
         # Arrow itself opens no path that is not UTF-8.
-        with open(folder / "spans.parquet", "rb") as spans, open(folder / "recordings.parquet", "rb") as windows:
-            table = pq.ParquetFile(spans).read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
-            recordings = pq.ParquetFile(windows).metadata.num_rows
+        with opened_plain(folder / "spans.parquet") as spans, opened_plain(folder / "recordings.parquet") as windows:
+            table = opened_parquet(spans).read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
+            recordings = opened_parquet(windows).metadata.num_rows
         start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
         kinds = _kinds(table)
     except (OSError, pa.ArrowException, KeyError, ValueError):

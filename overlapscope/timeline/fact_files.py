@@ -1,5 +1,6 @@
 """The facts of a job as a folder: one file a table that is not empty."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +28,11 @@ def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str
     names = NameTable(known)
     tables: dict[str, Any] = {}
     problems = []
+    if os.path.lexists(folder) and not folder.is_dir():
+        problems.append(f"{FACTS} left out: it is no folder")
     for name, kind in FACT_TABLES.items():
         file = folder / f"{name}.parquet"
-        if file.exists():
+        if os.path.lexists(file):  # also a link to nothing, which will tell
             try:
                 tables[name] = from_arrow(read_parquet(file), kind, names)
             except UNREADABLE as error:
