@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import overlapscope
 from overlapscope.errors import InputError
 from overlapscope.loaded import LoadedRun
+from overlapscope.timeline.columns import make
+from overlapscope.timeline.facts import Facts, Links
 from tests.kineto_writer import distributed, training, write
 
 
@@ -91,6 +94,22 @@ def test_facts_that_are_no_folder_are_told(run: Path) -> None:
     assert "facts left out: it is no folder" in told(overlapscope.load(run))
 
 
+@pytest.mark.parametrize("lost", ["the folder", "a table", "rows"])
+def test_facts_that_are_gone_are_told(lost: str, run: Path) -> None:
+    links = make(Links, 2, host=0, a=[1, 2], b=[2, 1])
+    whole = replace(overlapscope.load(run).run, facts=Facts(names=("node", "GPU0", "GPU1"), links=links))
+    LoadedRun(whole).save(run, force=True)
+    assert told(overlapscope.load(run)) == ""
+    table = run / "facts" / "links.parquet"
+    if lost == "the folder":
+        shutil.rmtree(run / "facts")
+    elif lost == "a table":
+        table.unlink()
+    else:
+        pq.write_table(pq.read_table(table).slice(0, 1), table)
+    assert f"facts/links has {int(lost == 'rows')} rows, and was written with 2" in told(overlapscope.load(run))
+
+
 # --- what run.json and the folders tell -----------------------------------------------------------------------------
 
 
@@ -124,6 +143,19 @@ def test_folders_that_the_manifest_exchanges_are_read_as_what_they_tell_of_thems
     loaded = overlapscope.load(run)
     assert loaded.table("spans", 1).equals(before)
     assert loaded.run.ranks[1].basis == "trace"
+
+
+def test_ranks_are_in_order_in_whatever_order_they_are_listed(run: Path) -> None:
+    rewritten(run, ranks=json.loads((run / "run.json").read_text())["ranks"][::-1])
+    assert overlapscope.load(run).ranks == [0, 1]
+
+
+@pytest.mark.parametrize("rank", [-1, 2**63])
+def test_a_folder_that_tells_of_an_impossible_rank_is_told_as_what_its_name_says(rank: int, run: Path) -> None:
+    rewritten(run, ranks=[])
+    entry = run / "rank_00001" / "rank.json"
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "rank": rank}))
+    assert left_out(run).startswith(f"rank_00001 left out: rank.json is that of rank {rank} in rank_00001")
 
 
 @pytest.mark.parametrize("world_size", [0, 1])

@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
     groups: list[Group]
     sources: list[Source]
     fingerprint: dict[str, str | int | None]
+    facts: dict[str, int] | None = None
+    """Rows of each table of facts that is not empty; None where early versions did not tell."""
 
 
 class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
@@ -117,7 +119,7 @@ class Told:
 
 
 def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
-    """Give the ranks that the manifest lists, then those that wrote themselves without being listed."""
+    """Give the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
     return told_of_ranks(path, manifest).entries
 
 
@@ -131,7 +133,8 @@ def told_of_ranks(path: Path, manifest: Manifest) -> Told:
     entries = [own.get(each.rank, each) for each in manifest.ranks]
     entries += [each for each in own.values() if each.rank not in listed]
     named = {Path(each.folder).name for each in manifest.ranks}
-    return Told(entries=entries, unread=[each for each in unread if each[0].name not in named])
+    in_order = sorted(entries, key=lambda each: each.rank)
+    return Told(entries=in_order, unread=[each for each in unread if each[0].name not in named])
 
 
 def written_entries(path: Path) -> list[RankEntry]:
@@ -156,7 +159,8 @@ def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, st
                 entries[entry.rank] = entry
             else:
                 whose = f"{RANK_ENTRY} is that of rank {entry.rank} in {entry.folder[:_MOST_SHOWN]}"
-                unread.append((folder, entry.rank, f"{whose}: a copy, or renamed"))
+                rank = entry.rank if 0 <= entry.rank <= MAX_RANKS else number
+                unread.append((folder, rank, f"{whose}: a copy, or renamed"))
     return entries, unread
 
 

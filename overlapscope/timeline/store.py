@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.available_cores import available_cores
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import with_dimensions
-from overlapscope.timeline.fact_files import FACTS, load_facts, save_facts
+from overlapscope.timeline.fact_files import FACTS, load_facts, lost_facts, rows_of, save_facts
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.manifest import (
     SCHEMA,
@@ -78,6 +78,7 @@ def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: 
         groups=list(run.groups),
         sources=list(run.sources),
         fingerprint=dict(run.fingerprint),
+        facts=rows_of(run.facts),
     )
     save_facts(run.facts, folder / FACTS)
     (folder / MANIFEST).write_bytes(encoded(manifest))
@@ -115,6 +116,8 @@ def load_run(path: Path) -> Run:
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
     sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
     facts, unread = load_facts(path / FACTS)
+    if not unread:
+        unread = lost_facts(facts, manifest.facts or {})
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
     if size(facts.links) == 0:
