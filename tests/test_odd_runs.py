@@ -77,7 +77,7 @@ def test_what_is_no_file_in_the_place_of_what_a_rank_tells_is_not_waited_for(
     odd(run / "rank_00001" / "rank.json")
     loaded = overlapscope.load(run)
     assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
-    assert "rank_00001 left out: rank.json: rank.json: is no file" in told(loaded)
+    assert "rank_00001 left out: rank.json: is no file" in told(loaded)
 
 
 @pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("nowhere")])

@@ -151,7 +151,7 @@ def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, st
         try:
             entry = msgspec.json.decode(plain_content(folder / RANK_ENTRY), type=RankEntry)
         except OSError as error:
-            unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror or error}"))
+            unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror}" if error.strerror else str(error)))
         except _DAMAGED as error:
             unread.append((folder, number, f"{RANK_ENTRY}: {error}"))
         else:
