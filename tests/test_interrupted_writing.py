@@ -215,7 +215,7 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_named_and_not_waited_for(
     lock = tmp_path / ".run.ingest" / "lock"
     lock.parent.mkdir()
     odd(lock)
-    with pytest.raises(InputError, match=r"\.run\.ingest/lock: is no file, so that nobody can lock it; remove it"):
+    with pytest.raises(InputError, match=r"\.run\.ingest/lock: cannot be written: it is no file; remove it"):
         workplace(tmp_path / "run").__enter__()
 
 

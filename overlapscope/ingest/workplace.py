@@ -80,7 +80,7 @@ def _opened_lock(work: Path, how: int = 0) -> int:
         return os.open(work / _LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | how, 0o666)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
-            raise InputError(f"{shown(work / _LOCK)}: is no file, so that nobody can lock it; remove it") from error
+            raise InputError(f"{shown(work / _LOCK)}: cannot be written: it is no file; remove it") from error
         raise
 
 
