@@ -254,7 +254,7 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
     try:
         file = opened_parquet(pa.BufferReader(content))
         if rank is not None:
-            _check_rank(file, rank)
+            check_rank(file, rank)
         there = set(file.schema_arrow.names)
         wanted = [column for column in column_kinds(kind) if column in there]
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
@@ -262,7 +262,7 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
         raise ValueError(f"{name}.parquet: {one_line(error)}") from error
 
 
-def _check_rank(file: pq.ParquetFile, rank: int) -> None:
+def check_rank(file: pq.ParquetFile, rank: int) -> None:
     """Raise ValueError where what a file tells of its column `rank`, if it tells, is not this one alone."""
     told = file.metadata
     for group in map(told.row_group, range(told.num_row_groups)):
