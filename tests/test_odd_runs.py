@@ -280,6 +280,17 @@ def test_a_word_that_a_column_does_not_have_is_named(run: Path) -> None:
     assert "spans.parquet: kind: 'magic' is none of compute, comm, copy" in left_out(run)
 
 
+@pytest.mark.parametrize(
+    "words", [pa.array([1.5]), pa.array([b"\xff"]), pa.array([[1]]), pa.array([5]).dictionary_encode()]
+)
+def test_names_that_are_no_text_cost_the_rank(words: Any, run: Path) -> None:
+    file = run / "rank_00001" / "collectives.parquet"
+    table = pq.read_table(file)
+    at = table.column_names.index("group")
+    pq.write_table(table.set_column(at, "group", pa.concat_arrays([words] * table.num_rows)), file)
+    assert "collectives.parquet: group is of " in left_out(run)
+
+
 def text_for_words(file: Path) -> pa.Schema:
     """Give the schema with plain text in place of dictionaries."""
     return pa.schema(

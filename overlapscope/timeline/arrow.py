@@ -128,6 +128,7 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         if isinstance(array, pa.ChunkedArray):
             array = array.chunk(0)
         if stored in ("name", "enum"):
+            _must_be_text(array.type, column)
             if not pa.types.is_dictionary(array.type):
                 array = array.dictionary_encode()
             spelled = array.dictionary.to_pylist()
@@ -142,6 +143,13 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         else:
             columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)
+
+
+def _must_be_text(stored: pa.DataType, column: str) -> None:
+    words = stored.value_type if pa.types.is_dictionary(stored) else stored
+    known = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null
+    if not any(each(words) for each in known):
+        raise ValueError(f"{column} is of {words} instead of text")
 
 
 def _code(word: Any, column: str, known: tuple[str, ...]) -> int:
