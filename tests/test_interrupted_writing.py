@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -206,6 +206,28 @@ def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
         assert second.stdout.readline() == "prepares\n"
         with pytest.raises(UsageError, match="another process is writing this run"), workplace(out):
             pass
+
+
+@pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("elsewhere")])
+def test_what_is_no_file_in_the_place_of_the_lock_is_named_and_not_waited_for(
+    odd: Callable[[Path], None], tmp_path: Path
+) -> None:
+    lock = tmp_path / ".run.ingest" / "lock"
+    lock.parent.mkdir()
+    odd(lock)
+    with pytest.raises(InputError, match=r"\.run\.ingest/lock: cannot be written: it is no file; remove it"):
+        workplace(tmp_path / "run").__enter__()
+
+
+def test_a_pipe_in_the_place_of_another_run_s_lock_holds_up_nobody(tmp_path: Path) -> None:
+    others = tmp_path / ".other.ingest"
+    (others / READ).mkdir(parents=True)
+    os.mkfifo(others / "lock")
+    for each in (others / READ, others):
+        os.utime(each, (time.time() - 2 * WEEK_S,) * 2)
+    with workplace(tmp_path / "run") as work:
+        assert work.is_dir()
+    assert others.is_dir()
 
 
 def test_a_run_that_came_while_another_command_waited_is_not_replaced(

@@ -20,6 +20,7 @@ from overlapscope.analysis.across import across
 from overlapscope.analysis.alone import alone_of
 from overlapscope.timeline import aside, store, stored
 from overlapscope.timeline.columns import size
+from overlapscope.timeline.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.store import load_run, save_run
 from tests.synthetic import Job, Layout, plant, run_of, simulate
 
@@ -90,7 +91,7 @@ def test_the_figures_are_the_same_wherever_what_was_put_aside_lies(
 def test_no_more_ranks_are_opened_at_a_time_than_there_is_room_for(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = store.recorded_ranks(places[0], store.read_manifest(places[0]))
+    entries = recorded_ranks(places[0], read_manifest(places[0]))
     a_rank = max(entry.spans for entry in entries) * store.A_SPAN_BYTES
     monkeypatch.setattr(store, "available_cores", lambda: 8)
     for bound, most in ((3 * a_rank, 3), (a_rank // 2, 1)):

@@ -1,6 +1,7 @@
 """Predictions are noted in a run, held against later runs, and kept: `advise --record`, `compare`, `report`."""
 
 import json
+import os
 import shlex
 import shutil
 from dataclasses import replace
@@ -286,6 +287,12 @@ def test_a_damaged_file_is_answered_in_one_line(content: bytes, runs: Path, caps
     assert NAME in said.err
     assert len(said.err.splitlines()) == 1
     assert not said.out
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(runs: Path) -> None:
+    os.mkfifo(runs / "baseline" / NAME)
+    with pytest.raises(InputError, match=rf"{NAME}: cannot be read: .*is no file"):
+        noted_in([runs / "baseline"])
 
 
 HUGE = "1" * 400

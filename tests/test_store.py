@@ -15,7 +15,7 @@ from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.timeline.columns import NONE, column_kinds, make, size
 from overlapscope.timeline.manifest import read_manifest
 from overlapscope.timeline.run import Group, RankTimeline, Run, Source, join_recordings
-from overlapscope.timeline.run_directory import MANIFEST, is_run_directory
+from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 from overlapscope.timeline.store import load_run, save_run
 from overlapscope.timeline.stored import TABLES
 from tests.builders import EPOCH_NS, full_timeline, spelled
@@ -363,12 +363,14 @@ def test_a_run_without_ranks_is_an_input_error(saved):
 
 def test_a_manifest_cannot_point_outside_its_run(saved, tmp_path):
     content = json.loads((saved / MANIFEST).read_text())
-    save_run(run_of(0), tmp_path / "elsewhere", version="1")
-    for outside in ("../elsewhere/rank_00000", str(tmp_path / "elsewhere" / "rank_00000")):
+    elsewhere = full_timeline(2, tag=" elsewhere")
+    save_run(Run(world_size=4, ranks={2: elsewhere}), tmp_path / "elsewhere", version="1")
+    (saved / "rank_00002" / RANK_ENTRY).unlink()  # which would come before the manifest
+    for outside in ("../elsewhere/rank_00002", str(tmp_path / "elsewhere" / "rank_00002")):
         content["ranks"][1]["folder"] = outside
         (saved / MANIFEST).write_text(json.dumps(content))
         # What is read is the folder of that name inside the run.
-        assert tables_of(load_run(saved).ranks[2]) == tables_of(full_timeline(0, tag=" of 0"))
+        assert tables_of(load_run(saved).ranks[2]) == tables_of(full_timeline(2, tag=" of 2"))
 
 
 def test_a_manifest_cannot_point_to_the_folder_above(saved):

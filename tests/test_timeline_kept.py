@@ -43,6 +43,19 @@ def test_a_run_whose_name_is_not_utf_8_is_read_and_kept(run: Path) -> None:
     assert (named / FOLDER / "told.json").is_file()
 
 
+@pytest.mark.parametrize("damage", ["of another rank", "fewer rows", "a pipe"])
+def test_spans_that_the_run_is_read_without_are_not_shown_either(run: Path, damage: str) -> None:
+    spans, others = (run / f"rank_0000{rank}" / "spans.parquet" for rank in (1, 0))
+    if damage == "of another rank":
+        shutil.copyfile(others, spans)
+    elif damage == "fewer rows":
+        pq.write_table(pq.read_table(spans).slice(0, 10), spans)
+    else:
+        spans.unlink()
+        os.mkfifo(spans)
+    assert list(shown(run)) == [0]
+
+
 @pytest.mark.parametrize("name", ["told.part", "told.json"])
 def test_nothing_is_written_through_a_link_in_the_kept_folder(run: Path, tmp_path: Path, name: str) -> None:
     kept = occupancy_of_folder(run, entries(run), "one")

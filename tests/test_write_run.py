@@ -203,6 +203,24 @@ def test_a_file_that_changed_since_the_interruption_is_read_again(interrupted: l
     assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 1
 
 
+@pytest.mark.parametrize("left", ["nothing", "a folder", "a pipe", "a link", "a file for the folder"])
+def test_what_does_not_say_any_more_what_it_is_of_is_read_again(
+    left: str, interrupted: list[Path], tmp_path: Path
+) -> None:
+    told = sorted((tmp_path / ".apart.ingest" / "read").glob("*/file.json"))[0]
+    told.unlink()
+    if left == "a folder":
+        told.mkdir()
+    elif left == "a pipe":
+        os.mkfifo(told)
+    elif left == "a link":
+        told.symlink_to("nowhere")
+    elif left == "a file for the folder":
+        shutil.rmtree(told.parent)
+        told.parent.write_text("")
+    assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1).resumed_files == 1
+
+
 def test_other_options_than_before_the_interruption_read_all_again(interrupted: list[Path], tmp_path: Path) -> None:
     options = ReadOptions(comm=("sgemm",))
     assert assert_as_if_read_at_once(interrupted, tmp_path, workers=1, options=options).resumed_files == 0

@@ -22,18 +22,20 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import STATES, Occupancy
+from overlapscope.timeline.arrow import opened_parquet
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, NONE, SPAN_KINDS, Ints
 from overlapscope.timeline.flushed import flush_below
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.manifest import RankEntry, is_rank_folder
 from overlapscope.timeline.own_files import opened_own, own_folder
+from overlapscope.timeline.plain_file import opened_plain
 from overlapscope.timeline.source_digest import source_digest
+from overlapscope.timeline.stored import check_rank
 from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
 from overlapscope_dashboards.timeline.heat import map_rows
@@ -91,7 +93,7 @@ def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -
         return kept
     in_order = sorted(entries, key=lambda entry: entry.rank)
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(lambda entry: _of_rank(run / Path(entry.folder).name), in_order))
+        found = list(pool.map(lambda entry: _of_rank(entry, run / Path(entry.folder).name), in_order))
     states = {entry.rank: each for entry, each in zip(in_order, found, strict=True) if each and each[0].size}
     return keep(run, states, None, made_of)
 
@@ -108,20 +110,22 @@ def keep(run: Path, states: States, clocks: Clocks | None, made_of: str) -> Kept
     return found if found is not None and found.clocks == clocks else made
 
 
-def _of_rank(folder: Path) -> tuple[Ints, Any] | None:
+def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
     """Give a rank's states; None where its spans could not be read with the rank itself."""
     try:
         if not is_rank_folder(folder.name):
             return None
         # Arrow itself opens no path that is not UTF-8.
-        with open(folder / "spans.parquet", "rb") as spans, open(folder / "recordings.parquet", "rb") as windows:
-            table = pq.ParquetFile(spans).read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
-            recordings = pq.ParquetFile(windows).metadata.num_rows
+        with opened_plain(folder / "spans.parquet") as spans, opened_plain(folder / "recordings.parquet") as windows:
+            file = opened_parquet(spans)
+            check_rank(file, entry.rank)
+            table = file.read(columns=["recording", "kind", "start_ns", "end_ns"], use_threads=False)
+            recordings = opened_parquet(windows).metadata.num_rows
         start, end, recording = (_whole_numbers(table, each) for each in ("start_ns", "end_ns", "recording"))
         kinds = _kinds(table)
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return None
-    if (end < start).any() or (recording < 0).any() or (recording >= recordings).any():
+    if table.num_rows != entry.spans or (end < start).any() or (recording < 0).any() or (recording >= recordings).any():
         return None
     cover = Coverage(*(union((start[kinds == each], end[kinds == each])) for each in (COMM, COMPUTE, COPY)))
     occupancy = Occupancy.of(cover, _windows(recording, start, end))

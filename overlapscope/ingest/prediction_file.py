@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from overlapscope.errors import InputError
+from overlapscope.timeline.plain_file import opened_plain
 
 NAME: Final = "predictions.json"
 MAX_BYTES: Final = 16 * 2**20
@@ -19,7 +20,7 @@ def read_predictions(run: Path, kind: type[T]) -> T | None:
     """
     place = run / NAME
     try:
-        with place.open("rb") as file:
+        with opened_plain(place) as file:
             content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

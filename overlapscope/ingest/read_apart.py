@@ -27,6 +27,7 @@ from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, telling
 from overlapscope.ingest.whole_folder import content_digest
 from overlapscope.ingest.workplace import MAKE_ROOM
+from overlapscope.timeline.plain_file import plain_content
 from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.values import dataclass
 
@@ -99,17 +100,20 @@ def is_read(task: Task) -> bool:
 
 def go_on_with(tasks: Sequence[Task]) -> int:
     """Remove the folders that a power cut damaged, and give the number of files that were read before."""
-    return sum(in_threads(_is_whole, [task.folder for task in tasks if is_read(task)]))
+    return sum(in_threads(_is_whole, [task.folder for task in tasks if os.path.lexists(task.folder)]))
 
 
 def _is_whole(folder: Path) -> bool:
     try:
-        content = msgspec.json.decode((folder / _TOLD).read_bytes(), type=Told).content
+        content = msgspec.json.decode(plain_content(folder / _TOLD), type=Told).content
         whole = content == content_digest(folder, but=_TOLD)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         whole = False
-    if not whole:
-        shutil.rmtree(folder)
+    if not whole:  # what stays would be in the way of what is read anew
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink()
     return whole
 
 

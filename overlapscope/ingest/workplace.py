@@ -72,11 +72,21 @@ def _locked(work: Path, out: Path) -> int:
             work.mkdir()
         _require_own(work, out)
         with suppress(FileNotFoundError):  # the folder was removed meanwhile
-            handle = os.open(work / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            handle = _opened_lock(work, os.O_CREAT)
             if _is_ours(handle) and is_same(work / _LOCK, handle):
                 return handle
             os.close(handle)
     raise UsageError(f"{shown(out)}: another process is writing this run; wait for it, or end it")
+
+
+def _opened_lock(work: Path, how: int = 0) -> int:
+    """Open the lock without waiting, were it a pipe. Raises OSError, InputError for what is no file."""
+    try:
+        return os.open(work / _LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | how, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise InputError(f"{shown(work / _LOCK)}: cannot be written: it is no file; remove it") from error
+        raise
 
 
 def _is_ours(handle: int) -> bool:
@@ -125,17 +135,17 @@ def _remove_abandoned(folder: Path) -> None:
     with os.scandir(folder) as inside:
         others = [Path(each.path) for each in inside if _NAMED.fullmatch(each.name)]
     for work in others:
-        with suppress(OSError):
+        with suppress(OSError, InputError):
             _remove_if_abandoned(work)
 
 
 def _remove_if_abandoned(work: Path) -> None:
-    """Raises OSError for a folder that is not as we make them, BlockingIOError for one in use."""
+    """Raises OSError, InputError for a folder that is not as we make them, BlockingIOError for one in use."""
     states = [os.lstat(each) for each in (work, work / READ)]
     own = all(stat.S_ISDIR(each.st_mode) and each.st_uid == os.geteuid() for each in states)
     if not own or time.time() - max(each.st_mtime for each in states) < ABANDONED_SECONDS:
         return
-    handle = os.open(work / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
+    handle = _opened_lock(work)
     try:
         locked(handle)
         if is_same(work / _LOCK, handle):

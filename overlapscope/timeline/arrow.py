@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.order import unique
+from overlapscope.timeline.plain_file import opened_plain
 
 LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
 """Columns that early runs do not have."""
+_MOST_SHOWN: Final = 40
+"""Characters of an odd word that are shown."""
 
 
 def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) -> pa.Table:
@@ -38,7 +41,7 @@ def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) ->
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a table as zstd Parquet. Raises OSError.
+    """Write a table as zstd Parquet, each page with its checksum. Raises OSError.
 
     Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long
     to write and more to read.
@@ -57,13 +60,28 @@ def parquet_of(table: pa.Table) -> bytes:
 def _write(table: pa.Table, file: BinaryIO) -> None:
     named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
     differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
-    pq.write_table(table, file, compression="zstd", use_dictionary=named, column_encoding=differences)
+    pq.write_table(
+        table,
+        file,
+        compression="zstd",
+        use_dictionary=named,
+        column_encoding=differences,
+        write_page_checksum=True,  # every second bit that a disk loses would else be another figure, and no error
+    )
+
+
+def opened_parquet(file: Any) -> pq.ParquetFile:
+    """Open what `write_parquet` wrote, or another tool, whose pages may have no checksums.
+
+    Raises OSError, pyarrow.ArrowException where it is damaged, as reading from it does.
+    """
+    return pq.ParquetFile(file, page_checksum_verification=True)
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """Read what `write_parquet` wrote. Raises OSError, pyarrow.ArrowException for a damaged file."""
-    with open(path, "rb") as file:
-        return pq.ParquetFile(file).read()
+    """Read all of such a file. Raises OSError, also for what is no file, pyarrow.ArrowException for a damaged one."""
+    with opened_plain(path) as file:
+        return opened_parquet(file).read()
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
@@ -110,18 +128,34 @@ def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
         if isinstance(array, pa.ChunkedArray):
             array = array.chunk(0)
         if stored in ("name", "enum"):
+            _must_be_text(array.type, column)
             if not pa.types.is_dictionary(array.type):
                 array = array.dictionary_encode()
             spelled = array.dictionary.to_pylist()
             if stored == "name":
                 codes = names.encode(spelled)
             else:
-                codes = np.array([enum_values(kind, column).index(value) for value in spelled], np.int32)
+                if array.null_count:
+                    raise ValueError(f"{column} is missing in {array.null_count} of {len(array)} rows")
+                codes = np.array([_code(value, column, enum_values(kind, column)) for value in spelled], np.int32)
             indices = _values(array.indices, np.dtype(f"i{array.indices.type.bit_width // 8}"), -1)
             columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
         else:
             columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
     return kind(**columns)
+
+
+def _must_be_text(stored: pa.DataType, column: str) -> None:
+    words = stored.value_type if pa.types.is_dictionary(stored) else stored
+    known = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null
+    if not any(each(words) for each in known):
+        raise ValueError(f"{column} is of {words} instead of text")
+
+
+def _code(word: Any, column: str, known: tuple[str, ...]) -> int:
+    if word not in known:
+        raise ValueError(f"{column}: {str(word)[:_MOST_SHOWN]!r} is none of {', '.join(known)}")
+    return known.index(word)
 
 
 def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:

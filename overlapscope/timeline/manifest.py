@@ -2,16 +2,22 @@
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from overlapscope.errors import InputError, NewerSchemaError
+from overlapscope.timeline.plain_file import plain_content
 from overlapscope.timeline.run import MAX_RANKS, Group, Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.values import dataclass
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
+_MOST_SHOWN: Final = 60
+"""Characters of a schema's name that are shown."""
+_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a damaged file raises."""
 
 
 class RankEntry(msgspec.Struct, kw_only=True):
@@ -19,7 +25,7 @@ class RankEntry(msgspec.Struct, kw_only=True):
 
     rank: int
     folder: str
-    basis: str
+    basis: Literal["trace", "events", "log"]
     has_device: bool
     spans: int
     collectives: int
@@ -40,6 +46,8 @@ class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
     groups: list[Group]
     sources: list[Source]
     fingerprint: dict[str, str | int | None]
+    facts: dict[str, int] | None = None
+    """Rows of each table of facts that is not empty; None where early versions did not tell."""
 
 
 class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
@@ -73,38 +81,87 @@ def read_manifest(path: Path) -> Manifest:
         if schema != SCHEMA:
             family, _, number = schema.rpartition("/")
             if family == _FAMILY and number.isdecimal() and int(number[:9]) > int(_NUMBER):
-                raise NewerSchemaError(f"{path}: written by a newer OverlapScope ({schema}); this one reads {SCHEMA}")
-            raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema!r})")
+                newer = f"written by a newer OverlapScope ({schema[:_MOST_SHOWN]})"
+                raise NewerSchemaError(f"{path}: {newer}; this one reads {SCHEMA}")
+            raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema[:_MOST_SHOWN]!r})")
         return _possible(msgspec.json.decode(content, type=Manifest), path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path / MANIFEST}: damaged: {error}") from error
+    except _DAMAGED as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    moved = "moved away, each rank is read by what its own folder tells"
+    return InputError(f"{path / MANIFEST}: damaged: {why}; {moved}")
 
 
 def _possible(manifest: Manifest, path: Path) -> Manifest:
     """Give the manifest; raises InputError where its numbers are no ranks, which would be counted one by one."""
-    for number in (manifest.world_size or 0, *(entry.rank for entry in manifest.ranks)):
+    ranks: set[int] = set()
+    for entry in manifest.ranks:
+        if entry.rank in ranks:
+            raise _damaged(path, f"rank {entry.rank} is listed twice")
+        ranks.add(entry.rank)
+    for number in (manifest.world_size or 0, *ranks):
         if not 0 <= number <= MAX_RANKS:
-            raise InputError(f"{path / MANIFEST}: damaged: {number} is no possible rank, nor number of ranks")
+            raise _damaged(path, f"{number} is no possible rank, nor number of ranks")
     return manifest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a run directory tells of its ranks."""
+
+    entries: list[RankEntry]
+    unread: list[tuple[Path, int, str]]
+    """Folders of ranks that nothing tells of as they stand: each with the rank that it may be, and why."""
+
+
 def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
-    """Give what the manifest lists, then the ranks that wrote themselves without being listed."""
-    listed = {entry.rank for entry in manifest.ranks}
-    return [*manifest.ranks, *(each for each in written_entries(path) if each.rank not in listed)]
+    """Give the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
+    return told_of_ranks(path, manifest).entries
+
+
+def told_of_ranks(path: Path, manifest: Manifest) -> Told:
+    """Give what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
+
+    Its entry was written with its tables, whoever wrote the manifest before or after.
+    """
+    own, unread = _written(path)
+    listed = {each.rank for each in manifest.ranks}
+    entries = [own.get(each.rank, each) for each in manifest.ranks]
+    entries += [each for each in own.values() if each.rank not in listed]
+    named = {Path(each.folder).name for each in manifest.ranks}
+    in_order = sorted(entries, key=lambda each: each.rank)
+    return Told(entries=in_order, unread=[each for each in unread if each[0].name not in named])
 
 
 def written_entries(path: Path) -> list[RankEntry]:
     """Give what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
-    entries = []
-    for file in sorted(path.glob(f"rank_*/{RANK_ENTRY}")):
+    return list(_written(path)[0].values())
+
+
+def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
+    """Give what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
+    entries: dict[int, RankEntry] = {}
+    unread: list[tuple[Path, int, str]] = []
+    for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):
+        number = int(folder.name.removeprefix("rank_")[:9])
         try:
-            entries.append(msgspec.json.decode(file.read_bytes(), type=RankEntry))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return entries
+            entry = msgspec.json.decode(plain_content(folder / RANK_ENTRY), type=RankEntry)
+        except OSError as error:
+            unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror}" if error.strerror else str(error)))
+        except _DAMAGED as error:
+            unread.append((folder, number, f"{RANK_ENTRY}: {error}"))
+        else:
+            if folder.name == entry.folder == rank_folder(entry.rank) and entry.rank <= MAX_RANKS:
+                entries[entry.rank] = entry
+            else:
+                whose = f"{RANK_ENTRY} is that of rank {entry.rank} in {entry.folder[:_MOST_SHOWN]}"
+                rank = entry.rank if 0 <= entry.rank <= MAX_RANKS else number
+                unread.append((folder, rank, f"{whose}: a copy, or renamed"))
+    return entries, unread
 
 
 def rank_folder(rank: int) -> str:

@@ -43,10 +43,18 @@ def _empty(kind: type[Columns]) -> bytes:
 
 def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntry:
     """Write what a rank's folder tells of itself, and give it; it has so many spans."""
-    entry = RankEntry(
+    entry = entry_of(timeline, spans=spans)
+    (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
+    return entry
+
+
+def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
+    """Give what is told of a rank that has so many spans."""
+    basis: Any = timeline.basis
+    return RankEntry(
         rank=timeline.rank,
         folder=rank_folder(timeline.rank),
-        basis=timeline.basis,
+        basis=basis,
         has_device=timeline.has_device,
         spans=spans,
         collectives=size(timeline.collectives),
@@ -55,5 +63,14 @@ def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntr
         end_ns=or_none(int(timeline.recordings.end_ns[-1])),
         recorded=dict(timeline.recorded),
     )
-    (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
-    return entry
+
+
+def check_told(entry: RankEntry, timeline: RankTimeline) -> None:
+    """Raise ValueError where a rank's tables, each of them whole, are not those that were told of."""
+    found = entry_of(timeline, spans=timeline.num_spans)
+    for name in ("spans", "collectives", "steps", "start_ns", "end_ns"):
+        told, there = getattr(entry, name), getattr(found, name)
+        if told != there:
+            if isinstance(told, list):
+                told, there = len(told), len(there)
+            raise ValueError(f"{name}: the tables have {there}, {RANK_ENTRY} tells of {told}")

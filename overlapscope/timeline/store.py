@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.available_cores import available_cores
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import with_dimensions
-from overlapscope.timeline.fact_files import FACTS, load_facts, save_facts
+from overlapscope.timeline.fact_files import FACTS, load_facts, lost_facts, rows_of, save_facts
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.manifest import (
     SCHEMA,
@@ -27,12 +27,12 @@ from overlapscope.timeline.manifest import (
     is_rank_folder,
     rank_folder,
     read_manifest,
-    recorded_ranks,
+    told_of_ranks,
 )
-from overlapscope.timeline.rank_files import write_rank
+from overlapscope.timeline.rank_files import check_told, write_rank
 from overlapscope.timeline.read_ahead import in_threads
 from overlapscope.timeline.recorded_links import recorded_links
-from overlapscope.timeline.run import RankTimeline, Run, Source
+from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
 from overlapscope.timeline.run_directory import MANIFEST
 from overlapscope.timeline.run_folder import exists_already, is_taken, put_aside, replace_run
 from overlapscope.timeline.stored import EMPTY, UNREADABLE, Kept, give_back, one_line, open_rank, read_rank
@@ -78,6 +78,7 @@ def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: 
         groups=list(run.groups),
         sources=list(run.sources),
         fingerprint=dict(run.fingerprint),
+        facts=rows_of(run.facts),
     )
     save_facts(run.facts, folder / FACTS)
     (folder / MANIFEST).write_bytes(encoded(manifest))
@@ -94,7 +95,12 @@ def load_run(path: Path) -> Run:
     sources = list(manifest.sources)
     problems = []
     kept = Kept()
-    entries = recorded_ranks(path, manifest)
+    told = told_of_ranks(path, manifest)
+    for folder, rank, why in told.unread:
+        problems.append(f"{folder.name} left out: {why}")
+        left_out = Source(path=str(folder), format="overlapscope", warnings=(problems[-1],), unread_ranks=(rank,))
+        sources.append(left_out)
+    entries = told.entries
     opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
     for entry, opened in zip(entries, opening, strict=True):
         folder = path / Path(entry.folder).name
@@ -107,7 +113,11 @@ def load_run(path: Path) -> Run:
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
     give_back()
+    world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
+    sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
     facts, unread = load_facts(path / FACTS)
+    if not unread:
+        unread = lost_facts(facts, manifest.facts or {})
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
     if size(facts.links) == 0:
@@ -115,13 +125,34 @@ def load_run(path: Path) -> Run:
     if not ranks and not facts:
         raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
     return Run(
-        world_size=manifest.world_size,
-        ranks=with_dimensions(ranks, tuple(manifest.groups), manifest.world_size),
-        groups=tuple(manifest.groups),
+        world_size=world_size,
+        ranks=with_dimensions(ranks, groups, world_size),
+        groups=groups,
         sources=tuple(sources),
         fingerprint=manifest.fingerprint,
         facts=facts,
     )
+
+
+def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:
+    """Give the world's size and the groups that can be, where `last` is the last rank, and what was wrong with them."""
+    odd = []
+    if not (path / MANIFEST).is_file():
+        odd.append(f"{MANIFEST} is not there: how many ranks the job had, its groups and its software are not known")
+    world_size = manifest.world_size
+    if world_size is not None and world_size <= last:
+        odd.append(f"rank {last} is none of a world of {world_size}: {last + 1} ranks are taken; are they of one job?")
+        world_size = last + 1
+    groups = tuple(each for each in manifest.groups if _is_possible(each))
+    if len(groups) < len(manifest.groups):
+        odd.append(f"groups whose ranks or sizes cannot be, left out: {len(manifest.groups) - len(groups)}")
+    return world_size, groups, odd
+
+
+def _is_possible(group: Group) -> bool:
+    members = group.ranks or ()
+    distinct = len(set(members)) == len(members)
+    return distinct and all(0 <= each <= MAX_RANKS for each in (group.size or 0, *members))
 
 
 def _at_once(entries: Sequence[RankEntry]) -> int:
@@ -133,9 +164,11 @@ def _at_once(entries: Sequence[RankEntry]) -> int:
 def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
     """Give a rank, or why it is left out."""
     try:
-        return open_rank(_bare(entry), _folder(path, entry), kept)
+        timeline = open_rank(_bare(entry), _folder(path, entry), kept)
+        check_told(entry, timeline)
     except UNREADABLE as error:
         return f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
+    return timeline
 
 
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
@@ -145,6 +178,7 @@ def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     """
     try:
         timeline = read_rank(_bare(entry), _folder(path, entry))
+        check_told(entry, timeline)
     except UNREADABLE as error:
         raise InputError(f"{path}: rank {entry.rank} cannot be read: {one_line(error)}") from error
     return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]

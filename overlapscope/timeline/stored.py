@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from overlapscope.errors import InputError
-from overlapscope.timeline.arrow import from_arrow
+from overlapscope.timeline.arrow import from_arrow, opened_parquet
 from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import (
-    NONE,
     Annotations,
     Codes,
     Collectives,
@@ -38,6 +37,8 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.file_state import FileState, file_state
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.packed import Packed, PackedCollectives, PackedTable
+from overlapscope.timeline.plain_file import plain_content
+from overlapscope.timeline.possible import check_possible
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.values import dataclass
 
@@ -236,26 +237,43 @@ def give_back() -> None:
 def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
     """Give the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
     names = NameTable()
-    tables: Mapping[str, Any] = {name: read_table(folder, name, kind, names) for name, kind in TABLES.items()}
+    tables: Mapping[str, Any] = {
+        name: read_table(folder, name, kind, names, bare.rank) for name, kind in TABLES.items()
+    }
     found = replace(bare, **tables)
-    _check_references(found)
-    _check_times(found)
+    check_possible(found)
     return replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
 
 
-def read_table(folder: Path, name: str, kind: type[T], names: NameTable) -> T:
-    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError."""
-    path = folder / f"{name}.parquet"
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{name}.parquet: is no file")  # a pipe would be waited for
-    content = pa.BufferReader(path.read_bytes())
+def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: int | None = None) -> T:
+    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError.
+
+    It is damage if it tells of another rank than is given.
+    """
+    content = plain_content(folder / f"{name}.parquet")
     try:
-        file = pq.ParquetFile(content)
+        file = opened_parquet(pa.BufferReader(content))
+        if rank is not None:
+            check_rank(file, rank)
         there = set(file.schema_arrow.names)
         wanted = [column for column in column_kinds(kind) if column in there]
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
         raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+
+
+def check_rank(file: pq.ParquetFile, rank: int) -> None:
+    """Raise ValueError where what a file tells of its column `rank`, if it tells, is not this one alone."""
+    told = file.metadata
+    for group in map(told.row_group, range(told.num_row_groups)):
+        chunk = next(filter(_is_rank, map(group.column, range(told.num_columns))), None)
+        if chunk is not None and chunk.is_stats_set and chunk.statistics.has_min_max:
+            for other in {chunk.statistics.min, chunk.statistics.max} - {rank}:
+                raise ValueError(f"is of rank {other}")
+
+
+def _is_rank(chunk: Any) -> bool:
+    return bool(chunk.path_in_schema == "rank")
 
 
 def _state(folder: Path, name: str) -> FileState:
@@ -265,35 +283,3 @@ def _state(folder: Path, name: str) -> FileState:
 def one_line(error: Exception) -> str:
     """Give the first line of what an error says."""
     return str(error).strip().split("\n")[0][:200]
-
-
-def _check_times(timeline: RankTimeline) -> None:
-    """Raise ValueError where something ends before it starts: every figure would be wrong, some by much."""
-    for name, table in (
-        ("spans", timeline.spans),
-        ("collectives", timeline.collectives),
-        ("steps", timeline.steps),
-        ("annotations", timeline.annotations),
-    ):
-        reversed_rows = (table.end_ns < table.start_ns) & (table.end_ns != NONE) & (table.start_ns != NONE)
-        if reversed_rows.any():
-            raise ValueError(f"{name}: {int(reversed_rows.sum())} of {reversed_rows.size} rows end before they start")
-
-
-def _check_references(timeline: RankTimeline) -> None:
-    """Raise ValueError where a row number points outside its table."""
-    windows, lanes, calls = size(timeline.recordings), size(timeline.lanes), size(timeline.collectives)
-    if windows == 0:
-        raise ValueError("no recording window")
-    spans = timeline.spans
-    for name, column, rows in (
-        ("spans.recording", spans.recording, windows),
-        ("spans.lane", spans.lane, lanes),
-        ("spans.collective", spans.collective[spans.collective != NONE], calls),
-        ("collectives.recording", timeline.collectives.recording, windows),
-        ("steps.recording", timeline.steps.recording, windows),
-        ("annotations.recording", timeline.annotations.recording, windows),
-        ("annotations.lane", timeline.annotations.lane, lanes),
-    ):
-        if column.size and not (column.min() >= 0 and column.max() < rows):
-            raise ValueError(f"{name} points outside its table of {rows} rows")
