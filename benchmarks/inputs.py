@@ -11,48 +11,54 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SHARED = Path(os.environ.get("OVERLAPSCOPE_DATA", HERE.parent.parent / "shared" / "data"))
 CACHE = HERE / ".cache"
+SIX_STEPS = SHARED / "kineto" / "a100_rank3of8_six_steps.json.gz"
+MILLION = CACHE / "six_steps_ten_times.json"
+EIGHT = CACHE / "eight_ranks"
 REPEATS = 10
 STEPS = 6
 
 
 def million_events() -> Path:
-    """Give the six-step trace ten times: times shifted, steps and correlations renumbered; 1,091,230 events.
-
-    It is made in a process of its own: the peak memory that a benchmark reads begins with its parent's.
-    """
-    path = CACHE / "six_steps_ten_times.json"
-    if not path.exists():
-        subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True, cwd=HERE.parent)
-    return path
+    """Give the six-step trace ten times: times shifted, steps and correlations renumbered; 1,091,230 events."""
+    _made(MILLION)
+    return MILLION
 
 
 def eight_ranks() -> list[Path]:
     """Give the six-step trace as eight ranks recorded it: one file each, no more than the rank changed."""
-    folder = CACHE / "eight_ranks"
-    if not folder.exists():
-        source = gzip.decompress((SHARED / "kineto" / "a100_rank3of8_six_steps.json.gz").read_bytes())
-        folder.mkdir(parents=True)
-        for rank in range(8):
-            changed = re.sub(
-                rb'("distributedInfo".{0,80}?"rank": )\d+', rb"\g<1>%d" % rank, source, count=1, flags=re.DOTALL
-            )
-            (folder / f"rank{rank}.json").write_bytes(changed)
-    return sorted(folder.iterdir())
+    _made(EIGHT)
+    return sorted(EIGHT.iterdir())
 
 
-def _make(path: Path) -> None:
-    if not path.exists():
-        CACHE.mkdir(exist_ok=True)
-        source = SHARED / "kineto" / "a100_rank3of8_six_steps.json.gz"
-        trace = json.loads(gzip.decompress(source.read_bytes()), strict=False)
-        times = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "X" and isinstance(event["pid"], int)]
-        span = max(times) - min(times) + 2_000_000
-        trace["traceEvents"] = [
-            _shifted(event, repeat, span) for repeat in range(REPEATS) for event in trace["traceEvents"]
-        ]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(trace, indent=1), encoding="utf-8")
-        temporary.rename(path)
+def _made(place: Path) -> None:
+    """Have inputs made by a process of their own: the peak memory that a benchmark reads begins with its parent's."""
+    if not place.exists():
+        subprocess.run([sys.executable, "-m", "benchmarks.inputs", place.name], check=True, cwd=HERE.parent)
+
+
+def _make_eight_ranks(folder: Path) -> None:
+    source = gzip.decompress(SIX_STEPS.read_bytes())
+    temporary = folder.with_suffix(".tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    for rank in range(8):
+        changed = re.sub(
+            rb'("distributedInfo".{0,80}?"rank": )\d+', rb"\g<1>%d" % rank, source, count=1, flags=re.DOTALL
+        )
+        (temporary / f"rank{rank}.json").write_bytes(changed)
+    temporary.rename(folder)
+
+
+def _make_million_events(path: Path) -> None:
+    CACHE.mkdir(exist_ok=True)
+    trace = json.loads(gzip.decompress(SIX_STEPS.read_bytes()), strict=False)
+    times = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "X" and isinstance(event["pid"], int)]
+    span = max(times) - min(times) + 2_000_000
+    trace["traceEvents"] = [
+        _shifted(event, repeat, span) for repeat in range(REPEATS) for event in trace["traceEvents"]
+    ]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(trace, indent=1), encoding="utf-8")
+    temporary.rename(path)
 
 
 def _shifted(event: dict[str, object], repeat: int, span: int) -> dict[str, object]:
@@ -71,4 +77,4 @@ def _shifted(event: dict[str, object], repeat: int, span: int) -> dict[str, obje
 
 
 if __name__ == "__main__":
-    _make(CACHE / "six_steps_ten_times.json")
+    {MILLION.name: _make_million_events, EIGHT.name: _make_eight_ranks}[sys.argv[1]](CACHE / sys.argv[1])
