@@ -43,9 +43,12 @@ def status() -> dict[str, dict[str, str]]:
 
 def settled() -> bool:
     """Whether the recorder has seen that all is done but what waits for ever."""
-    last = status()["0"]
-    behind = int(last["last_enqueued_collective"]) - int(last["last_completed_collective"])
-    return behind == (SCENARIO == "missing" and RANK != WORLD - 1)
+    waiting = int(SCENARIO == "missing" and RANK != WORLD - 1)
+    return all(
+        int(last["last_enqueued_collective"]) - int(last["last_completed_collective"])
+        == (waiting if group == "0" else 0)
+        for group, last in status().items()
+    )
 
 
 def states(text: bytes) -> list[str]:
