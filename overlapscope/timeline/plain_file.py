@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,12 +10,12 @@ from typing import BinaryIO
 def opened_plain(path: Path) -> BinaryIO:
     """Open a file to read it, or what a link leads to. Raises OSError, also for what is no file."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with ExitStack() as failing:
+        failing.callback(os.close, handle)
         _must_be_plain(path, os.fstat(handle))
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+        file = os.fdopen(handle, "rb")
+        failing.pop_all()
+    return file
 
 
 def plain_content(path: Path) -> bytes:
