@@ -40,7 +40,7 @@ check-wheel: $(READY)
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
-TELLS_PYTHONS_APART := archives assemble breakdown cli compare_cli cores facts formats gate gate_cli html nsight one_run \
+TELLS_PYTHONS_APART := archives assemble breakdown cli cli_endings compare_cli cores facts formats gate gate_cli html nsight one_run \
   plain_pickle plan points pytest_plugin readers report rocprof steps store timestamps topology whatif_cli write_run
 test-py313: $(READY313)
 	@if test -n "$(READY313)"; then \
