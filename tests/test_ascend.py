@@ -633,11 +633,11 @@ KINDS = {
     "info": json.dumps({"rank_id": 3, "start_info": {}, "parallel_group_info": {"a": {"global_ranks": [0]}}}),
 }
 READ = {
-    "trace": ascend.read,
-    "steps": ascend_step_times.read,
-    "kernels": ascend_kernels.read,
-    "communication": ascend_communication.read,
-    "info": ascend_info.read,
+    "trace": ascend.READER.read,
+    "steps": ascend_step_times.READER.read,
+    "kernels": ascend_kernels.READER.read,
+    "communication": ascend_communication.READER.read,
+    "info": ascend_info.READER.read,
 }
 ODD = [
     b"null",

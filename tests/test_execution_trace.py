@@ -562,8 +562,8 @@ GRAPH = {
 }
 OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "allreduce", [], [], 8], types=["x"])
 KINDS = {
-    "new": (trace(NEW), execution_trace.read),
-    "old": (trace([OLD]), execution_trace.read),
+    "new": (trace(NEW), execution_trace.READER.read),
+    "old": (trace([OLD]), execution_trace.READER.read),
     "graph": (json.dumps(GRAPH).encode(), chakra_graph.read),
     "chakra": (CHAKRA, chakra_protobuf.read),
 }

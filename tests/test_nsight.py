@@ -33,7 +33,7 @@ GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
 
 def read(path: Path) -> Reading:
     """Read one file as the reader does, without giving it a rank."""
-    return nsight.read(path, ReadContext())
+    return nsight.READER.read(path, ReadContext())
 
 
 def only(path: Path) -> RankTimeline:
@@ -794,5 +794,5 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     path = many(tmp_path / "x.sqlite", 500)
     seen: list[int] = []
     report: Callable[[int], None] = seen.append
-    nsight.read(path, ReadContext(progress=report))
+    nsight.READER.read(path, ReadContext(progress=report))
     assert 0 < sum(seen) <= path.stat().st_size

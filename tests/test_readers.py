@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.metadata import DistributionFinder, MetadataPathFinder, PathDistribution, entry_points
 from importlib.util import find_spec
@@ -14,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.errors import InputError
 from overlapscope.ingest.entry_points import may_be_brought
+from overlapscope.ingest.readers import BUILT_IN
+from overlapscope.ingest.reading import ReadContext, Reader, Reading
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("## A reader of your own")[1].split("\n## ")[0]
@@ -212,3 +216,11 @@ def test_packages_in_a_zip_file_or_behind_a_finder_are_left_to_the_library(
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     assert entry_points(group=GROUP)
     assert may_be_brought(GROUP)
+
+
+@pytest.mark.parametrize("reader", BUILT_IN, ids=lambda reader: reader.format)
+def test_what_a_detector_names_is_there_to_read(reader: Reader, tmp_path: Path) -> None:
+    """A name that cannot be imported would be an ImportError; what is no file of the format is refused or empty."""
+    (tmp_path / "x").write_bytes(b"")
+    with suppress(InputError):
+        assert isinstance(reader.read(tmp_path / "x", ReadContext()), Reading)

@@ -102,7 +102,7 @@ def write(path: Path, *processes: Any) -> Path:
 
 
 def read(path: Path) -> Reading:
-    return rocprof.read(path, ReadContext())
+    return rocprof.READER.read(path, ReadContext())
 
 
 def one(path: Path) -> RankTimeline:

@@ -14,6 +14,7 @@ from overlapscope.ingest.c10d_watchdog import read_watchdog
 from overlapscope.ingest.formats import c10d_watchdog
 from overlapscope.ingest.formats.c10d_watchdog import FORMAT
 from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.ingest.watchdog_facts import watchdog_facts
@@ -209,7 +210,7 @@ def test_a_log_is_recognised_by_its_beginning_or_its_end(tmp_path: Path) -> None
     for text in (caught(5) + "\n", quiet + caught(5), quiet * 20_000 + caught(5) + "\n" + quiet * 100):
         path.write_text(text, encoding="utf-8")
         assert reader_of(head_of(path)) is c10d_watchdog.READER
-        reading = read_watchdog(path, ReadContext())
+        (reading,) = read_file(path, ReadContext())
         assert (reading.source.format, reading.source.ranks, reading.source.events) == (FORMAT, (0,), 1)
         assert reading.timelines == ()
         assert reading.facts.messages.line.tolist() == [text[: text.index("Watchdog")].count("\n") + 1]

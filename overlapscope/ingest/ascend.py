@@ -19,7 +19,6 @@ from overlapscope.ingest.ascend_tasks import device_tasks
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.event_chunks import EventChunks
-from overlapscope.ingest.formats.ascend import FORMAT
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_dialect import OLD_ANNOTATION
@@ -72,7 +71,6 @@ def read_ascend(path: Path, context: ReadContext) -> Reading:
         fingerprint={"device": "Ascend NPU", **({"backend": "hccl"} if timeline.collectives.op.size else {})},
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=columns.events,
             repaired=columns.repaired,
             dropped=columns.dropped,

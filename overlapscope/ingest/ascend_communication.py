@@ -13,7 +13,6 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.figures import FigureBook
-from overlapscope.ingest.formats.ascend_communication import FORMAT
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
@@ -50,7 +49,6 @@ def read_communication(path: Path, context: ReadContext) -> Reading:
         facts=book.facts(),
         source=Source(
             path=shown(path),
-            format=FORMAT,
             ranks=() if book.rank == UNKNOWN_RANK else (book.rank,),
             events=operations,
             dropped=unusable,

@@ -8,7 +8,6 @@ from typing import Any
 
 from overlapscope.ingest.ascend_folder import noted_rank, rank_of
 from overlapscope.ingest.collective_args import count, parse_ranks
-from overlapscope.ingest.formats.ascend_info import FORMAT
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -31,7 +30,6 @@ def read_info(path: Path, context: ReadContext) -> Reading:
         fingerprint={key: told[key] for key in _VERSIONS if isinstance(told.get(key), str)},
         source=Source(
             path=shown(path),
-            format=FORMAT,
             ranks=() if rank == UNKNOWN_RANK else (rank,),
             events=1,
             warnings=tuple(stream.warnings),

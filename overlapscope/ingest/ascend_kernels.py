@@ -15,7 +15,6 @@ from overlapscope.ingest.ascend_collectives import operation_of
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import rows_of
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.formats.ascend_kernels import FORMAT
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.timestamps import text_to_ns
@@ -66,7 +65,6 @@ def read_kernels(path: Path, context: ReadContext) -> Reading:
         fingerprint={"device": "Ascend NPU"},
         source=Source(
             path=shown(path),
-            format=FORMAT,
             ranks=() if rank == UNKNOWN_RANK else (rank,),
             events=len(names),
             dropped=int((~good).sum()),

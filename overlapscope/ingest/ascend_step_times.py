@@ -12,7 +12,6 @@ from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import number_of, rows_of, step_of
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.figures import FigureBook
-from overlapscope.ingest.formats.ascend_step_times import FORMAT
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
@@ -49,7 +48,6 @@ def read_step_times(path: Path, context: ReadContext) -> Reading:
         facts=book.facts(),
         source=Source(
             path=shown(path),
-            format=FORMAT,
             ranks=() if book.rank == UNKNOWN_RANK else (book.rank,),
             events=len(usable),
             dropped=usable.count(False),

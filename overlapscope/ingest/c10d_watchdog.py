@@ -7,7 +7,6 @@ from pathlib import Path
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.formats.c10d_watchdog import FORMAT
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -29,7 +28,6 @@ def read_watchdog(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=shown(path),
-            format=FORMAT,
             ranks=watchdog.ranks,
             events=watchdog.lines,
             truncated=stream.truncated,

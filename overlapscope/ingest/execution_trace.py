@@ -26,7 +26,7 @@ from overlapscope.ingest.execution_trace_nodes import (
     entered_call,
     recorded_call,
 )
-from overlapscope.ingest.formats.execution_trace import FORMAT, NODES
+from overlapscope.ingest.formats.execution_trace import NODES
 from overlapscope.ingest.json_file import MAX_BYTES
 from overlapscope.ingest.json_scan import scan
 from overlapscope.ingest.reading import ReadContext, Reading
@@ -78,7 +78,6 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
         world_size=world.size if world and world.size and world.size <= MAX_RANKS else None,
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=nodes.total,
             dropped=nodes.dropped,
             truncated=nodes.truncated or stream.truncated,

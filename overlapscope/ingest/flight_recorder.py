@@ -17,7 +17,7 @@ from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.ingest.flight_entries import NS_PER_MS, Call, called_at, read_entries, text
 from overlapscope.ingest.flight_groups import Standing, read_groups, standings, world_size
-from overlapscope.ingest.formats.flight_recorder import FORMAT, PICKLE
+from overlapscope.ingest.formats.flight_recorder import PICKLE
 from overlapscope.ingest.json_file import decode_json
 from overlapscope.ingest.plain_pickle import decode_plain
 from overlapscope.ingest.reading import ReadContext, Reading
@@ -78,7 +78,7 @@ def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
     timeline = _timeline(path, rank, calls, groups, uncounted, on_host=backends == {"gloo"})
     return Reading(
         source=Source(
-            path=shown(path), format=FORMAT, events=len(calls), dropped=dropped, truncated=stream.truncated,
+            path=shown(path), events=len(calls), dropped=dropped, truncated=stream.truncated,
             warnings=tuple(warnings),
         ),
         timelines=(timeline,),

@@ -15,7 +15,6 @@ import msgspec
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.event_chunks import EventChunks
-from overlapscope.ingest.formats.horovod import FORMAT
 from overlapscope.ingest.horovod_figures import horovod_figures
 from overlapscope.ingest.horovod_tensors import Tensors
 from overlapscope.ingest.reading import ReadContext, Reading
@@ -63,7 +62,6 @@ def read_horovod(path: Path, context: ReadContext) -> Reading:
         facts=facts,
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=events.events,
             repaired=events.repaired,
             dropped=events.dropped,

@@ -15,7 +15,6 @@ from overlapscope.ingest.classify import (
 )
 from overlapscope.ingest.cpu_spans import cpu_spans
 from overlapscope.ingest.device_spans import link_and_classify
-from overlapscope.ingest.formats.kineto import FORMAT
 from overlapscope.ingest.host_steps import host_steps, repeated_steps, step_at
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.kineto_events import without_impossible
@@ -64,7 +63,6 @@ def read_kineto(path: Path, context: ReadContext) -> Reading:
         fingerprint=dict(metadata.fingerprint),
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=columns.events,
             repaired=columns.repaired,
             dropped=columns.dropped,

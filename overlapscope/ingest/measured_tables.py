@@ -17,7 +17,6 @@ from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import dtype_name
 from overlapscope.ingest.fact_rows import fact_table
-from overlapscope.ingest.formats.measured_tables import FORMAT
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -95,7 +94,6 @@ def read_measured_table(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=len(whole) - len(bad),
             dropped=len(broken),
             truncated=stream.truncated,

@@ -13,7 +13,6 @@ import numpy as np
 from overlapscope.errors import InputError
 from overlapscope.ingest import nccl_tables
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.formats.nccl_log import FORMAT
 from overlapscope.ingest.nccl_book import Book
 from overlapscope.ingest.nccl_communicators import Communicators, Process
 from overlapscope.ingest.nccl_lines import MAX_MESSAGES, Lines
@@ -116,7 +115,6 @@ class _Log:
         return Reading(
             source=Source(
                 path=source,
-                format=FORMAT,
                 ranks=tuple(sorted(world.ranks.values())),
                 events=self.lines.read + calls + self.book.told,
                 repaired=self.lines.repaired,

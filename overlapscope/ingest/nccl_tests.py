@@ -11,7 +11,7 @@ from overlapscope.ingest.bandwidth_lines import BandwidthLines, BandwidthTable
 from overlapscope.ingest.bandwidth_rows import Row, Timing
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
-from overlapscope.ingest.formats.nccl_tests import FORMAT, REPORT, is_report
+from overlapscope.ingest.formats.nccl_tests import REPORT, is_report
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -38,7 +38,6 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=rows,
             dropped=found.dropped,
             truncated=found.truncated or stream.truncated,

@@ -12,45 +12,21 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.communicator_members import member_facts
 from overlapscope.ingest.device_recording import RankBuilt, order_note, rank_timelines
-from overlapscope.ingest.formats.nsight import FORMAT, REPORT_MAGIC
+from overlapscope.ingest.formats.nsight import REPORT_MAGIC
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
-from overlapscope.ingest.nsight_ranges import RANGES
-from overlapscope.ingest.nsight_strings import STRINGS
 from overlapscope.ingest.nsight_tables import KERNELS, NsightTables
-from overlapscope.ingest.reading import Head, ReadContext, Reading
+from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 from overlapscope.timeline.size_text import size_text
 
-_ITS_TABLES: Final = re.compile(
-    rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
-)
 _VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
-
-
-def is_export(head: Head) -> bool:
-    """Whether a SQLite file is Nsight Systems'."""
-    try:
-        compressed = _begins(head.path, GZIP_MAGIC)
-        tables = frozenset() if compressed else _tables(head.path)
-    except (InputError, OSError):
-        tables = frozenset()
-    if tables:
-        return STRINGS in tables and any(
-            name == RANGES or name.startswith(("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_")) for name in tables
-        )
-    return len(set(_ITS_TABLES.findall(head.content))) > 1  # compressed or damaged: its first page shows
 
 
 def _begins(path: Path, magic: bytes) -> bool:
     with open(path, "rb") as file:
         return file.read(len(magic)) == magic
-
-
-def _tables(path: Path) -> frozenset[str]:
-    with SqliteFile(path) as file:
-        return file.tables
 
 
 def read_nsight(path: Path, context: ReadContext) -> Reading:
@@ -83,7 +59,6 @@ def read_nsight(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=name,
-            format=FORMAT,
             events=tables.events,
             repaired=tables.repaired,
             dropped=tables.dropped,

@@ -62,7 +62,7 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     failed: list[InputError] = []
     for reader in known:
         try:
-            readings.append(reader.read(path, context))
+            readings.append(_with_format(reader.read(path, context), reader.format))
         except InputError as error:
             failed.append(error)
     if not readings:
@@ -70,6 +70,11 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     first = readings[0]
     warnings = (*first.source.warnings, *(reason(error, path) for error in failed))
     return [replace(first, source=replace(first.source, warnings=warnings)), *readings[1:]]
+
+
+def _with_format(reading: Reading, name: str) -> Reading:
+    """Return a reading whose source names its format: the reader's, unless it told a more exact one."""
+    return reading if reading.source.format else replace(reading, source=replace(reading.source, format=name))
 
 
 def reason(error: Exception, path: Path) -> str:

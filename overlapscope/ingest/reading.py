@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
@@ -92,3 +94,19 @@ class Reader:
     anywhere: bool = False
     """What it reads are lines that may begin anywhere in a log and stand among others: `recognises` is asked of later
     parts of a text too, and all readers of this kind that know a file read it."""
+
+
+def lazy(name: str) -> Callable[[Path, ReadContext], Reading]:
+    """Return a `read` that imports `package.module:function` when it is first called.
+
+    A detector names its reader so: what reads a format is loaded for a file of that format alone, and never imports the
+    other way round.
+    """
+    module, function = name.split(":")
+
+    def read(path: Path, context: ReadContext) -> Reading:
+        found: Any = getattr(import_module(module), function)
+        reading: Reading = found(path, context)
+        return reading
+
+    return read

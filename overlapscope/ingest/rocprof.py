@@ -18,7 +18,6 @@ from overlapscope.ingest.device_recording import (
     order_note,
     rank_timelines,
 )
-from overlapscope.ingest.formats.rocprof import FORMAT
 from overlapscope.ingest.json_file import json_text
 from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.nvtx_names import RangeNames
@@ -68,7 +67,6 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=rows.events,
             repaired=rows.repaired,
             dropped=rows.dropped,

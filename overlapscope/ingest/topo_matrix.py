@@ -12,7 +12,6 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
-from overlapscope.ingest.formats.topo_matrix import FORMAT
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
@@ -173,7 +172,6 @@ def read_topo_matrix(path: Path, context: ReadContext) -> Reading:
     return Reading(
         source=Source(
             path=shown(path),
-            format=FORMAT,
             events=len(links),
             dropped=collector.broken,
             truncated=stream.truncated,

@@ -12,7 +12,6 @@ from typing import Any, Final
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
-from overlapscope.ingest.formats.topo_xml import FORMAT
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.shown import shown
 from overlapscope.ingest.xml_tree import Element, read_xml
@@ -51,9 +50,7 @@ def read_topo_xml(path: Path, context: ReadContext) -> Reading:
         )
     if not facts:
         raise InputError(f"{shown(path)}: holds no link and no channel")
-    source = Source(
-        path=shown(path), format=FORMAT, events=rows, truncated=cut or stream.truncated, warnings=tuple(warnings)
-    )
+    source = Source(path=shown(path), events=rows, truncated=cut or stream.truncated, warnings=tuple(warnings))
     return Reading(source=source, facts=replace(facts, names=tuple(names.to_list())))
 
 

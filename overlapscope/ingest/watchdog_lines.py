@@ -12,10 +12,11 @@ from typing import Final
 
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import count
-from overlapscope.ingest.formats.c10d_watchdog import HINT
 from overlapscope.timeline.volume import full_elements
 from overlapscope.values import dataclass
 
+HINT: Final = b"ProcessGroup"
+"""A line without it holds no watchdog message."""
 CAUGHT, TIMED_OUT, FAILED, TOLD, STALLED = range(5)
 """Kinds of message: a collective ran into its timeout; the same, with the group's state; the same, perhaps for another
 error; the state of a rank that was told of another's timeout; the watchdog itself stands still."""

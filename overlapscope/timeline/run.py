@@ -42,7 +42,8 @@ class Source:
     """One input file and what reading it took."""
 
     path: str
-    format: str
+    format: str = ""
+    """Name of the format; `read_file` fills in the reader's where the reader left it empty."""
     ranks: tuple[int, ...] = ()
     events: int = 0
     repaired: int = 0

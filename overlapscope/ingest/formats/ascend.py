@@ -1,10 +1,9 @@
 """Know an Ascend profiler's `trace_view.json`."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "ascend"
 _MARKS: Final = (
@@ -23,11 +22,4 @@ def recognises(head: Head) -> bool:
     return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.ascend`."""
-    from overlapscope.ingest.ascend import read_ascend  # noqa: PLC0415 - loaded for such a file
-
-    return read_ascend(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.ascend:read_ascend"))

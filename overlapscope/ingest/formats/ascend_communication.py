@@ -1,9 +1,8 @@
 """Know `communication.json` and `communication_matrix.json`, what HCCL measured."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "ascend_communication"
 
@@ -16,11 +15,6 @@ def recognises(head: Head) -> bool:
     return b'"Communication Time Info"' in text or (b'"Transport Type"' in text and b'"Transit Size(MB)"' in text)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.ascend_communication`."""
-    from overlapscope.ingest.ascend_communication import read_communication  # noqa: PLC0415 - loaded for such a file
-
-    return read_communication(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.ascend_communication:read_communication")
+)

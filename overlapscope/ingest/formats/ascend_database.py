@@ -25,7 +25,7 @@ def read(path: Path, context: ReadContext) -> Reading:
 
     del context
     if trace_stands_beside(path):
-        return Reading(source=Source(path=shown(path), format=FORMAT))
+        return Reading(source=Source(path=shown(path)))
     raise InputError(
         f"{shown(path)}: the database form of an Ascend profile is not read; export it as text "
         "(export_type=torch_npu.profiler.ExportType.Text) and give its trace_view.json"

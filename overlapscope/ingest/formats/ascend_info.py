@@ -1,9 +1,8 @@
 """Know `profiler_info_N.json` and `profiler_metadata.json` of an Ascend profile."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "ascend_info"
 
@@ -17,11 +16,4 @@ def recognises(head: Head) -> bool:
     return noted or b'"parallel_group_info"' in text or (b'"ENV_VARIABLES"' in text and b'"HCCL_' in text)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.ascend_info`."""
-    from overlapscope.ingest.ascend_info import read_info  # noqa: PLC0415 - loaded for such a file
-
-    return read_info(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.ascend_info:read_info"))

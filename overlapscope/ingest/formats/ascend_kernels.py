@@ -1,9 +1,8 @@
 """Know `kernel_details.csv`, what ran on an Ascend device."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "ascend_kernels"
 _TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
@@ -18,11 +17,4 @@ def recognises(head: Head) -> bool:
     return set(header_of(head.text)) >= _TITLES
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.ascend_kernels`."""
-    from overlapscope.ingest.ascend_kernels import read_kernels  # noqa: PLC0415 - loaded for such a file
-
-    return read_kernels(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.ascend_kernels:read_kernels"))

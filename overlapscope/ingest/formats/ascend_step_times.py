@@ -1,9 +1,8 @@
 """Know `step_trace_time.csv`, the Ascend profiler's own sums of each step."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "ascend_step_times"
 _TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
@@ -18,11 +17,6 @@ def recognises(head: Head) -> bool:
     return set(header_of(head.text)) >= _TITLES
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.ascend_step_times`."""
-    from overlapscope.ingest.ascend_step_times import read_step_times  # noqa: PLC0415 - loaded for such a file
-
-    return read_step_times(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.ascend_step_times:read_step_times")
+)

@@ -1,10 +1,9 @@
 """Know a PyTorch execution trace."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "execution_trace"
 _SCHEMA: Final = rb'"schema"\s*:\s*"[^"]{1,80}"'
@@ -20,11 +19,6 @@ def recognises(head: Head) -> bool:
     return b'"rf_id"' in text or b'"ctrl_deps"' in text
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.execution_trace`."""
-    from overlapscope.ingest.execution_trace import read_execution_trace  # noqa: PLC0415 - loaded for such a file
-
-    return read_execution_trace(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.execution_trace:read_execution_trace")
+)

@@ -1,9 +1,8 @@
 """Know a dump of torch's flight recorder."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "flight_recorder"
 PICKLE: Final = b"\x80"
@@ -25,11 +24,6 @@ def recognises(head: Head) -> bool:
     return sum(quote + key + quote in content for key in _TELLING) >= _ENOUGH_TELLING
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.flight_recorder`."""
-    from overlapscope.ingest.flight_recorder import read_flight_recorder  # noqa: PLC0415 - loaded for such a file
-
-    return read_flight_recorder(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.flight_recorder:read_flight_recorder")
+)

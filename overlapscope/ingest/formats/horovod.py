@@ -1,10 +1,9 @@
 """Know a Horovod timeline."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "horovod"
 _OPERATIONS: Final = rb"(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|ADASUM|REDUCESCATTER|JOIN|BARRIER)"
@@ -21,11 +20,4 @@ def recognises(head: Head) -> bool:
     return re.match(rb"\[\s*\{", text) is not None and any(re.search(mark, text) for mark in _MARKS)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.horovod`."""
-    from overlapscope.ingest.horovod import read_horovod  # noqa: PLC0415 - loaded for such a file
-
-    return read_horovod(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.horovod:read_horovod"))

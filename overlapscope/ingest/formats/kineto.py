@@ -1,13 +1,12 @@
 """Know a Kineto (torch.profiler) trace."""
 
 import re
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from overlapscope.ingest.event_text import BROKEN
-from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import HEAD_BYTES, Head, Reader, lazy
 
 FORMAT: Final = "kineto"
 _KEYS: Final = (
@@ -40,11 +39,4 @@ def _begins_whole(text: bytes) -> bool:
     return False
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.kineto`."""
-    from overlapscope.ingest.kineto import read_kineto  # noqa: PLC0415 - loaded for such a file
-
-    return read_kineto(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.kineto:read_kineto"))

@@ -1,9 +1,8 @@
 """Know a user's own table of measured collectives, steps or buckets."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "measured-table"
 
@@ -18,11 +17,6 @@ def recognises(head: Head) -> bool:
     return begins_a_table(text)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.measured_tables`."""
-    from overlapscope.ingest.measured_tables import read_measured_table  # noqa: PLC0415 - loaded for such a file
-
-    return read_measured_table(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.measured_tables:read_measured_table")
+)

@@ -1,10 +1,9 @@
 """Know an NCCL or RCCL log (`NCCL_DEBUG=INFO`)."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "nccl-log"
 _JSON: Final = rb"\s*(?:\{|\[\s*[\[{\"\]])"
@@ -19,11 +18,6 @@ def recognises(head: Head) -> bool:
     return any(is_nccl_line(line) for line in head.content.split(b"\n") if b" NCCL " in line)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.nccl_log`."""
-    from overlapscope.ingest.nccl_log import read_nccl_log  # noqa: PLC0415 - loaded for such a file
-
-    return read_nccl_log(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read, anywhere=True)
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.nccl_log:read_nccl_log"), anywhere=True
+)

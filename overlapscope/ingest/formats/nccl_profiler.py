@@ -1,10 +1,9 @@
 """Know what plugins of NCCL's profiler interface write."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 INSPECTOR, PLUGIN, EVENT_LINES = "nccl-inspector", "nccl-profiler-plugin", "nccl-profiler-events"
 _BEGINS: Final = {
@@ -34,11 +33,6 @@ def format_of(content: bytes) -> str | None:
     return next((name for name, begins in _BEGINS.items() if re.match(begins, content)), None)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.nccl_profiler`."""
-    from overlapscope.ingest.nccl_profiler import read_nccl_profiler  # noqa: PLC0415 - loaded for such a file
-
-    return read_nccl_profiler(path, context)
-
-
-READER = Reader(format="nccl-profiler", recognises=recognises, read=read)
+READER = Reader(
+    format="nccl-profiler", recognises=recognises, read=lazy("overlapscope.ingest.nccl_profiler:read_nccl_profiler")
+)

@@ -1,10 +1,9 @@
 """Know what nccl-tests and rccl-tests print and write."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "nccl-tests"
 REPORT: Final = rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:\s*"[^"]{0,64}"\s*,\s*"args"\s*:'
@@ -52,11 +51,9 @@ def is_report(content: bytes) -> bool:
     return bool(re.match(REPORT, content) or re.match(_RCCL, content) or re.match(CSV_HEADER, csv_head))
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.nccl_tests`."""
-    from overlapscope.ingest.nccl_tests import read_nccl_tests  # noqa: PLC0415 - loaded for such a file
-
-    return read_nccl_tests(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read, holds_some=holds_some)
+READER = Reader(
+    format=FORMAT,
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.nccl_tests:read_nccl_tests"),
+    holds_some=holds_some,
+)

@@ -1,14 +1,19 @@
 """Know a report of Nsight Systems and its SQLite export."""
 
-from pathlib import Path
+import re
+from contextlib import suppress
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.errors import InputError
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "nsight"
 REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
 """What .nsys-rep and .qdrep files begin with."""
 SQLITE_MAGIC: Final = b"SQLite format 3\x00"
+_ITS_TABLES: Final = re.compile(
+    rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
+)
 
 
 def recognises(head: Head) -> bool:
@@ -17,16 +22,25 @@ def recognises(head: Head) -> bool:
         return True
     if not head.content.startswith(SQLITE_MAGIC):
         return False
-    from overlapscope.ingest.nsight import is_export  # noqa: PLC0415 - loaded for a database
-
-    return is_export(head)
+    return _is_export(head)
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.nsight`."""
-    from overlapscope.ingest.nsight import read_nsight  # noqa: PLC0415 - loaded for such a file
+def _is_export(head: Head) -> bool:
+    """Whether a SQLite file is Nsight Systems'."""
+    from overlapscope.ingest.nsight_ranges import RANGES  # noqa: PLC0415 - loaded for a database, as what follows
+    from overlapscope.ingest.nsight_strings import STRINGS  # noqa: PLC0415
+    from overlapscope.ingest.sqlite_file import SqliteFile  # noqa: PLC0415
 
-    return read_nsight(path, context)
+    tables: frozenset[str] = frozenset()
+    with suppress(InputError, OSError), open(head.path, "rb") as content:
+        if content.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:  # not compressed
+            with SqliteFile(head.path) as file:
+                tables = file.tables
+    if tables:
+        return STRINGS in tables and any(
+            name == RANGES or name.startswith(("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_")) for name in tables
+        )
+    return len(set(_ITS_TABLES.findall(head.content))) > 1  # compressed or damaged: its first page shows
 
 
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.nsight:read_nsight"))

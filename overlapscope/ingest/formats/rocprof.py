@@ -1,10 +1,9 @@
 """Know the JSON of rocprofv3."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "rocprofv3"
 _BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
@@ -15,11 +14,4 @@ def recognises(head: Head) -> bool:
     return re.match(_BEGINS, head.content.removeprefix(b"\xef\xbb\xbf")) is not None
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.rocprof`."""
-    from overlapscope.ingest.rocprof import read_rocprof  # noqa: PLC0415 - loaded for such a file
-
-    return read_rocprof(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.rocprof:read_rocprof"))

@@ -1,9 +1,8 @@
 """Know the matrix of links that `nvidia-smi topo -m` and `rocm-smi --showtopo` print."""
 
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "topo-matrix"
 
@@ -31,11 +30,9 @@ def holds_some(head: Head) -> bool:
     return collector.rows > 0
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.topo_matrix`."""
-    from overlapscope.ingest.topo_matrix import read_topo_matrix  # noqa: PLC0415 - loaded for such a file
-
-    return read_topo_matrix(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read, holds_some=holds_some)
+READER = Reader(
+    format=FORMAT,
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.topo_matrix:read_topo_matrix"),
+    holds_some=holds_some,
+)

@@ -1,10 +1,9 @@
 """Know NCCL's own view of a machine, as `NCCL_TOPO_DUMP_FILE` and `NCCL_GRAPH_DUMP_FILE` write it."""
 
 import re
-from pathlib import Path
 from typing import Final
 
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reading import Head, Reader, lazy
 
 FORMAT: Final = "nccl-topology"
 _BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<(system|graphs)\s+version\s*="
@@ -16,11 +15,4 @@ def recognises(head: Head) -> bool:
     return found is not None and re.search(r"<cpu\b" if found[1] == "system" else r"<graph\b", head.text) is not None
 
 
-def read(path: Path, context: ReadContext) -> Reading:
-    """Read it, see `ingest.topo_xml`."""
-    from overlapscope.ingest.topo_xml import read_topo_xml  # noqa: PLC0415 - loaded for such a file
-
-    return read_topo_xml(path, context)
-
-
-READER = Reader(format=FORMAT, recognises=recognises, read=read)
+READER = Reader(format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.topo_xml:read_topo_xml"))
