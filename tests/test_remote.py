@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.display_path import shown, url_of, without_secrets
 from overlapscope.errors import InputError
 from overlapscope.ingest import remote
 from overlapscope.ingest import storage as storage_module
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.shown import shown, without_secrets
-from overlapscope.ingest.url import url_of
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import load_run, save_run

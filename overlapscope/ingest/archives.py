@@ -10,10 +10,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.ingest.discover import Inputs, discover
 from overlapscope.ingest.readers import head_of
 from overlapscope.ingest.reading import Head, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import RankTimeline, Source
 from overlapscope.values import dataclass
 

@@ -5,10 +5,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
-from overlapscope.ingest.shown import shown
-from overlapscope.ingest.url import url_of
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 from overlapscope.values import dataclass
 

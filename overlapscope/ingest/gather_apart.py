@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import processes_for, shares_among
@@ -28,7 +29,6 @@ from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.read_shared import in_shares
 from overlapscope.ingest.reading import Reading
 from overlapscope.ingest.remote import Version
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, idle_everywhere, task_of
 from overlapscope.timeline.file_state import file_state
 

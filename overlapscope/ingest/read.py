@@ -7,6 +7,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
@@ -14,7 +15,6 @@ from overlapscope.ingest.cores import MOST_SHARES, processes_for, shares_among
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.task import Task, idle_everywhere, read_task, task_of, told_to
 from overlapscope.timeline.run import Run, Source
 from overlapscope.values import dataclass

@@ -4,16 +4,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import is_archive, renamed
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
 from overlapscope.ingest.unread_forms import what_unread
-from overlapscope.ingest.url import url_of
 
 NO_MEMORY = "not enough memory to read it"
 

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.storage import answered, blocks_of, is_web, opened
 from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 from overlapscope.timeline.run_directory import MANIFEST

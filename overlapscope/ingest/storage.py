@@ -7,8 +7,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeVar, cast
 
+from overlapscope.display_path import without_secrets
 from overlapscope.errors import InputError
-from overlapscope.ingest.shown import without_secrets
 from overlapscope.ingest.storage_errors import meaning_of, scheme_of, unknown_scheme
 
 WAIT_SECONDS: Final = 60.0

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from overlapscope.ingest.shown import without_secrets
+from overlapscope.display_path import without_secrets
 
 PACKAGES: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs",

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.archives import Unpacked, renamed, reworded
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import ReadContext, Reading, Sharing
-from overlapscope.ingest.shown import shown
 from overlapscope.values import dataclass
 
 _TELL_SECONDS: Final = 0.1

@@ -14,6 +14,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.archive_damage import AGAIN, DAMAGE, UNREADABLE, damage, of_zip, unreadable
 from overlapscope.ingest.archives import MAX_UNPACKED_BYTES, ZIP_MAGIC, Unpacked, is_archive
@@ -22,7 +23,6 @@ from overlapscope.ingest.discover import Inputs, discover
 from overlapscope.ingest.rank_in_name import rank_from_path
 from overlapscope.ingest.readers import head_within, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
+from overlapscope.display_path import without_secrets
 from overlapscope.errors import InputError
-from overlapscope.ingest.shown import without_secrets
 from overlapscope.ingest.storage import answered, blocks_of
 
 HEAD_BYTES: Final = 512
