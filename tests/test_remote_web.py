@@ -14,8 +14,7 @@ from typing import Any, Final
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import storage
-from overlapscope.ingest.discover import discover
+from overlapscope.ingest.inputs import discover, remote
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.kineto_writer import distributed, training, write
@@ -24,7 +23,7 @@ from tests.test_write_run import Interrupting
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 TRACES: Final = [write(training(), metadata=distributed(rank, 4)) for rank in range(4)]
-LARGE: Final = TRACES[0] + b" " * (3 * storage.BLOCK_BYTES)
+LARGE: Final = TRACES[0] + b" " * (3 * remote.BLOCK_BYTES)
 
 
 MOVED: Final = {
@@ -207,7 +206,7 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
 def test_a_server_that_does_not_come_to_an_end_is_given_up(
     web: str, path: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
     with pytest.raises(InputError, match=words):
         read_inputs([Path(f"{web}/{path}")])
 

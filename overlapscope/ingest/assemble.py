@@ -11,8 +11,7 @@ from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.one_job import doubts
 from overlapscope.ingest.one_run import of_one_run, of_that_size
-from overlapscope.ingest.rank_in_name import rank_from_path
-from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.ingest.told_by_groups import told_by_groups
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import Codes, NameTable
