@@ -71,6 +71,13 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             while content and not self.ended.is_set():
                 self.wfile.write(bytes(1 << 16))
+        elif path == "/endless_page":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.close_connection = True
+            while content and not self.ended.is_set():
+                self.wfile.write(b"<a href='x'>" * 100)
         elif path in ("/drip.json", "/stuck.json"):
             self.send_response(200)
             self.send_header("Content-Length", "100000")
@@ -104,6 +111,8 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.page(links, content)
         elif path == "/job/deep/":
             self.page(["rank1.json", "#top", "rank1.json#part", "notes.md", "../deep/", "down/../rank2.json"], content)
+        elif path == "/mixed":
+            self.page(["mailto:me@host", "javascript:void(0)", "this&amp;rank2.json", "my%20rank3.json"], content)
         elif path.startswith("/without_end"):
             self.page([f"{number}/" for number in range(10)], content)
         elif path == "/page":
@@ -201,6 +210,7 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
         ("silent.json", "no answer within"),
         ("stuck.json", "no answer within"),
         ("drip.json", "gives less than 16 KiB a second"),
+        ("endless_page", "no answer within"),
     ],
 )
 def test_a_server_that_does_not_come_to_an_end_is_given_up(
@@ -243,6 +253,12 @@ def test_a_folder_of_a_server_is_read_by_the_links_on_its_pages(web: str) -> Non
         ]
         assert [each.name for each in found.passed_over] == ["notes.md"]
     assert list(read_inputs([Path(f"{web}/job")]).ranks) == [0, 1, 2]
+
+
+def test_links_that_are_no_files_are_left_out_and_names_are_as_people_wrote_them(web: str) -> None:
+    found = discover([Path(f"{web}/mixed")])
+    assert [each.name for each in found.files] == ["my%20rank3.json", "this&rank2.json"]
+    assert list(read_inputs([Path(f"{web}/mixed")]).ranks) == [2, 3]
 
 
 def test_folders_without_end_are_not_searched_for_ever(web: str) -> None:

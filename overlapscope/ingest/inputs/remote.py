@@ -11,15 +11,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from overlapscope.display_path import shown, without_secrets
@@ -191,12 +190,10 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
             if _NOT_BELOW.match(name.removeprefix(here)):
                 continue
             link = urljoin(here, urlsplit(unescape(name)).path)
-            if not link.startswith(here) or link in (here, *folders):
-                continue
-            if link.endswith("/"):
-                folders.append(link)
-            else:
+            if link.startswith(here) and not link.endswith("/"):
                 found[link] = None
+            elif link.startswith(here) and link not in (here, *folders):
+                folders.append(link)
         if len(folders) > MAX_WEB_FOLDERS or len(found) > MAX_FILES:
             raise InputError(
                 f"{without_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one"
@@ -264,23 +261,22 @@ def _blocks(url: str, files: Any, name: str) -> Generator[bytes, None, None]:
 
 def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
     """Return what a request returns. Raises InputError when it fails, or takes longer than so many seconds."""
-    answer: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+    answer: Future[T] = Future()
     patience = WAIT_SECONDS if seconds is None else seconds
 
-    def wait() -> None:
+    def run() -> None:
         try:
-            answer.put((ask(), None))
+            answer.set_result(ask())
         except Exception as error:  # noqa: BLE001 - foreign code, in a thread: it is raised where the answer is awaited
-            answer.put((None, error))
+            answer.set_exception(error)
 
-    Thread(target=wait, daemon=True).start()
-    try:
-        value, error = answer.get(timeout=patience)
-    except Empty:
-        raise InputError(f"{without_secrets(url)}: no answer within {patience:.0f} s") from None
+    Thread(target=run, daemon=True).start()  # no executor's, for the end of the process would wait for it
+    if not wait([answer], patience).done:
+        raise InputError(f"{without_secrets(url)}: no answer within {patience:.0f} s")
+    error = answer.exception()
     if error is not None:
         raise InputError(f"{without_secrets(url)}: cannot be read: {explain(error, url)}") from error
-    return cast("T", value)
+    return answer.result()
 
 
 def explain(error: BaseException, url: str) -> str:
