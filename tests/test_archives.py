@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -260,6 +261,24 @@ def test_a_python_without_the_librarys_own_checks_refuses_archives(
     assert main(["analyze", str(archive)]) == 3
     said = "archives are read by Python 3.11.4 or later: unpack the archive and name the folder"
     assert capsys.readouterr().err == f"overlapscope analyze: {archive}: {said}\n"
+
+
+def test_an_archive_that_goes_before_it_is_unpacked_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
+    archive = plain(tmp_path / "job" / "t.tar", {"rank1.json": trace(1)})
+    unpack = archives.unpack_among
+
+    def gone_before(*args: Any) -> Any:
+        archive.unlink()
+        return unpack(*args)
+
+    monkeypatch.setattr(archives, "unpack_among", gone_before)
+    run = overlapscope.load(tmp_path / "job")
+    assert run.ranks == [0]
+    assert ("cannot be unpacked: No such file or directory",) in [source.warnings for source in run.sources]
 
 
 def test_an_endless_member_name_is_refused(tmp_path: Path) -> None:

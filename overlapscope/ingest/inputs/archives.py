@@ -5,6 +5,7 @@ bytes for each byte of the archive. What is read shows the name `archive.tar.gz/
 passed over.
 """
 
+import os
 import shutil
 import stat
 import tarfile
@@ -43,8 +44,6 @@ _UNPACK_IT: Final = "unpack the archive and name the folder"
 @contextmanager
 def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: Path | None) -> Iterator[Unpacked]:
     """Unpack those of the inputs that are `archives` into a folder `within` another one, until the context ends."""
-    if not hasattr(tarfile, "data_filter"):
-        raise InputError(f"{shown(archives[0])}: archives are read by Python 3.11.4 or later: {_UNPACK_IT}")
     with held_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
         folders: dict[Path, Path] = {}
         notes: list[Source] = []
@@ -56,7 +55,7 @@ def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: P
             folder = temporary.resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
             folders[folder] = path
-            unpacking = _Unpacking(folder=folder, packed_bytes=path.stat().st_size, budget=budget)
+            unpacking = _Unpacking(folder=folder, budget=budget)
             inside, note = _unpack(path, unpacking)
             if not (inside.files or note) and path in inputs.passed_over:
                 inside = replace(inside, passed_over=(path,))  # not a trace's archive: a checkpoint, a wheel, ...
@@ -74,10 +73,14 @@ def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: P
 
 def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
     """Unpack one archive; return its files, and what the user has to know of it."""
+    nothing = Inputs(runs=(), files=(), passed_over=())
+    if not hasattr(tarfile, "data_filter"):
+        return nothing, f"archives are read by Python 3.11.4 or later: {_UNPACK_IT}"
     notes = []
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4).startswith(ZIP_MAGIC)
+            unpacking.packed_bytes = os.fstat(file.fileno()).st_size
         (_unzip if is_zip else _untar)(path, unpacking)
     except _DAMAGE as error:
         so_far = "read up to there" if unpacking.files else "copy or pack it again"
@@ -93,7 +96,7 @@ def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
     if unpacking.nested:
         nested = ", ".join(unpacking.nested[:3])
         notes.append(f"archives inside archives are not read: unpack {nested} and name the folder")
-    found = discover([unpacking.folder]) if unpacking.files else Inputs(runs=(), files=(), passed_over=())
+    found = discover([unpacking.folder]) if unpacking.files else nothing
     if found.runs:
         rest = "read only unpacked; the rest was read" if found.files else "read only unpacked: unpack it and name that"
         notes = [f"holds a run directory, which is {rest}"]
@@ -126,8 +129,8 @@ class _Unpacking:
     """One archive on its way into a folder."""
 
     folder: Path
-    packed_bytes: int
     budget: _Budget
+    packed_bytes: int = 0
     files: int = 0
     unpacked_bytes: int = 0
     passed_over: list[str] = field(default_factory=list)
