@@ -7,8 +7,8 @@ from typing import Final
 from flask import Flask, Response, abort, send_from_directory
 from werkzeug.security import safe_join
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.shown import shown
 from overlapscope_dashboards.security import guard_for, protect
 
 INDEX: Final = "index.html"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.run_directory import is_run_directory

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import stat
+import subprocess
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,8 +22,7 @@ from hypothesis import strategies as st
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest import unpacking
-from overlapscope.ingest.archives import unpacked
+from overlapscope.ingest.inputs import archives, unpacked
 from tests.conftest import shared_file
 from tests.kineto_writer import distributed, training, write
 
@@ -205,11 +206,11 @@ def test_a_checkpoint_beside_traces_is_passed_over(tmp_path: Path) -> None:
 
 def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tarred(tmp_path / "t.tar.gz", {f"rank{rank}.json": trace(rank) for rank in range(5)})
-    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
     with unpacked([archive]) as found:
         assert len(found.inputs.files) == 3
         assert "more than 3 members" in found.notes[0].warnings[0]
-    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 100)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 100)
     with unpacked([archive], max_bytes=2 * len(trace(0)) + 10) as found:
         assert len(found.inputs.files) == 2
         assert "more than may be unpacked" in found.notes[0].warnings[0]
@@ -217,12 +218,67 @@ def test_members_and_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_a_bomb_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (unpacking, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
+    for module in (archives, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
         monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
     bomb = b'{"traceEvents": [' + b" " * (20 << 20)
     archive = PACKERS[kind](tmp_path / f"t.{kind}", {"rank0.json": bomb})
     with unpacked([archive]) as found:
         assert "bomb" in found.notes[0].warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_many_small_bombs_are_refused_as_one(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stays below what a single member may expand to; once 110 of them in a zip gave 2.5 GB without a word."""
+    for module in (archives, __import__("overlapscope.ingest.bytestream", fromlist=["x"])):
+        monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
+    bomb = b'{"traceEvents": [' + b" " * (1 << 19)
+    archive = PACKERS[kind](tmp_path / f"t.{kind}", {f"rank{number}.json": bomb for number in range(50)})
+    with unpacked([archive]) as found:
+        (note,) = found.notes
+        assert "expands more than 300 times, like a decompression bomb" in note.warnings[0]
+        left = sum(file.stat().st_size for folder in found.folders for file in folder.rglob("*") if file.is_file())
+        assert left <= (0 if kind == "zip" else 300 * archive.stat().st_size)
+
+
+def test_a_sparse_member_is_no_way_around_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "RATIO_GRACE_BYTES", 1 << 20)
+    with open(tmp_path / "rank0.json", "wb") as file:
+        file.write(b'{"traceEvents": [')
+        file.truncate(64 << 20)
+    if subprocess.run(["tar", "--sparse", "-cf", "t.tar", "rank0.json"], cwd=tmp_path, check=False).returncode:
+        pytest.skip("tar packs no sparse files")
+    assert (tmp_path / "t.tar").stat().st_size < 1 << 16
+    with unpacked([tmp_path / "t.tar"]) as found:
+        assert found.inputs.files == ()
+        assert "like a decompression bomb; nothing of it is read" in found.notes[0].warnings[0]
+
+
+def test_a_python_without_the_librarys_own_checks_refuses_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = plain(tmp_path / "t.tar", {"rank0.json": trace(0)})
+    monkeypatch.delattr(tarfile, "data_filter")
+    assert main(["analyze", str(archive)]) == 3
+    said = "archives are read by Python 3.11.4 or later: unpack the archive and name the folder"
+    assert capsys.readouterr().err == f"overlapscope analyze: {archive}: {said}\n"
+
+
+def test_an_archive_that_goes_before_it_is_unpacked_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
+    archive = plain(tmp_path / "job" / "t.tar", {"rank1.json": trace(1)})
+    unpack = archives.unpack_among
+
+    def gone_before(*args: Any) -> Any:
+        archive.unlink()
+        return unpack(*args)
+
+    monkeypatch.setattr(archives, "unpack_among", gone_before)
+    run = overlapscope.load(tmp_path / "job")
+    assert run.ranks == [0]
+    assert ("cannot be unpacked: No such file or directory",) in [source.warnings for source in run.sources]
 
 
 def test_an_endless_member_name_is_refused(tmp_path: Path) -> None:
@@ -279,9 +335,8 @@ def test_a_checksum_behind_the_last_member_is_looked_at(tmp_path: Path) -> None:
     assert any("does not match its own checksum" in warning for warning in run.sources[-1].warnings)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_damaged_member_of_a_zip_costs_itself_and_is_told_in_our_words(method: int, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "t.zip", "w", method) as archive:
+def test_a_damaged_member_of_a_zip_costs_itself_and_is_told_in_our_words(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for rank in range(2):
             archive.writestr(f"rank{rank}.json", trace(rank))
         begin, end = (each.header_offset for each in archive.infolist())
@@ -296,6 +351,18 @@ def test_a_damaged_member_of_a_zip_costs_itself_and_is_told_in_our_words(method:
         r"'rank0.json' \(damaged: (its compressed data is damaged|it ends early|its content does not)", said
     )
     assert "Error -" not in said
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_that_would_be_unpacked_without_a_limit_on_memory_is_refused_in_one_line(
+    method: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("rank0.json", trace(0))
+    assert main(["analyze", str(path)]) == 3
+    said = "1 members not read whole: 'rank0.json' (it is packed by a method that is not read: unpack the archive"
+    assert capsys.readouterr().err == f"overlapscope analyze: {path}: {said} and name the folder)\n"
 
 
 def test_an_encrypted_member_costs_itself(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from overlapscope.cli.printable import MAX_LINE, one_line
 from overlapscope.errors import InputError
 from overlapscope.ingest import ascend_collectives, bandwidth_lines, repair, topo_matrix
 from overlapscope.ingest.classify import MAX_NAME, Classifier
-from overlapscope.ingest.discover import discover
+from overlapscope.ingest.inputs import discover
 from overlapscope.ingest.readers import readers
 from overlapscope.ingest.reading import HEAD_BYTES, Head
 from tests.kineto_writer import distributed, training, write

@@ -13,7 +13,7 @@ from overlapscope.ingest import formats
 from tests.kineto_writer import distributed, training, write
 
 FORMATS = {each.name for each in iter_modules(formats.__path__)}
-OF_OTHER_INPUTS = ("merge_logs", "unpacking", "remote", "repair", "worker", "processes", "read_beside")
+OF_OTHER_INPUTS = ("merge_logs", "inputs.archives", "inputs.remote", "repair", "worker", "processes", "read_beside")
 OF_OTHER_VERBS = ("whatif.replay", "whatif.from_run", "advice.by_replay", "analysis.compare", "gate", "timeline.store")
 
 

@@ -10,7 +10,7 @@ import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import read as reading
-from overlapscope.ingest.discover import discover
+from overlapscope.ingest.inputs import discover
 from tests.kineto_writer import distributed, training, write
 
 

@@ -17,13 +17,11 @@ from typing import Any
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.display_path import shown, url_of, without_secrets
 from overlapscope.errors import InputError
-from overlapscope.ingest import remote
-from overlapscope.ingest import storage as storage_module
+from overlapscope.ingest.inputs import remote
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.shown import shown, without_secrets
-from overlapscope.ingest.url import url_of
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import load_run, save_run
@@ -161,7 +159,7 @@ def test_a_wrong_url_ends_in_3_with_one_line(url: str, words: str, capsys: pytes
 def test_a_storage_that_never_answers_is_given_up(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(storage_module, "WAIT_SECONDS", 0.05)
+        patch.setattr(remote, "WAIT_SECONDS", 0.05)
         patch.setattr(type(storage), "info", lambda *_, **__: never.wait())
         with pytest.raises(InputError, match="memory://job: no answer within"):
             read_inputs([Path("memory://job")])
@@ -267,7 +265,7 @@ def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
     with monkeypatch.context() as patch:
         for value in ("one", "two"):
             patch.setattr(type(storage), "info", lambda *_, value=value, **__: {"type": "file", "size": 3, told: value})
-            versions += remote.listed(Path("memory://job"), "memory://job").files.values()
+            versions += remote.list_url(Path("memory://job"), "memory://job")[0].values()
     assert versions[0] != versions[1]
 
 
@@ -331,7 +329,7 @@ def test_a_storage_that_gives_next_to_nothing_is_given_up(storage: Any, monkeypa
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(storage_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(type(storage), "open", lambda *_, **__: Dripping())
     with pytest.raises(InputError, match="gives less than 16 KiB a second"):
         read_inputs([Path("memory://job/rank0.json")])

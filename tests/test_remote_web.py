@@ -14,8 +14,7 @@ from typing import Any, Final
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import storage
-from overlapscope.ingest.discover import discover
+from overlapscope.ingest.inputs import discover, remote
 from overlapscope.ingest.read import ReadOptions, read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.kineto_writer import distributed, training, write
@@ -24,7 +23,7 @@ from tests.test_write_run import Interrupting
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 TRACES: Final = [write(training(), metadata=distributed(rank, 4)) for rank in range(4)]
-LARGE: Final = TRACES[0] + b" " * (3 * storage.BLOCK_BYTES)
+LARGE: Final = TRACES[0] + b" " * (3 * remote.BLOCK_BYTES)
 
 
 MOVED: Final = {
@@ -72,6 +71,13 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             while content and not self.ended.is_set():
                 self.wfile.write(bytes(1 << 16))
+        elif path == "/endless_page":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.close_connection = True
+            while content and not self.ended.is_set():
+                self.wfile.write(b"<a href='x'>" * 100)
         elif path in ("/drip.json", "/stuck.json"):
             self.send_response(200)
             self.send_header("Content-Length", "100000")
@@ -105,6 +111,8 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.page(links, content)
         elif path == "/job/deep/":
             self.page(["rank1.json", "#top", "rank1.json#part", "notes.md", "../deep/", "down/../rank2.json"], content)
+        elif path == "/mixed":
+            self.page(["mailto:me@host", "javascript:void(0)", "this&amp;rank2.json", "my%20rank3.json"], content)
         elif path.startswith("/without_end"):
             self.page([f"{number}/" for number in range(10)], content)
         elif path == "/page":
@@ -202,12 +210,13 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
         ("silent.json", "no answer within"),
         ("stuck.json", "no answer within"),
         ("drip.json", "gives less than 16 KiB a second"),
+        ("endless_page", "no answer within"),
     ],
 )
 def test_a_server_that_does_not_come_to_an_end_is_given_up(
     web: str, path: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
     with pytest.raises(InputError, match=words):
         read_inputs([Path(f"{web}/{path}")])
 
@@ -244,6 +253,12 @@ def test_a_folder_of_a_server_is_read_by_the_links_on_its_pages(web: str) -> Non
         ]
         assert [each.name for each in found.passed_over] == ["notes.md"]
     assert list(read_inputs([Path(f"{web}/job")]).ranks) == [0, 1, 2]
+
+
+def test_links_that_are_no_files_are_left_out_and_names_are_as_people_wrote_them(web: str) -> None:
+    found = discover([Path(f"{web}/mixed")])
+    assert [each.name for each in found.files] == ["my%20rank3.json", "this&rank2.json"]
+    assert list(read_inputs([Path(f"{web}/mixed")]).ranks) == [2, 3]
 
 
 def test_folders_without_end_are_not_searched_for_ever(web: str) -> None:

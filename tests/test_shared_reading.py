@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
-from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import MOST_SHARES, shares_among, shares_for
-from overlapscope.ingest.discover import Inputs
 from overlapscope.ingest.event_chunks import EventChunks
+from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.kineto_file import EventFile, read_events
 from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
 from overlapscope.ingest.ranges import Ranges

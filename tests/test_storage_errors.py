@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 from overlapscope.cli.main import main
-from overlapscope.ingest import storage_errors
-from overlapscope.ingest.storage_errors import PACKAGES, meaning_of
+from overlapscope.ingest.inputs import remote
+from overlapscope.ingest.inputs.remote import PACKAGES, explain
 
 LIBRARY = ImportError("Please install it to access it")
 
@@ -36,13 +36,13 @@ def caused(error: Exception, cause: Exception) -> Exception:
 def test_what_is_not_installed_is_named_with_how_to_install_it(
     url: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_errors, "find_spec", lambda _: None)
-    assert meaning_of(LIBRARY, url) == said
+    monkeypatch.setattr(remote, "find_spec", lambda _: None)
+    assert explain(LIBRARY, url) == said
 
 
 def test_what_is_installed_and_does_not_load_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_errors, "find_spec", lambda _: "found")
-    assert meaning_of(LIBRARY, "s3://bucket/job").startswith("Please install it to access it")
+    monkeypatch.setattr(remote, "find_spec", lambda _: "found")
+    assert explain(LIBRARY, "s3://bucket/job").startswith("Please install it to access it")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
@@ -72,10 +72,10 @@ def test_the_command_names_the_package_that_is_missing(scheme: str, capsys: pyte
     ],
 )
 def test_an_answer_is_told_as_what_it_means(error: Exception, said: str) -> None:
-    assert meaning_of(error, "http://me:HUSH@host:81/job").startswith(said)
+    assert explain(error, "http://me:HUSH@host:81/job").startswith(said)
 
 
 def test_a_failure_that_is_its_own_cause_comes_to_an_end() -> None:
     first, second = OSError("first"), OSError("second")
     first.__cause__, second.__cause__ = second, first
-    assert meaning_of(first, "http://host/job") == "first"
+    assert explain(first, "http://host/job") == "first"

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, warnings_of
+from overlapscope.display_path import shown
 
 if TYPE_CHECKING:
     from overlapscope.analysis.analyze import Analysis
@@ -87,7 +88,6 @@ def _with_all_rows(document: str, args: argparse.Namespace) -> str:
 
 def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:
     """Give the text, and the commands to go on with."""
-    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.report import text  # noqa: PLC0415
     from overlapscope.timeline.run_directory import is_run_directory  # noqa: PLC0415
 

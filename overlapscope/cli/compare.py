@@ -15,8 +15,8 @@ import shlex
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.scale import add_scale, scaled
 from overlapscope.cli.sides import both_sides
+from overlapscope.display_path import shown
 from overlapscope.errors import UsageError
-from overlapscope.ingest.shown import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.cli.sides import both_sides, measured
+from overlapscope.display_path import shown
 from overlapscope.errors import UsageError
-from overlapscope.ingest.shown import shown
 
 if TYPE_CHECKING:
     from overlapscope.gate.policy import Policy

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
+from overlapscope.display_path import shown
 
 if TYPE_CHECKING:
     from overlapscope.ingest.processes import Process
@@ -55,7 +56,6 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
     from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
-    from overlapscope.ingest.shown import shown  # noqa: PLC0415
     from overlapscope.ingest.workplace import place_beside  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.amounts import count, size  # noqa: PLC0415

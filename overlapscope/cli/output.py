@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError, UsageError
 
 
@@ -17,11 +18,8 @@ def require_output(args: argparse.Namespace) -> None:
     output: Path | None = getattr(args, "output", None)
     if output is None:
         return
-    from overlapscope.ingest.url import url_of  # noqa: PLC0415 - a kept analysis is shown in hundredths of a second
 
     if url_of(output) is not None:
-        from overlapscope.ingest.shown import shown  # noqa: PLC0415
-
         raise UsageError(
             f"-o {shown(output)}: what is written goes to a disk of this machine; name a path, and copy it then"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import collectives, is_row, on_plane
 from overlapscope.ingest.ascend_events import AscendCollector, AscendColumns
@@ -24,7 +25,6 @@ from overlapscope.ingest.innermost import NOWHERE, innermost
 from overlapscope.ingest.kineto_dialect import OLD_ANNOTATION
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     COMM,
     DEVICE,

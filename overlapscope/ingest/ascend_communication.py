@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.figures import FigureBook
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 TOTAL: Final = "Total Op Info"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from overlapscope.ingest.collective_args import count
-from overlapscope.ingest.rank_in_name import rank_from_path
+from overlapscope.ingest.reading import rank_from_path
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

@@ -6,11 +6,11 @@ Writer: torch_npu `profiler/profiler_interface.py` and `profiler/_add_metadata.p
 from pathlib import Path
 from typing import Any
 
+from overlapscope.display_path import shown
 from overlapscope.ingest.ascend_folder import noted_rank, rank_of
 from overlapscope.ingest.collective_args import count, parse_ranks
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
 
 _VERSIONS = ("torch_npu_version", "cann_version")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import operation_of
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import rows_of
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import (
     COMM,

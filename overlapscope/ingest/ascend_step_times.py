@@ -7,13 +7,13 @@ Communication(Not Overlapped); Stage runs from the first to the last device work
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import number_of, rows_of, step_of
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.figures import FigureBook
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
 FIGURES: Final = {

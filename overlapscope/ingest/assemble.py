@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.one_job import doubts
 from overlapscope.ingest.one_run import of_one_run, of_that_size
-from overlapscope.ingest.rank_in_name import rank_from_path
-from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.shown import shown, shown_name
+from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.ingest.told_by_groups import told_by_groups
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import Codes, NameTable

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.file_state import FileState, file_state
 from overlapscope.timeline.size_text import size_text
 from overlapscope.values import dataclass

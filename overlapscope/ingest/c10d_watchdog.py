@@ -5,11 +5,11 @@ Such a log has no times that can be placed (no year stands in them), so it gives
 
 from pathlib import Path
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.watchdog_facts import MAX_KEPT, Watchdog
 from overlapscope.timeline.run import Source
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.call_log import call_timeline
 from overlapscope.ingest.chakra_calls import ChakraNode, calls_of, rank_in_name
@@ -10,7 +11,6 @@ from overlapscope.ingest.collective_args import count
 from overlapscope.ingest.formats.chakra_graph import FORMAT
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, Source
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.call_log import call_timeline
@@ -15,7 +16,6 @@ from overlapscope.ingest.chakra_calls import ChakraNode, calls_of, rank_in_name
 from overlapscope.ingest.formats.chakra_protobuf import FORMAT
 from overlapscope.ingest.protobuf import VARINT, NoMessage, fields, signed, varint
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.size_text import size_text
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.call_log import Call, call_timeline
@@ -30,7 +31,6 @@ from overlapscope.ingest.formats.execution_trace import NODES
 from overlapscope.ingest.json_file import MAX_BYTES
 from overlapscope.ingest.json_scan import scan
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
 from overlapscope.values import dataclass
 

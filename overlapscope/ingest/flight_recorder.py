@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.calls_alone import calls_alone
@@ -21,7 +22,6 @@ from overlapscope.ingest.formats.flight_recorder import PICKLE
 from overlapscope.ingest.json_file import decode_json
 from overlapscope.ingest.plain_pickle import decode_plain
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import (
     NONE,
     Collectives,

@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import Unpacked
 from overlapscope.ingest.cores import processes_for, shares_among
+from overlapscope.ingest.inputs import Unpacked
+from overlapscope.ingest.inputs.remote import Version
 from overlapscope.ingest.processes import Process, can_start, executor_of
 from overlapscope.ingest.read import Gathered, refused
 from overlapscope.ingest.read_apart import (
@@ -27,8 +29,6 @@ from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.read_shared import in_shares
 from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.remote import Version
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, idle_everywhere, task_of
 from overlapscope.timeline.file_state import file_state
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.event_chunks import EventChunks
@@ -19,7 +20,6 @@ from overlapscope.ingest.horovod_figures import horovod_figures
 from overlapscope.ingest.horovod_tensors import Tensors
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.repair import mend
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import MAX_RANKS, Source
 
 MAX_TENSORS = 1_000_000

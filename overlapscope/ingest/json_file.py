@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.reading import ReadContext
-from overlapscope.ingest.shown import shown
 
 MAX_BYTES = 1 << 30
 """Decoded values take several times their text; a format that gets larger than this must be streamed."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.classify import (
     CALL,
@@ -22,7 +23,6 @@ from overlapscope.ingest.kineto_file import read_events
 from overlapscope.ingest.kineto_metadata import TraceMetadata, read_metadata
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.ready_gradients import with_ready_gradients
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import TraceColumns
 from overlapscope.ingest.trace_timeline import Built, device_timeline, placed, trace_timeline
 from overlapscope.timeline.columns import NONE, Spans, make, shift

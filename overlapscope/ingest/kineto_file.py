@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import speaks_of_comm
@@ -21,7 +22,6 @@ from overlapscope.ingest.handed_over import load, save
 from overlapscope.ingest.kineto_events import EventCollector
 from overlapscope.ingest.reading import ReadContext, Sharing
 from overlapscope.ingest.ready_gradients import ACCUMULATE
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import telling
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.timeline.file_state import FileState

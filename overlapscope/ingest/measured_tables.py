@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import operation
@@ -19,7 +20,6 @@ from overlapscope.ingest.collective_args import dtype_name
 from overlapscope.ingest.fact_rows import fact_table
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.table_columns import Column, plain, understand
 from overlapscope.timeline.facts import NO, UNTOLD, YES, Facts, Figures, Measurements
 from overlapscope.timeline.names import NameTable

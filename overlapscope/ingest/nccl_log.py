@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest import nccl_tables
 from overlapscope.ingest.bytestream import ByteStream
@@ -21,7 +22,6 @@ from overlapscope.ingest.nccl_shared import share_choices
 from overlapscope.ingest.nccl_timelines import timelines
 from overlapscope.ingest.nccl_world import World, find_world, name_communicators
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import Codes, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable

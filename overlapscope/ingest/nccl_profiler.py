@@ -7,6 +7,7 @@ beside it as measurements, and nothing is said of overlap.
 
 from pathlib import Path
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, PLUGIN, format_of
@@ -14,7 +15,6 @@ from overlapscope.ingest.json_objects import JsonObjects
 from overlapscope.ingest.nccl_event_traces import quoted, read_event_lines, read_example_plugin
 from overlapscope.ingest.nccl_inspector import read_inspector
 from overlapscope.ingest.reading import HEAD_BYTES, ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bandwidth_files import BandwidthFile, read_rccl, read_report
 from overlapscope.ingest.bandwidth_lines import BandwidthLines, BandwidthTable
@@ -14,7 +15,6 @@ from overlapscope.ingest.fact_rows import fact_table
 from overlapscope.ingest.formats.nccl_tests import REPORT, is_report
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import NO, YES, Facts, Measurements
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.communicator_members import member_facts
@@ -16,7 +17,6 @@ from overlapscope.ingest.formats.nsight import REPORT_MAGIC
 from overlapscope.ingest.launch_environment import KNOWN, RankHint, rank_hint
 from overlapscope.ingest.nsight_tables import KERNELS, NsightTables
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
 from overlapscope.timeline.size_text import size_text

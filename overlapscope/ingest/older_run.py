@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.ingest.read import UNREAD
-from overlapscope.ingest.shown import shown
-from overlapscope.ingest.url import url_of
 from overlapscope.timeline.manifest import read_manifest
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import is_run_directory

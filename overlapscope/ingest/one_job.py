@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import UNKNOWN_RANK

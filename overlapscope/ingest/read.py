@@ -7,14 +7,13 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.cores import MOST_SHARES, processes_for, shares_among
-from overlapscope.ingest.rank_in_name import rank_from_path
+from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.shown import shown, shown_name
+from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.ingest.task import Task, idle_everywhere, read_task, task_of, told_to
 from overlapscope.timeline.run import Run, Source
 from overlapscope.values import dataclass

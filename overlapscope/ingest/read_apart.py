@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.cores import bytes_in
 from overlapscope.ingest.processes import ProcessDiedError, TaskFailedError, said_of
@@ -23,7 +24,6 @@ from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_file import NO_MEMORY
 from overlapscope.ingest.read_shared import read_shared
 from overlapscope.ingest.reading_folder import save_reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.task import Task, telling
 from overlapscope.ingest.whole_folder import content_digest
 from overlapscope.ingest.workplace import MAKE_ROOM

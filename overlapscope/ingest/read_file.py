@@ -4,16 +4,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import is_archive, renamed
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats import kineto
 from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
 from overlapscope.ingest.reading import Head, ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
 from overlapscope.ingest.unread_forms import what_unread
-from overlapscope.ingest.url import url_of
 
 NO_MEMORY = "not enough memory to read it"
 
@@ -27,16 +25,16 @@ def read_file(path: Path, context: ReadContext) -> list[Reading]:
     url = url_of(path)
     if url is None:
         return _read_local(path, context)
-    from overlapscope.ingest.remote import local_copy  # noqa: PLC0415 - for what lies elsewhere
+    from overlapscope.ingest.inputs.remote import local_copy  # noqa: PLC0415 - for what lies elsewhere
 
     with local_copy(path, url, context.max_bytes) as copy:
-        if is_archive(head_of(copy)):
+        if head_of(copy).is_archive:
             raise InputError(f"{shown(path)}: is an archive: copy it to this machine")
         try:
             readings = _read_local(copy, context)
         except InputError as error:
             raise InputError(f"{shown(path)}: {reason(error, copy)}") from error
-        return [renamed(reading, ((shown(copy), shown(path)),)) for reading in readings]
+        return [reading.relabel_paths([(shown(copy), shown(path))]) for reading in readings]
 
 
 def _read_local(path: Path, context: ReadContext) -> list[Reading]:

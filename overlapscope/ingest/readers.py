@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.bytestream import GZIP_MAGIC
 from overlapscope.ingest.entry_points import may_be_brought
@@ -38,7 +39,6 @@ from overlapscope.ingest.formats import (
     training_log,
 )
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.text_head import in_later_text, in_text
 
 if TYPE_CHECKING:

@@ -1,19 +1,26 @@
 """The contract of a source format: how it is recognised, and what reading one file of it gives."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import field
+from dataclasses import field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.facts import Facts
-from overlapscope.timeline.run import Group, RankTimeline, Source
+from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Source
 from overlapscope.values import dataclass
 
 HEAD_BYTES = 64 << 10
+ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_TAR_MAGIC: Final = (b"ustar", 257)
+_RANK: Final = re.compile(
+    r"(?<![dtpec]p)(?<![dtpec]p[-_])(?<!local)(?<!local[-_])(?<!node[-_])rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE
+)
+"""A rank in the world; not `local_rank1`, `dp_rank_1` and their like, which are ranks in something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,11 @@ class Head:
     def text(self) -> str:
         """The content as text; what is no UTF-8 is replaced."""
         return self.content.decode("utf-8", "replace").removeprefix("\ufeff")
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether the content is a tar or a zip archive."""
+        return self.content.startswith(*_TAR_MAGIC) or self.content.startswith(ZIP_MAGIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,19 @@ class Reading:
     ranks_assumed: bool = False
     """The file holds several ranks and does not say which: they are numbered from 0 in its own order."""
 
+    def relabel_paths(self, renamings: Sequence[tuple[str, str]]) -> "Reading":
+        """Return the reading with the new for each old beginning of paths, wherever it names its file."""
+        if not renamings:
+            return self
+        source, facts = self.source, self.facts
+        warnings = tuple(relabel_text(each, renamings) for each in source.warnings)
+        return replace(
+            self,
+            source=replace(source, path=relabel_text(source.path, renamings), warnings=warnings),
+            timelines=tuple(_relabel_recordings(each, renamings) for each in self.timelines),
+            facts=replace(facts, names=tuple(relabel_text(each, renamings) for each in facts.names)),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
@@ -110,3 +135,26 @@ def lazy(name: str) -> Callable[[Path, ReadContext], Reading]:
         return reading
 
     return read
+
+
+def relabel_text(text: str, renamings: Sequence[tuple[str, str]]) -> str:
+    """Return a text with the new for each old beginning of paths."""
+    for old, new in renamings:
+        text = text.replace(old, new)
+    return text
+
+
+def _relabel_recordings(timeline: RankTimeline, renamings: Sequence[tuple[str, str]]) -> RankTimeline:
+    names = list(timeline.names)
+    for code in {each for each in timeline.recordings.source.tolist() if each >= 0}:
+        names[code] = relabel_text(names[code], renamings)
+    return replace(timeline, names=tuple(names))
+
+
+def rank_from_path(path: Path) -> int | None:
+    """Return the rank in a file's name, else in its folder's name (`rank3`, `rank_03`, `rank-3of8`); None without."""
+    for part in (path.name, path.parent.name):
+        found = [int(number) for number in _RANK.findall(part) if int(number) <= MAX_RANKS]
+        if found:
+            return found[0] if len(set(found)) == 1 else None
+    return None

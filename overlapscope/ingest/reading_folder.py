@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 
 from overlapscope.ingest.foreseen import calls_digest, foreseen
-from overlapscope.ingest.rank_in_name import rank_from_path
-from overlapscope.ingest.reading import Reading
+from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.timeline.arrow import from_arrow, read_parquet
 from overlapscope.timeline.columns import (
     DTYPES,

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.device_recording import (
     DeviceRecording,
@@ -23,7 +24,6 @@ from overlapscope.ingest.kineto_dialect import LAUNCHES_KERNEL
 from overlapscope.ingest.nvtx_names import RangeNames
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.rocprof_records import MAX_TIME_NS, Agent, Call, Copy, Dispatch, ProcessRecords, processes
-from overlapscope.ingest.shown import shown
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable

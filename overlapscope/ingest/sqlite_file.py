@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.shown import shown
 from overlapscope.values import dataclass
 
 CHUNK_ROWS: Final = 1 << 15

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.archives import Unpacked, renamed, reworded
 from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.inputs import Unpacked
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading import ReadContext, Reading, Sharing
-from overlapscope.ingest.shown import shown
+from overlapscope.ingest.reading import ReadContext, Reading, Sharing, relabel_text
 from overlapscope.values import dataclass
 
 _TELL_SECONDS: Final = 0.1
@@ -72,9 +72,9 @@ def read_task(task: Task, progress: Callable[[int], None] | None, sharing: Shari
     classifier = Classifier(task.comm, task.compute)
     context = ReadContext(classifier=classifier, max_bytes=task.max_bytes, progress=progress, sharing=sharing)
     try:
-        readings = tuple(renamed(reading, task.renamings) for reading in read_file(task.path, context))
+        readings = tuple(reading.relabel_paths(task.renamings) for reading in read_file(task.path, context))
     except InputError as error:
-        return Read(refused=reworded(reason(error, task.path), task.renamings))
+        return Read(refused=relabel_text(reason(error, task.path), task.renamings))
     except MemoryError:
         return Read(refused=NO_MEMORY)
     return Read(readings=readings, idle_patterns=tuple(classifier.idle_patterns))

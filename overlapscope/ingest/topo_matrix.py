@@ -9,12 +9,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.fact_rows import fact_table
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source

@@ -5,6 +5,7 @@ A further format is one more LogFormat in FORMATS.
 
 from pathlib import Path
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest import deepspeed_comms, megatron_timers
 from overlapscope.ingest.bytestream import ByteStream
@@ -12,7 +13,6 @@ from overlapscope.ingest.launcher_prefix import plain
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.log_lines import LogFormat
 from overlapscope.ingest.reading import ReadContext, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.facts import join_facts
 from overlapscope.timeline.run import Source
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.held_folder import is_same, locked
 
 _LOCK: Final = "lock"

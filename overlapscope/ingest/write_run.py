@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from overlapscope.ingest.archives import Unpacked, unpacked
 from overlapscope.ingest.gather_apart import gather_apart, own_executor, shared_here, tasks_of
+from overlapscope.ingest.inputs import Unpacked, unpacked
 from overlapscope.ingest.older_run import require_free, require_no_less
 from overlapscope.ingest.processes import Process
 from overlapscope.ingest.read import joined, require_files, stored_run

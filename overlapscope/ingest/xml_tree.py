@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NoReturn
 from xml.parsers import expat
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.shown import shown
 from overlapscope.values import dataclass
 
 MAX_BYTES = 64 << 20

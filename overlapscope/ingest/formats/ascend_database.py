@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats.nsight import SQLITE_MAGIC
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
 from overlapscope.timeline.run import Source
 
 FORMAT = "ascend_database"

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
-from overlapscope.ingest.shown import shown
 
 SCHEMA: Final = "overlapscope.perfetto/1"
 """Stands in the first lines of every export."""

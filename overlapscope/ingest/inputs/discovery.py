@@ -1,19 +1,19 @@
-"""Inputs to files: walk folders, look into files."""
+"""The files that given paths mean: folders are walked, and what no reader knows in them is passed over."""
 
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
-from overlapscope.ingest.shown import shown
-from overlapscope.ingest.url import url_of
+from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 from overlapscope.values import dataclass
 
 if TYPE_CHECKING:
-    from overlapscope.ingest.remote import Version
+    from overlapscope.ingest.inputs.remote import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Inputs:
     runs: tuple[Path, ...]
     """Run directories."""
     files: tuple[Path, ...]
-    """Files that were named, or that stand in a named folder and that a reader knows."""
+    """Files that were named, or that lie in a named folder and that a reader knows."""
     passed_over: tuple[Path, ...]
     """Files of a named folder that no reader knows."""
     remote: "Mapping[Path, Version]" = field(default_factory=dict)
@@ -32,8 +32,36 @@ class Inputs:
     """Folders in a named one that cannot be listed, links to nothing or in a circle; and why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked:
+    """The inputs with the files of archives among them."""
+
+    inputs: Inputs
+    folders: dict[Path, Path] = field(default_factory=dict)
+    """Where each archive was unpacked."""
+    notes: tuple[Source, ...] = ()
+    """Archives, or parts of them, that could not be used, and why."""
+
+    def shown_path(self, path: Path) -> Path:
+        """Return the path to show for a file: `archive.tar.gz/member` for a member."""
+        archive, member = self.origin(path)
+        return Path(shown(archive)) / member if member is not None else path
+
+    def origin(self, path: Path) -> tuple[Path, Path | None]:
+        """Return the file that a file comes from: itself, or an archive and the place in it."""
+        for folder, archive in self.folders.items():
+            if path.is_relative_to(folder):
+                return archive, path.relative_to(folder)
+        return path, None
+
+    @property
+    def renamings(self) -> tuple[tuple[str, str], ...]:
+        """Where members were unpacked, and what to say in its place."""
+        return tuple((str(folder), shown(archive)) for folder, archive in self.folders.items())
+
+
 def discover(paths: list[Path]) -> Inputs:
-    """Find the run directories and candidate files below `paths`, sorted by name.
+    """Return the run directories and candidate files below `paths`, sorted by name.
 
     Files that are named are always candidates; in folders, hidden files and what no reader knows are not.
     Raises InputError for a path that does not exist and for a folder that holds no file.
@@ -47,12 +75,12 @@ def discover(paths: list[Path]) -> Inputs:
         try:
             url = url_of(path)
             if url is not None:
-                from overlapscope.ingest.remote import listed  # noqa: PLC0415 - for what lies elsewhere
+                from overlapscope.ingest.inputs.remote import list_url  # noqa: PLC0415 - most inputs lie here
 
-                there = listed(path, url)
-                files += there.files
-                passed_over += there.passed_over
-                remote.update(there.files)
+                there, others = list_url(path, url)
+                remote |= there
+                files += there
+                passed_over += others
                 continue
             _require_input(path)
             if not path.is_dir():
@@ -79,7 +107,7 @@ def discover(paths: list[Path]) -> Inputs:
 
 
 def _require_input(path: Path) -> None:
-    """Raise InputError where nothing stands that can be read, or a part of a run."""
+    """Raise InputError where there is nothing to read, or only a part of a run."""
     if not path.exists():
         from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
 
@@ -98,7 +126,7 @@ def _no_stdin(path: Path) -> str:
 
 
 def _run_around(path: Path) -> Path | None:
-    """Give the run directory that a rank's folder or a file of columns belongs to; None for anything else."""
+    """Return the run directory that a rank's folder or a file of columns belongs to; None for anything else."""
     if path.is_dir():
         return path.parent if (path / RANK_ENTRY).is_file() else None
     if path.name == MANIFEST:
@@ -109,7 +137,7 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _walk(folder: Path, unreadable: dict[Path, str]) -> tuple[list[Path], list[Path]]:
-    """Give run directories and files below a folder, each once: links come last and add what stands nowhere else.
+    """Return run directories and files below a folder, each once; links come last and add what lies nowhere else.
 
     So a link `latest` beside what it points to is no second recording, and links in a circle come to an end. What
     cannot be read costs itself and goes into `unreadable`.
@@ -155,4 +183,4 @@ def _is_known(path: Path) -> bool:
     try:
         return reader_of(head_of(path)) is not None
     except OSError:
-        return True  # reading it will tell what is wrong
+        return True  # reading it reports what is wrong
