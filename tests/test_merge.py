@@ -83,7 +83,7 @@ def test_steps_that_repeat_are_not_joined_and_say_so() -> None:
     assert result.groups == (WORLD,)
     assert result.notes == (
         "rank 0, group '0': not joined with its log: its 8 calls fit the log at several places, as steps repeat; "
-        "record from the job's first step on, or a step that no other is like",
+        "record the job's start too, or a step that no other is like",
     )
 
 
@@ -94,7 +94,7 @@ def test_a_kernel_that_was_not_recorded_or_a_lost_line_leaves_the_calls_unjoined
     del (part if lost == "call of the trace" else lines)[16]
     result = merged(trace(part), log(lines))
     assert calls_in(result.ranks[0]) == part
-    assert "calls are not among the log\'s" in told(result)
+    assert "calls are not among the log's" in told(result)
 
 
 def test_a_call_that_contradicts_the_log_leaves_all_unjoined() -> None:

@@ -104,8 +104,8 @@ def locate(timeline: RankTimeline, rows: Ints, log: RankTimeline, log_rows: Ints
         places = find_run(pattern, text)
         if len(places) > 1:
             reason = (
-                f"its {short.size} calls fit the log at several places, as steps repeat; record from the job's first "
-                "step on, or a step that no other is like"
+                f"its {short.size} calls fit the log at several places, as steps repeat; record the "
+                "job's start too, or a step that no other is like"
             )
             return Located(short=short, long=long, names=names, places=places, reason=reason)
         if places:
