@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import io
-import json
 import os
 import re
 import stat
@@ -100,17 +99,6 @@ def test_an_archive_in_a_folder_is_opened_whatever_its_name(tmp_path: Path) -> N
     run = overlapscope.load(folder)
     assert run.ranks == [0, 1]
     assert sorted(source.path for source in run.sources) == [f"{folder}/download/x/rank1.json", f"{folder}/rank0.json"]
-
-
-def test_the_real_archive_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    path = shared_file("chakra_et/json_trace.tar.gz")
-    run = overlapscope.load(path)
-    assert [source.path for source in run.sources] == [
-        f"{path}/jsonData/chakra.0.json",
-        f"{path}/jsonData/small_chakra.0.json",
-    ]
-    assert main(["analyze", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["run"]["ranks"] == [0]
 
 
 def test_rank_option_names_a_member(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 import contextlib
 import gzip
 import json
-import struct
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +18,8 @@ from hypothesis import strategies as st
 import overlapscope
 from overlapscope.errors import InputError
 from overlapscope.ingest.call_log import Call, call_timeline
-from overlapscope.ingest.formats import chakra_graph, chakra_protobuf, execution_trace
+from overlapscope.ingest.formats import execution_trace
 from overlapscope.ingest.join_execution_trace import join_execution_trace
-from overlapscope.ingest.protobuf import NoMessage, fields, signed, varint
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import NONE
@@ -392,118 +389,7 @@ def test_joining_is_a_lookup_by_unique_id(
         assert list(zip(joined["op"], joined["seq"], strict=True)) == expected
 
 
-# --- Chakra ---------------------------------------------------------------------------------------------------------
-
-
-def number(value: int) -> bytes:
-    out = bytearray()
-    value &= 2**64 - 1
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def whole(place: int, value: int) -> bytes:
-    return number(place << 3) + number(value)
-
-
-def text(place: int, value: bytes | str) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return number(place << 3 | 2) + number(len(data)) + data
-
-
-def node(identity: int, name: str, sort: int, *attributes: bytes) -> bytes:
-    body = whole(1, identity) + text(2, name) + whole(3, sort) + number(4 << 3 | 2) + number(1) + number(identity - 1)
-    return body + whole(7, 12) + b"".join(text(10, each) for each in attributes)
-
-
-def et(*messages: bytes) -> bytes:
-    return b"".join(number(len(message)) + message for message in messages)
-
-
-METADATA = text(1, "0.0.4") + text(2, text(1, "schema") + text(29, "1.1.1-chakra.0.0.4"))
-OLD_METADATA = text(1, text(1, "schema") + text(29, "1.0.2-chakra.0.0.4"))
-HOST, DEVICE = text(1, "is_cpu_op") + whole(27, 1), text(1, "is_cpu_op") + whole(27, 0)
-
-
-def told(name: str, value: int | str, place: int = 9) -> bytes:
-    return text(1, name) + (text(29, value) if isinstance(value, str) else whole(place, value))
-
-
-CHAKRA = et(
-    METADATA,
-    node(2, "aten::mm", 4, HOST),
-    node(
-        9,
-        "ncclDevKernel_AllReduce_Sum_f32",
-        7,
-        DEVICE,
-        told("comm_type", 0),
-        told("comm_size", 4096),
-        told("pg_name", "0"),
-    ),
-    node(3, "c10d::allreduce_", 7, HOST),
-    node(4, "send", 5, DEVICE, told("comm_size", 64, 11), told("pg_name", "7"), told("rf_id", 12)),
-    node(5, "recv", 6, DEVICE, told("comm_size", 128, 17)),  # zigzag: 64
-    node(7, "gather", 7, DEVICE, told("comm_type", 2), told("comm_size", 4096)),
-    node(8, "odd", 7, DEVICE, told("comm_type", 77)),
-)
-
-
-@pytest.mark.parametrize("first", [METADATA, OLD_METADATA, b""])
-def test_chakra_nodes_that_communicate_are_calls(tmp_path: Path, first: bytes) -> None:
-    content = et(first) + CHAKRA[len(et(METADATA)) :]
-    path = placed(tmp_path, content, "trace.3.et")
-    reading = read(path)
-    assert reading.source.format == chakra_protobuf.FORMAT
-    assert calls_of(reading.timelines[0]) == [
-        ("send", "7", None, None, None, None, 64, 12),
-        ("recv", None, None, None, None, None, 64, None),
-        ("all_gather", None, None, None, None, None, None, None),
-        ("unknown", None, None, None, None, None, None, None),
-        ("all_reduce", "0", None, None, None, None, 4096, None),
-    ]
-    assert (reading.timelines[0].rank, reading.source.events) == (3, 7)
-
-
-def test_a_cut_chakra_trace_keeps_every_whole_node(tmp_path: Path) -> None:
-    ends = []
-    at = 0
-    while at < len(CHAKRA):
-        length, begin = varint(CHAKRA, at)
-        at = begin + length
-        ends.append(at)
-    for cut in range(ends[1], len(CHAKRA) + 1):
-        path = placed(tmp_path, CHAKRA[:cut], "trace.et")
-        reading = chakra_protobuf.read(path, ReadContext())
-        assert reading.source.events == sum(end <= cut for end in ends) - 1
-        assert reading.source.truncated == (cut not in ends)
-
-
-def test_an_impossible_length_is_refused_with_its_place(tmp_path: Path) -> None:
-    path = placed(tmp_path, CHAKRA + number(2**40), "trace.et")
-    with pytest.raises(InputError, match=f"byte {len(CHAKRA)}"):
-        chakra_protobuf.read(path, ReadContext())
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_a_varint_is_what_was_written(value: int) -> None:
-    assert varint(number(value) + b"\xff", 0) == (value, len(number(value)))
-    assert signed(value) == struct.unpack("<q", struct.pack("<Q", value))[0]
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes_are_fields_or_no_message(data: bytes) -> None:
-    with contextlib.suppress(NoMessage):
-        for place, kind, value in fields(data):
-            assert place > 0
-            assert kind in (0, 1, 2, 5)
-            assert isinstance(value, int if kind == 0 else bytes)
-
-
-def test_only_chakra_traces_are_taken_for_such() -> None:
+def test_only_execution_traces_are_taken_for_such() -> None:
     for pattern in (
         "kineto/*.gz",
         "nccl_log/*",
@@ -515,27 +401,7 @@ def test_only_chakra_traces_are_taken_for_such() -> None:
     ):
         for path in sorted(shared_file(".").glob(pattern)):
             if path.is_file():
-                head = head_of(path)
-                assert not chakra_protobuf.recognises(head), path
-                assert not execution_trace.recognises(head), path
-                assert not chakra_graph.recognises(head), path
-
-
-def test_the_workload_graph_is_read(tmp_path: Path) -> None:
-    with tarfile.open(shared_file("chakra_et/json_trace.tar.gz")) as archive:
-        member = archive.extractfile("jsonData/chakra.0.json")
-        assert member is not None
-        content = member.read()
-    path = placed(tmp_path, content, "chakra.0.json")
-    reading = read(path)
-    graph = json.loads(content)["workload_graph"]
-    ran = [each for each in graph if each["NodeType"] in (5, 6, 7) and not each["is_cpu_op"]]
-    ran.sort(key=lambda each: each["Id"])
-    ops = ["broadcast" if "Broadcast" in each["Name"] else "all_reduce" for each in ran]
-    assert [call[0] for call in calls_of(reading.timelines[0])] == ops
-    assert len(ops) == 7
-    assert reading.source.events == len(graph)
-    assert (reading.timelines[0].rank, reading.world_size) == (0, None)
+                assert not execution_trace.recognises(head_of(path)), path
 
 
 # --- broken input ---------------------------------------------------------------------------------------------------
@@ -556,16 +422,10 @@ ODD = [
     b'"',
     b"[[[[[",
 ]
-GRAPH = {
-    "workload_graph": [{"Id": 1, "Name": "ncclKernel_AllReduce", "NodeType": 7, "is_cpu_op": False, "comm_size": 4}],
-    "ngpus": 8,
-}
 OLD = old_node(4, "record_param_comms", rf_id=1, inputs=[[tensor(3)], 5, 9, 1, "allreduce", [], [], 8], types=["x"])
 KINDS = {
-    "new": (trace(NEW), execution_trace.READER.read),
-    "old": (trace([OLD]), execution_trace.READER.read),
-    "graph": (json.dumps(GRAPH).encode(), chakra_graph.read),
-    "chakra": (CHAKRA, chakra_protobuf.read),
+    "new": trace(NEW),
+    "old": trace([OLD]),
 }
 
 
@@ -575,7 +435,7 @@ KINDS = {
 def test_damage_ends_in_a_reading_or_an_input_error(
     kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    content, reader = KINDS[kind]
+    content = KINDS[kind]
     damaged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged)))
@@ -583,7 +443,7 @@ def test_damage_ends_in_a_reading_or_an_input_error(
     path = tmp_path_factory.mktemp("damaged") / "file"
     path.write_bytes(bytes(damaged))
     with contextlib.suppress(InputError):
-        calls = reader(path, ReadContext()).timelines[0].collectives
+        calls = execution_trace.read(path, ReadContext()).timelines[0].collectives
         for column in ("elements", "bytes", "group_size", "seq", "record_function_id"):
             values = getattr(calls, column)
             assert ((values == np.iinfo(np.int64).min) | (values >= 0)).all()

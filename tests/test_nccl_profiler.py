@@ -1,4 +1,4 @@
-"""Plugins of NCCL's profiler interface: Inspector, the example plugin and JSON lines of events."""
+"""Plugins of NCCL's profiler interface: Inspector and JSON lines of events."""
 
 import json
 import math
@@ -265,93 +265,9 @@ def test_a_damaged_record_in_the_middle_costs_only_itself(tmp_path: Path) -> Non
     assert (reading.source.dropped, reading.source.truncated) == (1, False)
 
 
-# --- example plugin -------------------------------------------------------------------------------------------------
-
-
-def plugin_call(
-    number: int,
-    *,
-    func: str = "AllReduce",
-    count: int = 1 << 20,
-    rank: int = 1,
-    clocks: Sequence[tuple[int, int]] = (),
-    comm: int = 673864846479792718,
-    channels: str = "nChannels",
-) -> list[str]:
-    """Print a collective and its channels as print_event.cc does."""
-    head = f'"pid": 4157654, "tid": 1, "ts": {764237 + number}.294922'
-    lines = [
-        f'{{"name": "{func}", "cat": "COLL", "ph": "b", "id": {number}, {head}, '
-        f'"args": {{"SeqNum": {number}, "CommHash": {comm}, "Rank": {rank}, "Count": {count}, '
-        '"Datatype": "ncclBfloat16", "Algorithm": "RING", "Protocol": "LL", '
-        f'"{channels}": 2}}}},'
-    ]
-    for channel, (start, stop) in enumerate(clocks):
-        lines += [
-            f'{{"name": "KernelCh", "cat": "GPU", "ph": "b", "id": 0, {head}, "args": {{"Channel": {channel}, '
-            f'"StartGpuClk": {start}, "StopGpuClk": {stop}}}}},',
-            f'{{"name": "Recv", "cat": "PROXY", "ph": "b", "id": 0, {head}, "args": {{"Channel": 0}}}},',
-            f'{{"name": "KernelCh", "cat": "GPU", "ph": "e", "id": 0, {head}}},',
-        ]
-    return [*lines, f'{{"name": "{func}", "cat": "COLL", "ph": "e", "id": {number}, {head}}},']
-
-
-def plugin_file(*calls: list[str]) -> str:
-    group = ['{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 0.000000, "args": {}},']
-    return "\n".join(["[", *group, *(line for call in calls for line in call), "{}]", ""])
-
-
-GPU = 1770615435435805312
-
-
-def test_the_example_plugin_gives_calls_and_the_device_s_clock(tmp_path: Path) -> None:
-    first = plugin_call(0, clocks=[(GPU + 500, GPU + 90_000), (GPU, GPU + 80_000)])
-    second = plugin_call(1, func="Broadcast", clocks=[(GPU + 100_000, GPU + 100_250), (0, GPU + 999_999_999)])
-    reading = read_text(tmp_path, plugin_file(first, second, plugin_call(2, clocks=[(GPU + 5, GPU)])))
-    calls = calls_of(reading, 1)
-    assert (calls["op"], calls["seq"]) == (["all_reduce", "broadcast", "all_reduce"], [0, 1, 2])
-    assert (calls["elements"], calls["bytes"], calls["dtype"]) == ([1 << 20] * 3, [2 << 20] * 3, ["bfloat16"] * 3)
-    assert (calls["algorithm"], calls["protocol"], calls["channels"]) == (["RING"] * 3, ["LL"] * 3, [2] * 3)
-    assert calls["group"] == [f"0x{673864846479792718:x}"] * 3
-    measured = rows_of(reading, "measurements")
-    assert [(each["time_ns"], each["algbw_gbs"]) for each in measured] == [
-        (90_000.0, pytest.approx((2 << 20) / 90_000)),
-        (250.0, pytest.approx((2 << 20) / 250)),
-    ]
-    assert [each["busbw_gbs"] for each in measured] == [None, None]  # how many ranks took part is not told
-    assert any(each.startswith("1 of 3 calls carry no clock") for each in reading.source.warnings)
-    assert not reading.source.truncated
-
-
-def test_a_limit_of_channels_is_no_number_of_channels(tmp_path: Path) -> None:
-    reading = read_text(tmp_path, plugin_file(plugin_call(0, channels="nMaxChannels")))
-    assert calls_of(reading, 1)["channels"] == [None]
-
-
-def test_a_share_of_an_unknown_number_of_ranks_has_no_known_size(tmp_path: Path) -> None:
-    reading = read_text(tmp_path, plugin_file(plugin_call(0, func="AllGather"), plugin_call(1, func="ReduceScatter")))
-    assert calls_of(reading, 1)["bytes"] == [None, None]
-
-
-def test_the_invalid_json_of_the_first_versions_is_repaired_and_counted(tmp_path: Path) -> None:
-    text = plugin_file(plugin_call(0), plugin_call(1))
-    text = text.replace('"ncclBfloat16"', "ncclFloat32").replace("673864846479792718", "0xf7f6feecbb6b8123")
-    reading = read_text(tmp_path, text)
-    calls = calls_of(reading, 1)
-    assert (calls["dtype"], calls["bytes"]) == (["float32"] * 2, [4 << 20] * 2)
-    assert calls["group"] == ["0xf7f6feecbb6b8123"] * 2
-    assert (reading.source.repaired, reading.source.dropped) == (2, 0)
-
-
-def test_copy_engine_collectives_without_rank_are_counted(tmp_path: Path) -> None:
-    copied = '{"name": "AllGather", "cat": "CE_COLL", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 1.0, "args": {}},'
-    reading = read_text(tmp_path, plugin_file(plugin_call(0), [copied]))
-    assert any("1 collectives by copy engines" in each for each in reading.source.warnings)
-
-
 def test_a_file_without_collectives_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dump"
-    path.write_text(plugin_file())
+    path.write_text(json.dumps(LIFECYCLE))
     assert READER.recognises(head_of(path))
     with pytest.raises(InputError, match="tells of no collective"):
         READER.read(path, ReadContext())
@@ -378,8 +294,12 @@ def test_other_json_is_left_to_other_readers(text: str, tmp_path: Path) -> None:
 # --- JSON lines -----------------------------------------------------------------------------------------------------
 
 
+GPU = 1770615435435805312
+LIFECYCLE = {"type": "ProfilerLifecycle", "func": "ProfilerInit", "commId": 7, "rank": 0, "details": {"nranks": 4}}
+
+
 def test_addresses_that_are_used_again_belong_to_the_latest_call(tmp_path: Path) -> None:
-    lines = [{"type": "ProfilerLifecycle", "func": "ProfilerInit", "commId": 7, "rank": 0, "details": {"nranks": 4}}]
+    lines: list[dict[str, Any]] = [LIFECYCLE]
     expected = []
     for turn, (start, stop) in enumerate([(GPU, GPU + 1000), (GPU + 5000, GPU + 5400)]):
         details = {"func": "AllGather", "seq": turn, "count": 256, "dtype": "ncclInt8", "algo": "RING", "channels": 1}
@@ -410,6 +330,15 @@ def test_addresses_that_are_used_again_belong_to_the_latest_call(tmp_path: Path)
     assert measured[0]["busbw_gbs"] == pytest.approx(1.024 * 0.75)
 
 
+def test_a_call_without_clock_or_of_unknown_ranks_lacks_its_time_or_size(tmp_path: Path) -> None:
+    details = {"func": "AllGather", "seq": 0, "count": 256, "dtype": "ncclInt8"}
+    call = {"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc"}
+    reading = read_text(tmp_path, json.dumps({**call, "details": details}))
+    assert (calls_of(reading, 0)["elements"], calls_of(reading, 0)["bytes"]) == ([None], [None])
+    assert rows_of(reading, "measurements") == []
+    assert any(each.startswith("1 of 1 calls carry no clock") for each in reading.source.warnings)
+
+
 # --- objects and hostile input --------------------------------------------------------------------------------------
 
 values = st.recursive(
@@ -437,13 +366,12 @@ def test_objects_are_found_however_they_are_laid_out(
     path.write_text(f"[{text}]" if array else text)
     objects = JsonObjects(ByteStream(path))
     assert list(objects) == records
-    assert (objects.dropped, objects.repaired, objects.truncated) == (0, 0, False)
+    assert (objects.dropped, objects.truncated) == (0, False)
 
 
 FILES = (
     "\n".join(map(json.dumps, [record(), record(coll="AllGather"), record(source="collective_cpu")])),
     json.dumps(record(), indent=1),
-    plugin_file(plugin_call(0, clocks=[(GPU, GPU + 9)]), plugin_call(1)),
     '{"type": "ProfilerLifecycle", "func": "ProfilerInit", "commId": 7, "rank": 0, "details": {"nranks": 4}}\n'
     '{"recordType": "event", "type": "ncclProfileColl", "commId": 7, "rank": 0, "eventAddr": "0xc", '
     '"details": {"func": "Reduce"}}',

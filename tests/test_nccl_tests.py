@@ -1,8 +1,8 @@
-"""nccl-tests and rccl-tests: every layout they print or write, against what was put in and what real files say."""
+"""nccl-tests and rccl-tests: every layout they print, against what was put in and what real files say."""
 
-import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
 from overlapscope.ingest.bandwidth_lines import BandwidthLines
+from overlapscope.ingest.bandwidth_presets import reference_bandwidths
 from overlapscope.ingest.formats.nccl_tests import READER
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
+from overlapscope.timeline.columns import size as rows_in
+from overlapscope.whatif.table_curves import table_curve
 from tests.bandwidth_writer import (
     HEADER,
     PROGRAMS,
     SHARED,
     Measured,
     devices,
-    factor,
     row,
     setup,
     table,
@@ -80,8 +82,11 @@ NONE = -(2**63)
         ("11_1x5090_2rank_socket_plateau_3reps.txt", 2, 8),
     ],
 )
-def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: int) -> None:
+def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: int, tmp_path: Path) -> None:
     path = shared_file(f"nccl_tests/{name}")
+    if "allreduce" not in name:
+        assert {each["op"] for each in measured(READER.read(path, ReadContext()))} == {None}
+        path = Path(shutil.copy(path, tmp_path / "all_reduce.txt"))
     assert reader_of(head_of(path)) is READER
     reading = READER.read(path, ReadContext())
     assert (reading.source.events, reading.source.dropped, reading.source.warnings) == (lines, 0, ())
@@ -104,11 +109,11 @@ def test_real_tables_are_read_to_the_last_digit(name: str, ranks: int, lines: in
 def test_the_table_within_a_real_nccl_log_is_read_by_the_line_parser() -> None:
     path = shared_file("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log")
     assert not READER.recognises(head_of(path))
-    collector = BandwidthLines()
+    collector = BandwidthLines(file_name="all_reduce.log")
     for line in path.read_text().splitlines():
         collector.take(line)
     (found,) = collector.finish()
-    assert (found.identity.op, found.identity.ranks, found.identity.warnings) == ("all_reduce", 16, ())
+    assert (found.op, found.ranks, collector.warnings) == ("all_reduce", 16, [])
     assert len(found.rows) == 30
     assert collector.broken == 0
     assert dict(collector.devices) == {"A100-SXM4-40GB": 16}
@@ -128,7 +133,7 @@ def test_several_real_tables_make_one_run_without_ranks() -> None:
     assert len(analysis.told["measurements"].rows) == 2 * (29 + 32 + 31 + 24 + 8)
 
 
-# --- what is measured, told by figures alone ------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------------------------
 
 times = st.floats(3.0, 3e6)
 shapes = st.lists(st.tuples(st.integers(0, 24), times, times), min_size=1, max_size=8)
@@ -140,30 +145,57 @@ shapes = st.lists(st.tuples(st.integers(0, 24), times, times), min_size=1, max_s
     shape=shapes,
     check=st.booleans(),
 )
-def test_an_operation_named_from_figures_is_the_right_one(
+def test_figures_never_contradict_the_program_that_printed_them(
     op: str, ranks: int, shape: list[tuple[int, float, float]], check: bool
 ) -> None:
     rows = [Measured(share=1 << power, out_us=out, in_us=within) for power, out, within in shape]
-    collector = BandwidthLines()
-    for line in table(op, ranks, rows, check=check).splitlines():
-        collector.take(line)
-    (found,) = collector.finish()
-    assert len(found.rows) == len(rows)
-    assert found.identity.op in (None, op)
-    assert found.identity.ranks in (None, ranks)
-    assert not found.identity.warnings
+    for file_name in ("out.txt", f"{PROGRAMS[op]}.log"):
+        collector = BandwidthLines(file_name=file_name)
+        for line in table(op, ranks, rows, check=check).splitlines():
+            collector.take(line)
+        (found,) = collector.finish()
+        assert len(found.rows) == len(rows)
+        assert found.op == (None if file_name == "out.txt" else op)
+        assert found.ranks in (None, ranks)
+        assert not collector.warnings
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 16, 64])
 @pytest.mark.parametrize("op", sorted(PROGRAMS))
-def test_figures_tell_all_operations_but_gather_from_scatter(op: str, ranks: int) -> None:
-    collector = BandwidthLines()
+def test_ranks_are_known_from_shares_and_from_the_busbw_of_an_all_reduce(op: str, ranks: int) -> None:
+    collector = BandwidthLines(file_name=op)
     for line in table(op, ranks, SIZES).splitlines():
         collector.take(line)
     (found,) = collector.finish()
-    assert found.identity.op == (None if op in ("gather", "scatter") else op)
-    # Only all-reduce shows its ranks in busbw; the others where each rank has a share.
-    assert found.identity.ranks == (ranks if op in (*SHARED, "all_reduce") else None)
+    assert (found.op, found.ranks) == (op, ranks if op in (*SHARED, "all_reduce") else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("h100-AllReduce.txt", "all_reduce"),
+        ("all-to-all_2026.log", "all_to_all"),
+        ("sendrecv_perf.txt", "send_recv"),
+        ("reduce_scatter.txt", "reduce_scatter"),
+        ("unreduced.txt", None),
+        ("gathered.txt", None),
+        ("all_reduce_and_all_gather.txt", None),
+    ],
+)
+def test_the_file_s_name_tells_the_operation_that_the_text_does_not(name: str, op: str | None, tmp_path: Path) -> None:
+    reading = read_text(tmp_path, setup() + table(op or "all_reduce", 8, SIZES), name)
+    assert {each["op"] for each in measured(reading)} == {op}
+    assert [each.endswith("such as all_reduce.txt") for each in reading.source.warnings] == [True] * (op is None)
+
+
+def test_a_table_of_an_unknown_operation_is_refused_where_one_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(setup() + table("all_reduce", 8, SIZES))
+    with pytest.raises(InputError, match=r"name the file after it, such as all_reduce\.txt"):
+        reference_bandwidths(str(path))
+    with pytest.raises(InputError, match=r"name the file after it, such as all_reduce\.txt"):
+        table_curve(READER.read(path, ReadContext()).facts, "out.txt", 8)
+    assert rows_in(reference_bandwidths(str(path.rename(tmp_path / "all_reduce.txt"))).measurements)
 
 
 @pytest.mark.parametrize("op", sorted(PROGRAMS))
@@ -193,15 +225,16 @@ def test_each_table_of_a_file_has_its_own_operation_and_ranks(tmp_path: Path) ->
         "+ mpirun -np 4 ./build/all_gather_perf -g 1\n" + setup() + devices(4) + table("all_gather", 4, SIZES) + end
         + "+ mpirun -np 2 ./build/all_reduce_perf -g 1\n" + setup() + devices(2) + table("all_reduce", 2, SIZES) + end
         + setup() + devices(2) + table("broadcast", 2, SIZES) + end
+        + "# Collective test starting: broadcast_perf\n" + setup() + devices(2) + table("broadcast", 2, SIZES) + end
     )  # fmt: skip
     rows = measured(read_text(tmp_path, text))
     seen = list(dict.fromkeys((each["op"], each["ranks"]) for each in rows))
-    assert seen == [("all_gather", 4), ("all_reduce", 2), ("broadcast", 2)]
+    assert seen == [("all_gather", 4), ("all_reduce", 2), (None, 2), ("broadcast", 2)]
 
 
 def test_groups_side_by_side_have_the_ranks_of_one_group(tmp_path: Path) -> None:
     text = setup() + devices(8, groups=2) + table("all_reduce", 4, SIZES)
-    reading = read_text(tmp_path, text)
+    reading = read_text(tmp_path, text, "all_reduce.txt")
     assert {each["ranks"] for each in measured(reading)} == {4}
     assert reading.source.warnings == ()
 
@@ -284,7 +317,7 @@ def test_time_stamps_and_per_iteration_columns_are_passed_over(tmp_path: Path) -
 
 def test_algorithm_and_protocol_of_rccl_tests_are_read(tmp_path: Path) -> None:
     text = "".join(f"{line}    RING    SIMPLE          56\n" for line in table("all_reduce", 8, SIZES).splitlines())
-    got = measured(read_text(tmp_path, text.replace("N/A    RING", "N/A")))
+    got = measured(read_text(tmp_path, text.replace("N/A    RING", "N/A"), "all_reduce.txt"))
     assert {(each["op"], each["algorithm"], each["protocol"]) for each in got} == {("all_reduce", "RING", "SIMPLE")}
 
 
@@ -335,139 +368,6 @@ def test_lines_that_the_library_s_log_tore_apart_are_put_together() -> None:
     assert collector.finish()[0].rows == plain.finish()[0].rows
 
 
-# --- reports --------------------------------------------------------------------------------------------------------
-
-
-def half(time_us: float, size: int, op: str, ranks: int) -> dict[str, float]:
-    algbw = size / 1e3 / time_us
-    return {
-        "time": round(time_us, 6),
-        "alg_bw": round(algbw, 6),
-        "bus_bw": round(algbw * factor(op, ranks), 6),
-        "nwrong": 0.0,
-    }
-
-
-def report(op: str, ranks: int, *, processes: int | None = None, gpus: int = 1) -> dict[str, Any]:
-    processes = processes or ranks
-    results = [
-        {
-            "size": each.share * 4,
-            "count": each.share,
-            "type": "bfloat16",
-            "redop": "sum",
-            "root": "    -1",
-            "out_of_place": half(each.out_us, each.share * 4, op, ranks),
-            "in_place": half(each.in_us, each.share * 4, op, ranks),
-            "actual_iterations": 20,
-            "experiment_name": "",
-        }
-        for each in SIZES
-    ]
-    listed = [
-        {"rank": rank * gpus, "group": 0, "hostname": "n0", "device_info": "NVIDIA B200"} for rank in range(processes)
-    ]
-    return {
-        "version": 2,
-        "start_time": "2026-01-02 03:04:05",
-        "args": [f"/opt/nccl-tests/build/{PROGRAMS[op]}", "-J", "out.json"],
-        "env": ["HOME=/root", "API_TOKEN=hunter2", "NCCL_ALGO=Ring", "RCCL_X=1", "NCCL=odd"],
-        "nccl_version": 22807,
-        "config": {"nthreads": 1, "ngpus": gpus, "blocking_collectives": "false", "devices": listed},
-        "results": results,
-        "out_of_bounds": {"count": 0, "okay": "true"},
-        "average_bus_bandwidth": {"bandwidth": 3.0, "okay": "unchecked"},
-    }
-
-
-def test_the_json_report_is_read_and_secrets_are_not(tmp_path: Path) -> None:
-    reading = read_text(tmp_path, json.dumps(report("all_reduce", 16)))
-    got = measured(reading)
-    assert {(each["op"], each["ranks"], each["dtype"], each["wrong"]) for each in got} == {
-        ("all_reduce", 16, "bfloat16", 0)
-    }
-    assert [each["time_us"] for each in got[:2]] == [pytest.approx(SIZES[0].out_us), pytest.approx(SIZES[0].in_us)]
-    assert reading.source.warnings == ()
-    known = {"nccl_version": "2.28.7", "device": "NVIDIA B200", "NCCL_ALGO": "Ring", "RCCL_X": "1"}
-    assert reading.fingerprint == known
-    assert "hunter2" not in repr(reading)
-
-
-def test_a_report_lists_one_device_a_process(tmp_path: Path) -> None:
-    reading = read_text(tmp_path, json.dumps(report("all_reduce", 16, processes=4, gpus=4)))
-    assert {each["ranks"] for each in measured(reading)} == {16}
-    assert reading.source.warnings == ()
-
-
-def test_a_report_without_figures_says_so(tmp_path: Path) -> None:
-    whole = report("all_reduce", 4)
-    whole["results"] = []
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(whole))
-    with pytest.raises(InputError, match="no line of a bandwidth table"):
-        READER.read(path, ReadContext())
-
-
-def test_a_report_of_a_killed_test_keeps_its_whole_results(tmp_path: Path) -> None:
-    text = json.dumps(report("all_reduce", 16))
-    cut = text[: text.index('"size": ' + str(SIZES[3].share * 4)) + 40]
-    reading = read_text(tmp_path, cut)
-    assert reading.source.truncated
-    assert [each["bytes"] for each in measured(reading)][::2] == [each.share * 4 for each in SIZES[:3]]
-
-
-def test_no_numbers_in_a_report_are_missing(tmp_path: Path) -> None:
-    whole = report("all_reduce", 16)
-    whole["results"][0]["out_of_place"] |= {"alg_bw": "nan", "bus_bw": "nan", "nwrong": None}
-    whole["results"][1]["in_place"] = None
-    whole["results"][2]["out_of_place"]["cpu_time"] = 1.0
-    text = json.dumps(whole).replace('"count": 4096', '"count": inf')
-    reading = read_text(tmp_path, text)
-    first, *_ = measured(reading)
-    assert math.isnan(first["algbw"])
-    assert first["wrong"] == NONE
-    assert len(measured(reading)) == 2 * len(SIZES) - 1
-
-
-def rccl_records(op: str = "AllReduce", *, mpi: bool = True) -> list[dict[str, Any]]:
-    records = []
-    for each in SIZES:
-        for in_place, time_us in ((0, each.out_us), (1, each.in_us)):
-            algbw = each.share * 4 / 1e3 / time_us
-            places = {"nodes": 1, "ranks": 16, "ranksPerNode": 8, "gpusPerRank": 1} if mpi else {"gpus": 8}
-            records.append(
-                {"numCycle": 0, "name": op, **places, "size": each.share * 4, "type": "float", "redop": "sum",
-                 "inPlace": in_place, "time": time_us, "algBw": algbw, "busBw": algbw * 1.75, "wrong": "0"}
-            )  # fmt: skip
-    return records
-
-
-@pytest.mark.parametrize("mpi", [True, False])
-@pytest.mark.parametrize("layout", ["array", "lines", "csv", "csv without nodes"])
-def test_what_rccl_tests_writes_is_read(layout: str, mpi: bool, tmp_path: Path) -> None:
-    records = rccl_records(mpi=mpi)
-    if layout == "array":
-        text = "[\n" + ",\n".join(json.dumps(each) for each in records) + "\n]\n"
-    elif layout == "lines":
-        text = "\n".join(json.dumps(each) for each in records)
-    else:
-        places = "nodes,ranks,ranksPerNode,gpusPerRank," if mpi else "gpus,"
-        if layout == "csv without nodes" and mpi:
-            places = "ranks,rankspernode,gpusperrank,"
-        text = f"numCycle,collective,{places}size,type,redop,inplace,time,algbw,busbw,#wrong\n"
-        text += "".join(
-            ",".join(f'"{value}"' if isinstance(value, str) else f"{value}" for value in each.values()) + "\n"
-            for each in records
-        )
-    reading = read_text(tmp_path, text)
-    got = measured(reading)
-    # 16 processes in groups of 8: busbw tells that 8 took part.
-    assert {(each["op"], each["ranks"], each["wrong"]) for each in got} == {("all_reduce", 8, 0)}
-    assert [each["in_place"] for each in got[:2]] == [1, 2]
-    assert [each["time_us"] for each in got[:2]] == [pytest.approx(SIZES[0].out_us), pytest.approx(SIZES[0].in_us)]
-    assert reading.source.warnings == ()
-
-
 # --- what it is not -------------------------------------------------------------------------------------------------
 
 
@@ -515,9 +415,6 @@ def spoiled(draw: st.DrawFn) -> bytes:
     base = draw(st.sampled_from([
         setup() + devices(4) + table("all_reduce", 4, SIZES[:3]),
         table("all_to_all", 3, SIZES[:3], check=False),
-        json.dumps(report("all_reduce", 4)),
-        json.dumps(rccl_records()[:4]),
-        "numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw,#wrong\n0,\"AllReduce\",8,8,float,sum,0,1.5,2,3,\"N/A\"\n",
     ]))  # fmt: skip
     text = list(base)
     for _ in range(draw(st.integers(0, 12))):

@@ -15,7 +15,6 @@ from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.told import told
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.errors import InputError
-from overlapscope.ingest import xml_tree
 from overlapscope.ingest.formats import topo_matrix, topo_xml
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
@@ -394,28 +393,6 @@ def test_the_real_azure_topologies_are_read() -> None:
     assert four.source.warnings == ("4 GPUs have NVLinks to themselves, which is no link between devices; left out",)
 
 
-def test_the_real_graphs_are_read() -> None:
-    path = shared_file("nccl_topo_xml/azure_ncv4-graph.xml")
-    assert reader_of(head_of(path)) is topo_xml.READER
-    reading = topo_xml.READER.read(path, ReadContext())
-    rows = told(reading.facts)["paths"].rows
-    second = [
-        (each["member"], each["next"])
-        for each in rows
-        if each["communicator"] == "graph 0 ring" and each["channel"] == 1
-    ]
-    assert second == [(0, 3), (3, 2), (2, 1), (1, 0)]
-    tree = [
-        (each["member"], each["next"])
-        for each in rows
-        if each["communicator"] == "graph 1 tree" and each["channel"] == 2
-    ]
-    assert tree == [(3, 2), (2, 1), (1, 0), (0, None)]
-    figures = {(each["subject"], each["name"]): each["value"] for each in told(reading.facts)["figures"].rows}
-    assert figures["graph 0 ring", "channels"] == 2
-    assert figures["graph 2 tree", "intra_node_gbs"] == 12
-
-
 def pci(bus: str, inner: str = "", *, klass: str = "0x030200", speed: str = "32.0 GT/s PCIe", width: int = 16) -> str:
     return f'<pci busid="{bus}" class="{klass}" link_speed="{speed}" link_width="{width}">{inner}</pci>'
 
@@ -500,15 +477,6 @@ def test_fused_hosts_are_told_apart(tmp_path: Path) -> None:
     assert one.startswith("lost_links:0xb:GPU2|0xb: GPU2 has 14 NVLink lanes")
 
 
-def test_a_ring_that_meets_a_network_does_not_close(tmp_path: Path) -> None:
-    text = (
-        '<graphs version="1"><graph id="0" pattern="4" nchannels="1" speedintra="40"><channel><net dev="0x1"/>'
-        '<gpu dev="0x100000000000003"/><gpu dev="0x100000000000005"/><net dev="0x2"/></channel></graph></graphs>'
-    )
-    rows = told(read_text(topo_xml.READER, tmp_path, text).facts)["paths"].rows
-    assert [(each["member"], each["next"]) for each in rows] == [(3, 5), (5, None)]
-
-
 BOMB = (
     '<?xml version="1.0"?><!DOCTYPE system [<!ENTITY a "aaaaaaaaaa">'
     + "".join(f'<!ENTITY {chr(98 + at)} "{f"&{chr(97 + at)};" * 10}">' for at in range(20))
@@ -527,21 +495,17 @@ BOMB = (
 def test_entities_and_document_types_are_refused_before_they_are_expanded(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.xml"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"t\.xml, line 1: declares a document type or an entity"):
+    with pytest.raises(InputError, match=r"t\.xml: declares a document type or an entity"):
         topo_xml.READER.read(path, ReadContext())
 
 
-def test_deep_wide_and_large_xml_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_and_large_xml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.xml"
     path.write_text('<system version="1">' + "<cpu>" * 200 + "</cpu>" * 200 + "</system>")
     with pytest.raises(InputError, match="more than 64 levels"):
         topo_xml.READER.read(path, ReadContext())
-    monkeypatch.setattr(xml_tree, "MAX_ELEMENTS", 50)
-    path.write_text('<system version="1">' + "<cpu/>" * 60 + "</system>")
-    with pytest.raises(InputError, match="50 elements"):
-        topo_xml.READER.read(path, ReadContext())
-    monkeypatch.setattr(xml_tree, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match="holds more than"):
+    path.write_text('<system version="1">' + "<cpu/>" * 800_000 + "</system>")
+    with pytest.raises(InputError, match="holds more than 4 MiB"):
         topo_xml.READER.read(path, ReadContext())
 
 
@@ -567,7 +531,6 @@ TEXTS = (
     matrix(4, mesh, nics=1),
     ROCM,
     system(gpu(0), gpu(1), card("mlx5_0", "0000:b0:00.0")),
-    '<graphs version="1"><graph id="0" pattern="4"><channel><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>',
 )
 ODD = [
     "9" * 30,

@@ -4,12 +4,14 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest.read import read_inputs
 from tests.conftest import shared_file
@@ -49,6 +51,46 @@ def test_a_form_that_is_not_read_is_named_with_the_command_that_changes_it(
         done = subprocess.run(words, input=content, capture_output=True, check=True)
         (tmp_path / "plain.log").write_bytes(done.stdout)
         assert read_inputs([tmp_path / "plain.log"]).world_size == 1
+
+
+CHAKRA_NODE = b"\x08\x09\x12\x08AllGathr\x18\x07"
+PLUGIN = b'[\n{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 0.0, "args": {}},\n{}]\n'
+REPORT = b'{"version": 2, "start_time": "2026-01-02 03:04:05", "args": ["all_reduce_perf", "-J", "o"], "results": []}'
+RCCL = b'{"numCycle": 0, "name": "AllReduce", "gpus": 8, "size": 8, "type": "float", "inPlace": 0, "time": 1.5}'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"workload_graph": [{"Id": 1, "Name": "ncclKernel_AllReduce", "NodeType": 7}], "ngpus": 8}', "Chakra trace"),
+        (b"\x07\n\x050.0.4" + bytes([len(CHAKRA_NODE)]) + CHAKRA_NODE, "Chakra trace"),
+        (b"\x20\n\x1e\n\x06schema\xea\x01\x131.0.2-chakra.0.0.4" + CHAKRA_NODE, "Chakra trace"),
+        (b"\0" + bytes([len(CHAKRA_NODE)]) + CHAKRA_NODE, "Chakra trace"),
+        (REPORT, "a report of nccl-tests .* give the table that the test prints"),
+        (REPORT[:70], "a report of nccl-tests"),
+        (RCCL, "or rccl-tests"),
+        (b"[\n" + RCCL + b"\n]", "or rccl-tests"),
+        (b"numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw,#wrong\n", "or rccl-tests"),
+        (PLUGIN, "NCCL's example profiler plugin, .* give the records of NCCL Inspector"),
+        (b'\xef\xbb\xbf<graphs version="1"><graph id="0"/></graphs>', "a dump of NCCL's graphs .* give the topology"),
+    ],
+    ids=["graph", "et", "old et", "bare et", "-J", "cut -J", "-x", "-x array", "-x csv", "plugin", "graphs"],
+)
+def test_a_format_that_is_not_read_is_refused_in_one_line_that_says_what_to_give(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert main(["analyze", str(path)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"{path}: .*{said}", line)
+    assert "not read" in line
+
+
+@pytest.mark.parametrize("name", ["nccl_topo_xml/azure_ncv4-graph.xml", "chakra_et/json_trace.tar.gz"])
+def test_real_files_that_are_not_read_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"dump of NCCL's graphs|holds no file that is read"):
+        read_inputs([shared_file(name)])
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_run_written_file_by_file_is_the_run_read_at_once(tmp_path: Path) -> N
         pytest.param(("kineto/megatron_tp8",), marks=pytest.mark.long),
         pytest.param(("kineto/sampled_pair", "topo", "nccl_log"), marks=pytest.mark.long),
         pytest.param(("nsys", "nccl_tests"), marks=pytest.mark.long),
-        pytest.param(("horovod", "chakra_et", "rocprof"), marks=pytest.mark.long),
+        pytest.param(("horovod", "rocprof"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )

@@ -4,18 +4,22 @@ The tests print to the same terminal as NCCL's own log, mpirun, and people's not
 columns fit and either a table's header stands above it or its algbw is its size over its time.
 """
 
+import math
 import re
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from typing import Final
 
-from overlapscope.ingest.bandwidth_identity import Identity, identify
-from overlapscope.ingest.bandwidth_rows import DTYPES, Row, agrees, read_row
+from overlapscope.ingest.bandwidth_rows import DTYPES, Row, Timing, agrees, read_row
 from overlapscope.ingest.classify import operation
+from overlapscope.timeline.volume import bus_factor
 from overlapscope.values import dataclass
 
 MAX_LINE: Final = 4096
 MAX_TOKENS: Final = 64
+MAX_RANKS: Final = 1 << 20
+_SLACK: Final = 1e-6
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}m")
 _PREFIX: Final = re.compile(
     r"\s*(?:\[\d{1,9}(?:,\d{1,9})?\](?:<std(?:out|err)>)?:|\d{1,9}:|\[\w[\w.-]{0,99}:\d{1,9}\]:?|\[rank\d{1,9}\]:"
@@ -34,6 +38,10 @@ _PROGRAM: Final = re.compile(
     r"(?<![A-Za-z0-9])(all_reduce(?:_bias)?|all_gather|reduce_scatter|broadcast|reduce|alltoallv?|gather|scatter|sendrecv"
     r"|hypercube)_perf(?![A-Za-z0-9])"
 )
+_IN_NAME: Final = re.compile(
+    r"(?<![a-z])(?:all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|send[_-]?recv|broadcast|reduce"
+    r"|gather|scatter)(?![a-z])"
+)
 _GAP: Final = re.compile(r"\S\s{25,}\S")
 _STAMP: Final = re.compile(r"\d{4}-\d{2}-\d{2}\s+\d{2}:\d{2}:\d{2}\s*$")
 
@@ -43,7 +51,9 @@ class BandwidthTable:
     """The lines of one run of one test program, and what is known of them."""
 
     rows: tuple[Row, ...]
-    identity: Identity
+    op: str | None
+    """The operation; None where neither text nor file name says it, or where the figures contradict it."""
+    ranks: int | None
     cpu_time: bool = False
     """The time column holds what the host spent, not what the operation took."""
 
@@ -52,6 +62,8 @@ class BandwidthTable:
 class BandwidthLines:
     """Takes the lines of a text in order; `finish` gives the tables that stood in it."""
 
+    file_name: str = ""
+    """Tells the operation of a table where the text does not."""
     tables: list[BandwidthTable] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     broken: int = 0
@@ -155,16 +167,40 @@ class BandwidthLines:
     def _end(self, *, keep_program: bool = False) -> None:
         """Close the table, if one is open, and forget what was said of it."""
         if self._rows:
-            named = self._started or (next(iter(self._named)) if len(self._named) == 1 else None)
-            identity = identify(self._rows, named, self._ranks(), cpu_time=self._cpu_time)
-            self.warnings += identity.warnings
-            table = BandwidthTable(rows=tuple(self._rows), identity=identity, cpu_time=self._cpu_time)
-            self.tables.append(table)
+            self.tables.append(self._table())
             self._named = set()
         if self._rows or not keep_program:
             self._started = None
         self._rows, self._header, self._width, self._cpu_time, self._sides, self._halves = [], False, 4, False, "", 2
         self._groups, self._last_rank, self._per_process, self._pending = Counter(), -1, 1, ""
+
+    def _table(self) -> BandwidthTable:
+        """Return the rows with their operation and ranks, which their figures must not contradict.
+
+        The tests print algbw and busbw, whose quotient is fixed by operation and ranks. Where most lines contradict
+        what was said, neither is given.
+        """
+        rows, by_cpu = self._rows, self._cpu_time
+        op = self._started or _the_one(
+            self._named or {operation(each) for each in _IN_NAME.findall(self.file_name.lower())}
+        )
+        ranks = self._ranks() or _shares(rows)
+        unequal = 0 if by_cpu else sum(agrees(row, timing) is False for row in rows for timing in row.timings)
+        if unequal:
+            self.warnings.append(f"algbw is not size / time in {unequal} figures")
+        quotients = [each for row in rows for timing in row.timings if (each := _quotient(row, timing, by_cpu))]
+        if ranks is None and op == "all_reduce":
+            ranks = _ranks_of_all_reduce(quotients)
+        if op is not None and ranks is not None and quotients:
+            factor = bus_factor(op, ranks)
+            bad = sum(not _holds(factor, each) for each in quotients)
+            if bad:
+                self.warnings.append(
+                    f"busbw contradicts {op} on {ranks} ranks (algbw x {factor:g}) in {bad} of {len(quotients)} figures"
+                )
+            if 2 * bad > len(quotients):
+                op = ranks = None
+        return BandwidthTable(rows=tuple(rows), op=op, ranks=ranks, cpu_time=by_cpu)
 
     def _ranks(self) -> int | None:
         """Count the ranks of each parallel group in the list of devices; None when it is cut or groups differ.
@@ -186,11 +222,51 @@ def _sure(row: Row) -> bool:
     return bool(told) and all(told)
 
 
-def program_operation(path: str) -> str | None:
-    """Give the operation that a test program measures, by its name; None when it is no test program."""
-    found = _PROGRAM.search(path)
-    return _named_operation(found[1]) if found else None
-
-
 def _named_operation(program: str) -> str | None:
     return operation(program.removesuffix("_bias"))
+
+
+def _the_one(operations: Collection[str | None]) -> str | None:
+    return next(iter(operations)) if len(operations) == 1 else None
+
+
+def _quotient(row: Row, timing: Timing, cpu_time: bool) -> tuple[float, float] | None:
+    """Return the least and the most that busbw / algbw can be; None where it is not known at all."""
+    algbw, busbw = timing.algbw_gbs, timing.busbw_gbs
+    if algbw is None or busbw is None or not algbw.value:
+        return None
+    low, high = algbw.low, algbw.high
+    if not cpu_time and agrees(row, timing) and timing.time_us is not None and timing.time_us.low:
+        # Size over time often tells algbw better than its two decimals do.
+        low = max(low, row.size_bytes / timing.time_us.high / 1000)
+        high = min(high, row.size_bytes / timing.time_us.low / 1000)
+    return busbw.low / high, busbw.high / low if low else math.inf
+
+
+def _holds(factor: float, quotient: tuple[float, float]) -> bool:
+    return quotient[0] * (1 - _SLACK) <= factor <= quotient[1] * (1 + _SLACK)
+
+
+def _shares(rows: Sequence[Row]) -> int | None:
+    """Return into how many shares of `count` elements each buffer falls, one a rank; None where it is a single one,
+    and where lines differ or do not tell.
+    """
+    shares = set()
+    for row in rows:
+        share = row.count * row.item_bytes if row.count and row.item_bytes else 0
+        if row.size_bytes and share:
+            shares.add(row.size_bytes // share if row.size_bytes % share == 0 else 0)
+    return shares.pop() if len(shares) == 1 and shares.isdisjoint((0, 1)) else None
+
+
+def _ranks_of_all_reduce(quotients: Sequence[tuple[float, float]]) -> int | None:
+    """Solve 2 (n - 1) / n for the one n that every quotient allows."""
+    if not quotients:
+        return None
+    low = max(each[0] for each in quotients)
+    high = min(each[1] for each in quotients)
+    if not 0 < low <= high < 2:
+        return None
+    first = max(2, math.floor(2 / (2 - low)) - 1)
+    fitting = [n for n in range(first, first + 4) if all(_holds(bus_factor("all_reduce", n), q) for q in quotients)]
+    return fitting[0] if len(fitting) == 1 and fitting[0] <= MAX_RANKS else None

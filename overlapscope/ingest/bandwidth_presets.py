@@ -40,6 +40,11 @@ def reference_bandwidths(name: str) -> Facts:
         raise InputError(
             f"--bandwidth {name}: holds no measured bandwidths; give what nccl-tests prints, or a CSV table"
         )
+    if (facts.measurements.op < 0).all():
+        raise InputError(
+            f"--bandwidth {name}: does not say which operation was measured; name the file after it, such as "
+            "all_reduce.txt"
+        )
     return facts
 
 

@@ -97,18 +97,10 @@ def figure(text: str) -> Figure | None:
     found = _NUMBER.fullmatch(text)
     if not found:
         return None
-    return _finite(float(text), 0.5 * 10.0 ** (int(found[2] or 0) - len(found[1] or "")))
-
-
-def exact(value: object, half: float = 0.0) -> Figure | None:
-    """Take a number that was written with many digits; None for what is no number of 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    value = float(text)
+    if not math.isfinite(value) or value >= MAX_COUNT:
         return None
-    return _finite(float(value), half) if abs(value) < MAX_COUNT else None
-
-
-def _finite(value: float, half: float) -> Figure | None:
-    return Figure(value=value, half=half) if math.isfinite(value) and value < MAX_COUNT else None
+    return Figure(value=value, half=0.5 * 10.0 ** (int(found[2] or 0) - len(found[1] or "")))
 
 
 def whole(text: str) -> int | None:

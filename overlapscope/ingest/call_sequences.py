@@ -1,17 +1,16 @@
-"""The calls of a rank as sequences of tokens, by which those of two sources can be compared.
+"""The calls of a rank as sequences of tokens, and where those of one source lie among those of another.
 
 A profiler records what torch asked for, a library's log what torch called it with: a barrier is an all-reduce of one
 element, an all-to-all is a group of sends and receives, an all-gather of unequal parts is a group of broadcasts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from overlapscope.ingest.classify import operation
-from overlapscope.ingest.correlate import WILD
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
@@ -19,6 +18,10 @@ from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.values import dataclass
 
+WILD: Final = -1
+"""A token that fits every other."""
+MIN_TOLD: Final = 0.5
+"""Share of the calls that must tell their operation."""
 ANY_CALL: Final = ("unknown", "coalesced", "gather", "scatter", "send_recv")
 """Recorded operations that may be any call, or group of calls, of the library's."""
 BARRIER: Final = "barrier"
@@ -57,6 +60,94 @@ class Calls:
         values = column[self.rows].astype(np.int64)
         least, most = np.minimum.reduceat(values, self.begin), np.maximum.reduceat(values, self.begin)
         return np.where(least == most, least, NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Calls of a timeline, and where they lie in a log."""
+
+    short: Calls
+    long: Calls
+    names: NameTable
+    """What the codes in both stand for."""
+    places: tuple[int, ...] = ()
+    """Calls of the log that the timeline's first one may be; more than two are not looked for."""
+    reason: str = ""
+    """Why the calls are not joined, and what to do; empty where there is exactly one place."""
+
+
+def in_order(timeline: RankTimeline, chosen: Flags) -> Ints:
+    """Return the rows of the chosen calls in the order in which they were made, without those that only wait."""
+    calls = timeline.collectives
+    waits = [code for code, name in enumerate(timeline.names) if name == "wait"]
+    rows = np.flatnonzero(chosen & ~np.isin(calls.op, waits))
+    if timeline.basis != "log":
+        for times in (calls.launch_ns[rows], calls.start_ns[rows]):
+            if not (times == NONE).any():
+                return rows[np.argsort(times, kind="stable")]
+    return rows
+
+
+def locate(timeline: RankTimeline, rows: Ints, log: RankTimeline, log_rows: Ints, members: int | None) -> Located:
+    """Find the calls of a timeline as one run among those of a log.
+
+    They are compared call by call, and, where they are not found so, with what the library was given at once taken as
+    one call.
+    """
+    names = NameTable()
+    short, single = calls_of(timeline, rows, names), calls_of(log, log_rows, names)
+    for long in _ways(single, log.collectives.seq[log_rows], members, names):
+        pattern, text = tokens(short, long, names)
+        if (pattern != WILD).mean() < MIN_TOLD:
+            reason = "most of its calls do not tell their operation: record with torch 2.4 or later"
+            return Located(short=short, long=long, names=names, reason=reason)
+        places = find_run(pattern, text)
+        if len(places) > 1:
+            reason = (
+                f"its {short.size} calls fit the log at several places, as steps repeat; record the "
+                "job's start too, or a step that no other is like"
+            )
+            return Located(short=short, long=long, names=names, places=places, reason=reason)
+        if places:
+            return Located(short=short, long=long, names=names, places=places)
+    reason = (
+        f"its {short.size} calls are not among the log's {single.size} in one piece: are they of one run, and is the "
+        "log whole (NCCL_DEBUG_SUBSYS with COLL from the start)?"
+    )
+    return Located(short=short, long=single, names=names, reason=reason)
+
+
+def find_run(pattern: Ints, text: Ints) -> tuple[int, ...]:
+    """Return the first two places of `text` from which on all of `pattern` fits, token by token.
+
+    A row of each kind of token, and some spread over the pattern, leave few places in which every row is compared.
+    """
+    places = np.arange(max(text.size - pattern.size + 1, 0))
+    known = np.flatnonzero(pattern != WILD)
+    kinds = np.unique(pattern[known], return_index=True)[1]
+    spread = np.linspace(0, known.size - 1, min(known.size, 32)).astype(np.int64)
+    for row in known[np.union1d(kinds, spread)].tolist():
+        here = text[places + row]
+        places = places[(here == pattern[row]) | (here == WILD)]
+    found: list[int] = []
+    for place in places.tolist():
+        here = text[place : place + pattern.size]
+        if ((here == pattern) | (here == WILD) | (pattern == WILD)).all():
+            found.append(place)
+            if len(found) == 2:
+                break
+    return tuple(found)
+
+
+def _ways(single: Calls, seq: Ints, members: int | None, names: NameTable) -> Iterator[Calls]:
+    """Yield the calls one by one, then grouped; each only where it differs from the one before."""
+    yield single
+    size = single.size
+    for collectives in (False, True):
+        together = as_groups(single, seq, members, names, collectives=collectives)
+        if together.size < size:
+            yield together
+        size = together.size
 
 
 def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from overlapscope.ingest.locate import Located, in_order, locate
+from overlapscope.ingest.call_sequences import Located, in_order, locate
 from overlapscope.ingest.merge_notes import Note
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.facts import Facts
@@ -164,7 +164,7 @@ class _Look:
         parts = [self.logged[rank][name] for name in names if name in self.logged[rank]]
         return np.sort(np.concatenate([*parts, np.empty(0, np.int64)]))
 
-    def fits(self, group: Known) -> dict[str, dict[int, Located | str]]:
+    def fits(self, group: Known) -> dict[str, dict[int, Located]]:
         """Give for each communicator that may serve the group what looking for its calls there gave, by rank."""
         free = [each for each in self.communicators.values() if each.name not in self.served.groups]
         possible = [each for each in free if group.may_be(each)]
@@ -174,12 +174,12 @@ class _Look:
         }
         return {communicator: places for communicator, places in found.items() if places}
 
-    def places(self, name: str, own: Sequence[str]) -> dict[int, Located | str]:
+    def places(self, name: str, own: Sequence[str]) -> dict[int, Located]:
         """Look for the group's calls among those on its own communicators, on every rank that has both.
 
         Where they are not there as a whole, its sends and receives may be on other communicators.
         """
-        places: dict[int, Located | str] = {}
+        places: dict[int, Located] = {}
         size = max((self.communicators[each].size or 0 for each in own), default=0) or None
         for rank, (timeline, log) in self.pairs.items():
             rows = self.calls[rank].get(name)
@@ -188,7 +188,7 @@ class _Look:
                 continue
             places[rank] = locate(timeline, rows, log, logged, size)
             sent = _is_sent(timeline, rows)
-            if isinstance(places[rank], str) and sent.any() and not sent.all():
+            if not places[rank].places and sent.any() and not sent.all():
                 places[rank] = locate(timeline, rows[~sent], log, logged, size)
         return places
 
@@ -233,7 +233,7 @@ class _Look:
             if rows.size:
                 place = locate(timeline, rows, log, logged, 2)
                 _tell({rank: place}, group.name, self.served)
-                if isinstance(place, Located):
+                if place.places:
                     found.append((group.name, rank))
                     used = np.unique(log.collectives.group[logged]).tolist()
                     self.served.groups.update({log.names[code]: group.name for code in used})
@@ -246,7 +246,7 @@ def _is_sent(timeline: RankTimeline, rows: Ints) -> Flags:
     return flags
 
 
-def _by_calls(waiting: Mapping[str, Mapping[str, Mapping[int, Located | str]]], served: Served) -> dict[str, set[str]]:
+def _by_calls(waiting: Mapping[str, Mapping[str, Mapping[int, Located]]], served: Served) -> dict[str, set[str]]:
     """Take a communicator whose log alone holds the group's calls; then those that this leaves alone, and so on.
 
     Gives the groups that are left, each with the communicators that fit.
@@ -264,27 +264,28 @@ def _by_calls(waiting: Mapping[str, Mapping[str, Mapping[int, Located | str]]], 
                 fits.discard(communicator)
 
 
-def _some(places: Mapping[int, Located | str]) -> bool:
-    return any(isinstance(each, Located) for each in places.values())
+def _some(places: Mapping[int, Located]) -> bool:
+    return any(each.places for each in places.values())
 
 
-def _take(name: str, own: Iterable[str], places: Mapping[int, Located | str], served: Served) -> None:
+def _take(name: str, own: Iterable[str], places: Mapping[int, Located], served: Served) -> None:
     served.groups.update(dict.fromkeys(own, name))
     _tell(places, name, served)
 
 
-def _tell(places: Mapping[int, Located | str], name: str | None, served: Served) -> None:
+def _tell(places: Mapping[int, Located], name: str | None, served: Served) -> None:
     for rank, found in places.items():
-        if isinstance(found, Located):
+        if not found.reason:
             served.located.setdefault(rank, []).append((name, found))
         else:
-            served.notes.append(Note(rank=rank, group=name, kind="nowhere", text=f"not joined with its log: {found}"))
+            text = f"not joined with its log: {found.reason}"
+            served.notes.append(Note(rank=rank, group=name, kind="nowhere", text=text))
 
 
 def _refuse(
     name: str,
     fits: Sequence[str],
-    found: Mapping[str, Mapping[int, Located | str]],
+    found: Mapping[str, Mapping[int, Located]],
     left: Mapping[str, set[str]],
     served: Served,
 ) -> None:

@@ -5,9 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.ingest.call_sequences import calls_of, contradict, spelled
+from overlapscope.ingest.call_sequences import calls_of, contradict, in_order, locate, spelled
 from overlapscope.ingest.join_calls import VOLUME, join_calls
-from overlapscope.ingest.locate import in_order, locate
 from overlapscope.ingest.merge_notes import Note
 from overlapscope.timeline.columns import NONE, UNKNOWN, Flags, Ints
 from overlapscope.timeline.names import NameTable
@@ -103,8 +102,8 @@ def _by_order(
 ) -> tuple[RankTimeline, list[tuple[str, str]]]:
     sizes = dump.collectives.group_size[its]
     found = locate(timed, mine, dump, its, int(sizes[0]) if sizes[0] != NONE else None)
-    if isinstance(found, str):
-        return timed, [("nowhere", f"not joined with its flight recorder's dump: {found}")]
+    if found.reason:
+        return timed, [("nowhere", f"not joined with its flight recorder's dump: {found.reason}")]
     columns = COLUMNS if name is not None else ("group", *COLUMNS)
     joined = join_calls(timed, dump, found, columns, with_seq=True)
     return joined.timeline, list(joined.refused)

@@ -1,6 +1,6 @@
 """JSON objects that stand behind each other in a file: one a line, pretty-printed, or the items of one array."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,9 +20,6 @@ class JsonObjects:
     """Yields the objects of a file as dictionaries; afterwards the counts tell what it took."""
 
     stream: ByteStream
-    mend: Callable[[bytes], bytes] | None = None
-    """Tried on text that is no JSON, for what the writer is known to do wrong."""
-    repaired: int = 0
     dropped: int = 0
     truncated: bool = False
     """The file ends within an object."""
@@ -74,7 +71,7 @@ class JsonObjects:
         if line[:1] != b"{":
             return False
         if len(parts) == 1:
-            return self._decoded(text, count=False) is not None
+            return self._decoded(text) is not None
         return text == b"{" and parts[1][:1] in (b" ", b"\t")
 
     def _split(self, text: bytes) -> tuple[list[dict[str, Any]], bytes]:
@@ -106,15 +103,9 @@ class JsonObjects:
             at = end
         return found, b""
 
-    def _decoded(self, text: bytes, *, count: bool = True) -> dict[str, Any] | None:
-        for repaired in (False, True):
-            if repaired and self.mend is None:
-                return None
-            try:
-                value = msgspec.json.decode(self.mend(text) if repaired and self.mend else text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                self.repaired += repaired and count
-                return value
-        return None
+    def _decoded(self, text: bytes) -> dict[str, Any] | None:
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None

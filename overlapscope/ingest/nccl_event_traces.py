@@ -1,10 +1,9 @@
-"""Event traces of NCCL's profiler interface: the example plugin's (ext-profiler/example) and one of JSON lines.
+"""Event traces of NCCL's profiler interface as JSON lines.
 
-Both nest events: a collective has one child for each of its channels, which carries the device's own clock at start
+They nest events: a collective has one child for each of its channels, which carries the device's own clock at start
 and end. Their difference is how long it took; host times here only tell when the library handed work on.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any, Final
@@ -36,14 +35,6 @@ DTYPES: Final = {
     "ncclFloat8e4m3": "float8_e4m3fn",
     "ncclFloat8e5m2": "float8_e5m2",
 }
-_BARE: Final = re.compile(
-    rb'("(?:[^"\\]|\\.)*+")|(?<=[:,\[\s])(0x[0-9a-fA-F]+|nccl\w+|\(nil\)|-?nan|-?inf)(?=\s*[,}\]])'
-)
-
-
-def quoted(text: bytes) -> bytes:
-    """Quote what the first versions wrote bare: addresses and names of types."""
-    return _BARE.sub(lambda found: found[1] or b'"' + found[2] + b'"', text)
 
 
 @dataclass(slots=True)
@@ -53,8 +44,6 @@ class Traced:
     calls: CallRows = field(default_factory=CallRows)
     events: int = 0
     unusable: int = 0
-    unranked: int = 0
-    """Collectives by copy engines, which tell neither rank nor communicator."""
     _clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def clock(self, row: int, start: object, end: object) -> None:
@@ -80,82 +69,12 @@ class Traced:
     def warnings(self) -> list[str]:
         """Give what a reader of the figures must know."""
         untimed = len(self.calls) - sum(value == value for value in self.calls.columns["time_ns"])  # noqa: PLR0124
-        found = []
-        if untimed:
-            found.append(
-                f"{untimed} of {len(self.calls)} calls carry no clock of the device (NCCL_PROFILE_EVENT_MASK without "
-                "kernel channels, or a plugin older than its clocks): how long they took is not known"
-            )
-        if self.unranked:
-            found.append(f"{self.unranked} collectives by copy engines tell no rank and no communicator; left out")
-        return found
-
-
-def read_example_plugin(objects: Iterable[Mapping[str, Any]]) -> Traced:
-    """Read the example plugin's asynchronous Chrome events; children stand between a collective's begin and end."""
-    found = Traced()
-    row: int | None = None
-    for event in objects:
-        found.events += 1
-        category, phase, args = event.get("cat"), event.get("ph"), event.get("args")
-        if category in ("COLL", "P2P"):
-            row = _call(found, event.get("name"), args) if phase == "b" else None
-            found.unusable += phase == "b" and row is None
-        elif category == "CE_COLL" and phase == "b":
-            found.unranked += 1
-        elif category == "GPU" and event.get("name") == "KernelCh" and row is not None and isinstance(args, dict):
-            found.clock(row, args.get("StartGpuClk"), args.get("StopGpuClk"))
-    return found.finish()
-
-
-def _call(found: Traced, spelled: object, args: object) -> int | None:
-    if not isinstance(args, dict) or not isinstance(spelled, str):
-        return None
-    member, comm = rank_number(args.get("Rank")), _hash(args.get("CommHash"))
-    if member is None or comm is None:
-        return None
-    return _add(
-        found,
-        comm,
-        member,
-        spelled,
-        count=args.get("Count"),
-        dtype=args.get("Datatype"),
-        seq=args.get("SeqNum"),
-        algorithm=args.get("Algorithm"),
-        protocol=args.get("Protocol"),
-        channels=args.get("nChannels"),  # nMaxChannels, of older versions, is a limit and no number of channels
-    )
-
-
-def _add(
-    found: Traced,
-    comm: str,
-    member: int,
-    spelled: str,
-    *,
-    count: object,
-    dtype: object,
-    seq: object,
-    algorithm: object,
-    protocol: object,
-    channels: object,
-) -> int:
-    op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
-    kind = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    elements = called_elements(op, whole_number(count), found.calls.communicator(comm).size)
-    return found.calls.add(
-        comm,
-        member,
-        op=op,
-        dtype=kind,
-        seq=whole_number(seq),
-        elements=elements,
-        bytes=volume_bytes(elements, kind),
-        algorithm=algorithm if isinstance(algorithm, str) and algorithm else None,
-        protocol=protocol if isinstance(protocol, str) and protocol else None,
-        channels=whole_number(channels, 1024) or None,
-    )
+        if not untimed:
+            return []
+        return [
+            f"{untimed} of {len(self.calls)} calls carry no clock of the device (NCCL_PROFILE_EVENT_MASK without "
+            "kernel channels, or a plugin older than its clocks): how long they took is not known"
+        ]
 
 
 def _hash(value: object) -> str | None:
@@ -163,6 +82,10 @@ def _hash(value: object) -> str | None:
     if isinstance(value, str) and value:
         return value
     return f"0x{value:x}" if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64 else None
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> Traced:
@@ -191,17 +114,20 @@ def read_event_lines(objects: Iterable[Mapping[str, Any]]) -> Traced:
             if not isinstance(spelled, str):
                 found.unusable += 1
                 continue
-            rows[address] = _add(
-                found,
+            op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
+            dtype = DTYPES.get(str(details.get("dtype")))
+            elements = called_elements(op, whole_number(details.get("count")), found.calls.communicator(comm).size)
+            rows[address] = found.calls.add(
                 comm,
                 member,
-                spelled,
-                count=details.get("count"),
-                dtype=details.get("dtype"),
-                seq=details.get("seq"),
-                algorithm=details.get("algo"),
-                protocol=details.get("proto"),
-                channels=details.get("channels"),
+                op=op,
+                dtype=dtype,
+                seq=whole_number(details.get("seq")),
+                elements=elements,
+                bytes=volume_bytes(elements, dtype),
+                algorithm=_name(details.get("algo")),
+                protocol=_name(details.get("proto")),
+                channels=whole_number(details.get("channels"), 1024) or None,
             )
         elif kind == "ncclProfileKernelCh" and isinstance(address, str):
             row, end = rows.get(event.get("parentObj")), stopped.pop(address, None)

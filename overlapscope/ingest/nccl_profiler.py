@@ -1,4 +1,4 @@
-"""Read what plugins of NCCL's profiler interface wrote: Inspector's records, or event traces.
+"""Read what plugins of NCCL's profiler interface wrote: Inspector's records, or events as JSON lines.
 
 They give calls in order, with sizes, algorithm and protocol, and how long each took on the device. When that was is
 not on the host's clock, and computation is not in it: a timeline has the calls without times, the durations stand
@@ -10,9 +10,9 @@ from pathlib import Path
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, PLUGIN, format_of
+from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, format_of
 from overlapscope.ingest.json_objects import JsonObjects
-from overlapscope.ingest.nccl_event_traces import quoted, read_event_lines, read_example_plugin
+from overlapscope.ingest.nccl_event_traces import read_event_lines
 from overlapscope.ingest.nccl_inspector import read_inspector
 from overlapscope.ingest.reading import HEAD_BYTES, ReadContext, Reading
 from overlapscope.timeline.run import Source
@@ -23,7 +23,7 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
     first = next(ByteStream(path, context.max_bytes).blocks(), b"")
     format_ = format_of(first[:HEAD_BYTES])
     stream = ByteStream(path, context.max_bytes, context.progress)
-    objects = JsonObjects(stream, mend=quoted if format_ == PLUGIN else None)
+    objects = JsonObjects(stream)
     if format_ == INSPECTOR:
         inspected = read_inspector(objects)
         calls, records, unusable, warnings = (
@@ -33,7 +33,7 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
             inspected.warnings(),
         )
     else:
-        traced = read_example_plugin(objects) if format_ == PLUGIN else read_event_lines(objects)
+        traced = read_event_lines(objects)
         calls, records, unusable, warnings = traced.calls, traced.events, traced.unusable, traced.warnings()
     if not len(calls):
         raise InputError(
@@ -49,7 +49,6 @@ def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
             format=format_ or EVENT_LINES,
             ranks=tuple(sorted(set(ranks[ranks >= 0].tolist()))),
             events=records,
-            repaired=objects.repaired,
             dropped=objects.dropped + unusable,
             truncated=stream.truncated or objects.truncated,
             warnings=(*stream.warnings, *warnings),

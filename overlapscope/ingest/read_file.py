@@ -45,7 +45,8 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
             raise InputError(
                 f"{shown(path)}: is gzip data that is cut before anything of it can be read: copy it again"
             )
-        if not known and (unread := what_unread(head.content)) is not None:
+        # Some of the forms that are not read are JSON, for which a trace is the last guess.
+        if known in ([], [kineto.READER]) and (unread := what_unread(head.content)) is not None:
             raise InputError(f"{shown(path)}: {unread}")
         known = known or named_readers_of(head)
         if not known and _is_other_text(head):

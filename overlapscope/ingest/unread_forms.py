@@ -1,4 +1,4 @@
-"""Forms that a log or a trace often has and that are not read: what they are, and the command that changes it."""
+"""Forms that a log or a trace often has and that are not read: what they are, and what to do or to give instead."""
 
 import re
 from typing import Final
@@ -8,6 +8,13 @@ _COMPRESSED: Final = (
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
     (b"BZh", "bzip2", "bzip2 -d"),
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
+)
+_CHAKRA: Final = (
+    "is a Chakra trace, which holds no times and is not read: give the profiler's trace that it was made from, "
+    "or PyTorch's own execution trace"
+)
+_REPORT: Final = (
+    "is a report of nccl-tests (-J) or rccl-tests (-x), which is not read: give the table that the test prints"
 )
 _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 _FORMS: Final = (
@@ -30,11 +37,32 @@ _FORMS: Final = (
         re.compile(rb'\{"log":"[^\n]{0,65536}?","stream":"std(?:out|err)"'),
         "holds a container's output as JSON lines: take the lines out with `jq -j .log`",
     ),
+    (re.compile(rb'\s*\{[^\0]{0,4096}?"workload_graph"\s*:\s*\['), _CHAKRA),
+    # Length-delimited protocol buffers: metadata with a version or an attribute `schema`; or none, then a node's number
+    # and name.
+    (re.compile(rb"(?s).{1,3}(?:\n\x05\d\.\d\.\d|.{0,40}\n\x06schema)"), _CHAKRA),
+    (re.compile(rb"(?s)\0.{1,3}\x08[\x80-\xff]{0,9}[\0-\x7f]\x12.{1,2}[ -~]{2}"), _CHAKRA),
+    (re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:\s*"[^"]{0,64}"\s*,\s*"args"\s*:'), _REPORT),
+    (re.compile(rb'\s*+(?:\[\s*+)?\{\s*"numCycle"\s*:\s*\d+\s*,\s*"name"\s*:\s*"'), _REPORT),
+    (re.compile(rb"\s*numCycle,collective,", re.IGNORECASE), _REPORT),
+    (
+        re.compile(
+            rb'\s*\[\s*\{\s*"name"\s*:\s*"[^"]{0,100}"\s*,\s*"cat"\s*:\s*"(?:GROUP|GROUP_API|COLL|COLL_API|P2P|P2P_API'
+            rb'|PROXY|NET|NET_IB|NET_SOCK|GPU|KERNEL_LAUNCH|CE_COLL|CE_SYNC|CE_BATCH)"\s*,\s*"ph"\s*:\s*"[be]"'
+        ),
+        "holds events of NCCL's example profiler plugin, which are not read: give the records of NCCL Inspector",
+    ),
+    (
+        re.compile(rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<graphs\s+version\s*="),
+        "is a dump of NCCL's graphs (NCCL_GRAPH_DUMP_FILE), which is not read: give the topology "
+        "(NCCL_TOPO_DUMP_FILE), or a log with NCCL_DEBUG_SUBSYS=INIT,GRAPH for rings and trees",
+    ),
 )
 
 
 def what_unread(content: bytes) -> str | None:
-    """Say what a file is that begins so, and what to do; None where it is no such form."""
+    """Return what a file is that begins so, and what to do; None where it is no such form."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
     for magic, name, command in _COMPRESSED:
         if content.startswith(magic):
             return f"is compressed by {name}, which is not read (gzip is): unpack it with `{command}`"

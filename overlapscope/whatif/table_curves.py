@@ -23,6 +23,10 @@ def table_curve(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]
     exact = wanted & (rows.ranks == ranks)
     untold = wanted & (rows.ranks == NONE)
     if not exact.any() and not untold.any():
+        if rows.op.size and (rows.op < 0).all():
+            raise InputError(
+                f"{file}: does not say which operation was measured; name the file after it, such as all_reduce.txt"
+            )
         others = sorted({int(each) for each in rows.ranks[wanted]})
         held = f"its all-reduces are over {', '.join(map(str, others))} ranks" if others else "it holds no all-reduce"
         raise InputError(f"{file}: {held}, and the plan is for {ranks}; measure one over {ranks}, or give a formula")

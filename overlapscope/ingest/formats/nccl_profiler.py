@@ -5,15 +5,11 @@ from typing import Final
 
 from overlapscope.ingest.reading import Head, Reader, lazy
 
-INSPECTOR, PLUGIN, EVENT_LINES = "nccl-inspector", "nccl-profiler-plugin", "nccl-profiler-events"
+INSPECTOR, EVENT_LINES = "nccl-inspector", "nccl-profiler-events"
 _BEGINS: Final = {
     INSPECTOR: (
         rb'\s*+(?:\[\s*+)?\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
         rb'(?:"metadata"\s*:\s*\{[^{}]{0,4000}\}\s*,\s*)?"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'
-    ),
-    PLUGIN: (
-        rb'\s*\[\s*\{\s*"name"\s*:\s*"[^"]{0,100}"\s*,\s*"cat"\s*:\s*"(?:GROUP|GROUP_API|COLL|COLL_API|P2P|P2P_API|PROXY'
-        rb'|NET|NET_IB|NET_SOCK|GPU|KERNEL_LAUNCH|CE_COLL|CE_SYNC|CE_BATCH)"\s*,\s*"ph"\s*:\s*"[be]"'
     ),
     EVENT_LINES: (
         rb'\s*\{\s*(?:"recordType"\s*:\s*"(?:event|state|cuptiActivity)"\s*,\s*"(?:type|eventAddr)"\s*:'
