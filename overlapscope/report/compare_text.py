@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from overlapscope.analysis.attribution import Attribution
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.collective_changes import CollectiveChange
 from overlapscope.analysis.compare import ComparedRun, Comparison
 from overlapscope.analysis.kernel_changes import KernelChange
@@ -12,7 +13,6 @@ from overlapscope.report import predictions_text
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, signed_ms, signed_percent, size
 from overlapscope.report.inert import one_row
-from overlapscope.report.text import WORDS
 
 MAX_PARTS = 5
 MAX_FINDINGS = 6
@@ -177,7 +177,7 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
         _parts(
             "exposed, by cause",
             found.exposed_by_cause,
-            [WORDS.get(part.name, part.name) for part in found.exposed_by_cause.parts],
+            [cause_label(part.name) for part in found.exposed_by_cause.parts],
             all_rows=all_rows,
         ),
         _parts(labels["step"], found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),

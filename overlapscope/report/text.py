@@ -6,7 +6,7 @@ from typing import Any
 
 from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.report import across_ranks, advice_text, critical_path
 from overlapscope.report.aligned import aligned
@@ -23,18 +23,6 @@ MAX_FINDINGS = 6
 _COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 FINDING_PAGES = "docs/findings"
 """A page for each kind of finding: what it means, how it is found, what to do next."""
-WORDS = {
-    "peer_compute": "waiting: the last rank computed",
-    "peer_comm": "waiting: the last rank communicated elsewhere",
-    "peer_host": "waiting: the last rank was idle",
-    "pipeline": "waiting for another pipeline stage",
-    "slow_transfer": "transfer slower than its baseline",
-    "late_launch": "launched late by the host",
-    "queued": "queued behind another collective",
-    "dependency": "what follows in the step depends on it",
-    "tail": "nothing but the optimizer follows",
-    "unknown": "not known",
-}
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -186,7 +174,7 @@ def _causes(analysis: Analysis) -> str:
     if not exposed or sums["unknown"] == exposed:
         return ""
     rows = [
-        [WORDS[cause], ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
+        [CAUSES[cause].label, ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
         for cause in sorted(sums, key=lambda cause: -sums[cause])
         if sums[cause]
     ]
