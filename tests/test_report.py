@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
 from overlapscope.analysis.replicate import Replicate, replicate
@@ -25,11 +25,12 @@ from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read import read_inputs
-from overlapscope.report import gate_text, html, junit, markdown, openmetrics
+from overlapscope.report import document_sheet, gate_text, html, junit, markdown, openmetrics, text
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations
 from overlapscope.report.document import Document, decoded
 from overlapscope.report.document_sheet import sheet_of
+from overlapscope.report.rank_figures import COLUMNS, Column
 from overlapscope.report.sheet import Sheet, Table
 from overlapscope.timeline.run import Run
 from tests.compared_runs import STEP_NS, Job, Rank, run_of
@@ -87,6 +88,18 @@ def small(name: str, length: int, group: str = "0", op: str = "all_reduce", **fi
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+def test_the_columns_of_ranks_are_one_list_for_text_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = documents()["run"]
+    assert isinstance(analysis, Analysis)
+    more = [*COLUMNS, Column(label="my column", value=lambda figures: figures.compute_ns)]
+    for module in (text, document_sheet):
+        monkeypatch.setattr(module, "COLUMNS", more)
+    told = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
+    assert re.split(r"  +", told)[1:] == [each.label for each in more]
+    assert sheet_of(analysis).tables[0].head[1:] == tuple(each.label for each in more if each.in_report)
+    assert sheet_of(analysis).tables[0].rows[0][-1] != "n/a"
 
 
 @pytest.mark.usefixtures("at_root")

@@ -13,7 +13,7 @@ from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
 from overlapscope.report.history_sheet import sheet_of_history
-from overlapscope.report.rank_figures import rank_figures
+from overlapscope.report.rank_figures import COLUMNS, complete_steps
 from overlapscope.report.scaling_sheet import sheet_of_scaling
 from overlapscope.report.sheet import Sheet, Table
 from overlapscope.report.waiting_sheet import straggler_table, waiting_table, waiting_words
@@ -21,14 +21,6 @@ from overlapscope.report.waiting_sheet import straggler_table, waiting_table, wa
 MAX_RANKS = 64
 MAX_COLLECTIVES = 12
 MAX_FINDINGS = 30
-_SHOWN = {
-    "exposed_comm_ns": "exposed",
-    "overlapped_ns": "hidden",
-    "compute_only_ns": "compute only",
-    "copy_only_ns": "copies only",
-    "idle_ns": "idle",
-    "window_ns": "all",
-}
 
 
 def sheet_of(document: Document) -> Sheet:
@@ -86,20 +78,16 @@ def _of_analysis(analysis: Analysis) -> Sheet:
 
 
 def _ranks(analysis: Analysis) -> Table:
-    figures = [rank_figures(info) for info in analysis.ranks]
+    columns = [each for each in COLUMNS if each.in_report]
     rows = [
-        (
-            f"rank {each.rank}",
-            *(ms(each.values[name]) for name in _SHOWN),
-            percent(each.values["overlap_efficiency"]),
-        )
-        for each in figures[:MAX_RANKS]
+        (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
     ]
-    of_steps = any(each.steps for each in figures)
+    of_steps = any(map(complete_steps, analysis.ranks))
     note = "Medians over complete steps." if of_steps else "Whole recordings."
-    if len(figures) > MAX_RANKS:
-        note += f" {len(figures) - MAX_RANKS} more ranks: overlapscope analyze --all"
-    return Table(head=("ms a step" if of_steps else "ms", *_SHOWN.values(), "overlap"), rows=tuple(rows), note=note)
+    if len(analysis.ranks) > MAX_RANKS:
+        note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"
+    head = ("ms a step" if of_steps else "ms", *(each.label for each in columns))
+    return Table(head=head, rows=tuple(rows), note=note)
 
 
 def call_name(row: CollectiveRow) -> str:

@@ -13,6 +13,7 @@ from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.inert import one_row
 from overlapscope.report.missing_words import missing_words
+from overlapscope.report.rank_figures import COLUMNS
 from overlapscope.report.told import told_tables
 from overlapscope.report.where import place, where
 
@@ -20,7 +21,6 @@ MAX_RANKS = 24
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
-_COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 FINDING_PAGES = "docs/findings"
 """A page for each kind of finding: what it means, how it is found, what to do next."""
 
@@ -111,16 +111,7 @@ def mean(chosen: Sequence[Breakdown]) -> Breakdown:
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:
-    times = (
-        figures.exposed_comm_ns,
-        figures.overlapped_ns,
-        figures.compute_only_ns,
-        figures.copy_only_ns,
-        figures.idle_ns,
-        figures.window_ns,
-    )
-    exposed = figures.exposed_fraction if figures.comm_ns else None
-    return [label, *map(ms, times), percent(exposed), percent(figures.overlap_efficiency)]
+    return [label, *(each.cell(figures) for each in COLUMNS)]
 
 
 def _table(analysis: Analysis, *, all_rows: bool) -> str:
@@ -143,7 +134,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
         notes.append("* not wholly recorded")
-    head = ["ms", *_COLUMNS]
+    head = ["ms", *(each.label for each in COLUMNS)]
     return "\n".join([*aligned([head, *rows]), *notes])
 
 
