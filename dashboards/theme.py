@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.report.inert import inert, one_row
+from overlapscope.report.verdicts import TONES
 
 COLOURS: Final[Mapping[str, str]] = {
     "exposed": "#d55e00",
@@ -81,8 +82,9 @@ def figure(
 
 
 def palette_rules() -> str:
-    """Return the CSS of the palette, and of each cause of exposed communication as the class `k-CAUSE`."""
+    """Return the CSS of all colours, and of each cause of exposed communication as the class `k-CAUSE`."""
     palette = "".join(f"--c-{name}: {colour}; " for name, colour in COLOURS.items())
+    palette += "".join(f"--{name}: light-dark({light}, {dark}); " for name, (light, dark) in TONES.items())
     causes = [
         f".k-{name} {{ background: {_PATTERNS[cause.pattern]}var(--c-{cause.colour}); }}"
         for name, cause in CAUSES.items()

@@ -15,7 +15,7 @@ LEAST_GRAPHIC, LEAST_TEXT = 3.0, 4.5
 
 
 def sides(name: str) -> tuple[str, str]:
-    found = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", SHEET)
+    found = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", SHEET + document())
     assert found, name
     return found[1], found[2]
 

@@ -11,10 +11,10 @@ from overlapscope.analysis.metrics import Metric
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.judge import MetricVerdict
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.amounts import NOT_APPLICABLE
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words, difference_words, relative_words, value_words
 from overlapscope.report.gate_sheet import metric_words
+from overlapscope.report.verdicts import GATE
 from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
@@ -161,6 +161,6 @@ def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:
         candidate=value_words(metric, metric.candidate),
         difference=difference_words(metric),
         relative=relative_words(metric),
-        verdict="" if judged is None else judged.verdict.replace("_", " ").replace("not applicable", NOT_APPLICABLE),
+        verdict="" if judged is None else GATE[judged.verdict].words,
         why="" if judged is None else metric_words(judged).partition(": ")[2],
     )

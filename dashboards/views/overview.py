@@ -216,12 +216,6 @@ def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
     return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in means if ns is not None)
 
 
-def warnings(analysis: Analysis) -> tuple[list[str], list[str]]:
-    """Give what should not be overlooked, and what else was noticed."""
-    urgent = [each.title for each in analysis.findings if each.severity == "warning"]
-    return urgent, [each.title for each in analysis.findings if each.severity != "warning"]
-
-
 def _windows(analysis: Analysis) -> tuple[str, Sequence[Breakdown]]:
     what, chosen = windows(analysis)
     return what, [each for own in chosen.values() for each in own]

@@ -3,6 +3,7 @@
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.findings import titles
 from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.analysis.scaling import Scaling
@@ -43,6 +44,7 @@ def _of_comparison(comparison: Comparison) -> Sheet:
     sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
     named = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
     head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
+    warnings, notes = titles(comparison.findings)
     return Sheet(
         title=f"Compared: {named}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
@@ -51,8 +53,8 @@ def _of_comparison(comparison: Comparison) -> Sheet:
             grown_table(comparison),
             *predictions_text.tables(comparison.predictions),
         ),
-        warnings=tuple(each.title for each in comparison.findings if each.severity == "warning")[:MAX_FINDINGS],
-        notes=tuple(each.title for each in comparison.findings if each.severity != "warning")[:MAX_FINDINGS],
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
     )
 
 
@@ -66,14 +68,15 @@ def _place(name: str) -> int:
 
 
 def _of_analysis(analysis: Analysis) -> Sheet:
+    warnings, notes = titles(analysis.findings)
     return Sheet(
         title=text.headline(analysis),
         lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
         why=waiting_words(analysis),
         why_table=straggler_table(analysis),
         tables=(_ranks(analysis), waiting_table(analysis), _collectives(analysis)),
-        warnings=tuple(each.title for each in analysis.findings if each.severity == "warning")[:MAX_FINDINGS],
-        notes=tuple(each.title for each in analysis.findings if each.severity != "warning")[:MAX_FINDINGS],
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
     )
 
 

@@ -15,6 +15,7 @@ from overlapscope.report.inert import one_row
 from overlapscope.report.missing_words import missing_words
 from overlapscope.report.rank_figures import COLUMNS
 from overlapscope.report.told import told_tables
+from overlapscope.report.verdicts import SEVERITY_MARKS
 from overlapscope.report.where import place, where
 
 MAX_RANKS = 24
@@ -205,7 +206,7 @@ def page(finding: str) -> str:
 
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
-    lines = [f"{'!' if each.severity == 'warning' else '-'} {one_row(each.title)}" for each in shown]
+    lines = [f"{SEVERITY_MARKS[each.severity]} {one_row(each.title)}" for each in shown]
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:
