@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
+from dash.exceptions import DependencyException
 from flask import Response, request
 
 from overlapscope.ingest.read_options import ReadOptions
@@ -42,6 +43,7 @@ def create_app(
         update_title="",
         suppress_callback_exceptions=True,
         on_error=_failed,
+        add_log_handler=False,  # its own would write to standard output, as it comes
     )
     app.layout = shell.shell()
     _register(app, site)
@@ -49,6 +51,7 @@ def create_app(
     comparison_steps.register(app)
     content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
     security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
+    app.server.register_error_handler(DependencyException, _no_such_suite)
     app.server.after_request(_not_found(site))
     return app
 
@@ -89,6 +92,11 @@ def _failed(error: Exception) -> None:
     words = "Something went wrong here; the terminal that serves this says what. Other pages still work."
     set_props("main", {"children": [html.H1("A fault"), empty(words)]})
     set_props("revision", {"data": ""})  # a page that is looked at again comes back
+
+
+def _no_such_suite(_: DependencyException) -> Response:
+    """Answer a request for a file of no component: that is no fault of the server."""
+    return Response("Not Found\n", status=404, mimetype="text/plain")
 
 
 def _not_found(site: Site) -> Any:

@@ -6,12 +6,14 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.analysis.compare import ComparedRun
+from overlapscope.analysis.findings import titles
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
 from overlapscope.report.amounts import count, ms
 from overlapscope.report.chart_of import charts_of
 from overlapscope.report.compare_text import sentence
 from overlapscope.report.gate_sheet import headline
+from overlapscope.report.verdicts import GATE
 from overlapscope_dashboards.comparison_steps import step_cards
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, notes, stacked_bar, table, waterfall
@@ -30,8 +32,7 @@ def layout(base: Opened, candidate: Opened, query: Mapping[str, str]) -> list[Co
     compared = candidate.once("compare", lambda: Recent[Gate](MAX_COMPARED))
     gate = compared.get((base.id, base.revision), lambda: judge([base.replicate], [candidate.replicate], Policy()))
     said = [line for line in sentence(gate.comparison).splitlines() if line]
-    urgent = [each.title for each in gate.comparison.findings if each.severity == "warning"]
-    others = [each.title for each in gate.comparison.findings if each.severity != "warning"]
+    urgent, others = titles(gate.comparison.findings)
     findings = [
         *([notes(urgent, warning=True)] if urgent else []),
         *([notes(others[:MAX_NOTES])] if others else []),
@@ -76,8 +77,7 @@ def compare_address(base: str, candidate: str) -> str:
 
 def _verdict(gate: Gate) -> Component:
     word, _, rest = headline(gate).partition(":")
-    tone = {"regressed": "bad", "passed": "good"}.get(gate.verdict, "warn")
-    return html.P([html.Strong(word, className=tone), f":{rest}"], className="under-lead")
+    return html.P([html.Strong(word, className=GATE[gate.verdict].tone), f":{rest}"], className="under-lead")
 
 
 def _bars(gate: Gate, base: Opened, candidate: Opened) -> list[Component]:

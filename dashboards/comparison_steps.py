@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.errors import InputError
 from overlapscope.report.amounts import count, ms, signed_ms, size
-from overlapscope.report.text import WORDS
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, notes, table
 from overlapscope_dashboards.site import Unknown, query_of, run_address
@@ -236,7 +236,7 @@ def _causes(calls: Sequence[Call]) -> str:
     for each in calls:
         if each.cause is not None:
             by_cause[each.cause] = by_cause.get(each.cause, 0) + (each.exposed_ns or 0)
-    return WORDS[max(by_cause, key=lambda cause: by_cause[cause])] if by_cause else "n/a"
+    return cause_label(max(by_cause, key=lambda cause: by_cause[cause])) if by_cause else "n/a"
 
 
 def _waited(call: Call) -> int | None:

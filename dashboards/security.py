@@ -7,6 +7,7 @@ and be framed by, nothing else.
 
 import hmac
 import ipaddress
+import logging
 import re
 import secrets
 import socket
@@ -19,12 +20,15 @@ from flask import Flask, Response, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
+from overlapscope.report.inert import inert
 from overlapscope.values import dataclass
 
 COOKIE: Final = "overlapscope"
 TOKEN: Final = "token"
 MAX_BODY: Final = 4 << 20
 """Bytes of a request: the state of a page's components."""
+MAX_LOGGED: Final = 10_000
+"""Letters of a line in the log."""
 LOOPBACK: Final = ("localhost",)
 _HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{1,5})?")
 
@@ -39,6 +43,17 @@ class Guard:
     """Whether any IP address is a good Host; else those of loopback only. No name elsewhere leads to an address."""
     token: str | None = None
     """What must be shown once; None where nobody else can reach the server."""
+
+
+class OneLine(logging.Formatter):
+    """Write a record as one printable line, its traceback too: requests choose what stands in both."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what is too long loses its middle."""
+        lines = [each.strip() for each in inert(super().format(record)).split("\n")]
+        line = " | ".join(each for each in lines if each.strip("^~ "))
+        half = MAX_LOGGED // 2
+        return line if len(line) <= MAX_LOGGED else f"{line[: half - 3]}...{line[-half:]}"
 
 
 def guard_for(host: str) -> Guard:

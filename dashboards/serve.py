@@ -1,23 +1,34 @@
 """The dashboard behind waitress: threads, pure Python, and never the debug server."""
 
 import logging
+import select
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
 import msgspec
-from waitress.server import create_server
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer, create_server
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope_dashboards.app import create_app
 from overlapscope_dashboards.perfetto import perfetto_app
-from overlapscope_dashboards.security import TOKEN, guard_for, is_loopback
+from overlapscope_dashboards.security import TOKEN, OneLine, guard_for, is_loopback
 from overlapscope_dashboards.sockets import bound
 
+if sys.platform != "win32":
+    import resource
+
 THREADS: Final = 8
+MAX_CONNECTIONS: Final = 1_000
+REQUEST_S: Final = 20
+"""How long a connection may be idle, and a request may take to come in whole; what it asks for may take longer."""
+CLEANUP_S: Final = 5
+"""How often such connections are looked for."""
 
 
 class Served(msgspec.Struct, kw_only=True, frozen=True):
@@ -38,6 +49,19 @@ class Served(msgspec.Struct, kw_only=True, frozen=True):
         return "\n".join(lines)
 
 
+class Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection whose request has to come in whole within `REQUEST_S`: waitress lets it come byte by byte."""
+
+    last_activity: float
+
+    def handle_read(self) -> None:
+        """Read what came; more of a request that has begun does not count as activity."""
+        has_begun, active_s = self.request is not None, self.last_activity
+        super().handle_read()
+        if has_begun and self.request is not None:
+            self.last_activity = active_s
+
+
 def serve(
     roots: Sequence[Path],
     *,
@@ -52,6 +76,9 @@ def serve(
     `perfetto` is a folder with a Perfetto UI build, which is served beside it. Raises InputError where nothing can
     listen there, or that folder holds no build.
     """
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])  # before Flask adds a handler of its own
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no news
     guard = guard_for(host)
     if perfetto is not None and not is_loopback(host):
@@ -73,8 +100,31 @@ def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
-    server = create_server(app, sockets=sockets, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True)
+    listening: dict[int, Any] = {}
+    server = create_server(
+        app,
+        listening,
+        sockets=sockets,
+        threads=THREADS,
+        ident=None,
+        clear_untrusted_proxy_headers=True,
+        connection_limit=_most_connections(),
+        channel_timeout=REQUEST_S,
+        cleanup_interval=CLEANUP_S,
+        asyncore_use_poll=hasattr(select, "poll"),  # select fails on the 1,024th open file
+    )
+    for each in listening.values():
+        if isinstance(each, TcpWSGIServer):
+            each.channel_class = Channel
     return server, taken
+
+
+def _most_connections() -> int:
+    """Return how many connections may be open: a third of the files that may be, as Perfetto and runs need some too."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS // 4  # its select takes 512 sockets
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 3)
 
 
 def _beside(folder: Path) -> str:

@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 from dash.fingerprint import build_fingerprint
 
 from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.theme import palette_rules
 
 POLL_MS: Final = 5_000
 """How often the files of an incomplete run are looked at."""
@@ -31,6 +32,9 @@ _DOCUMENT: Final = f"""<!DOCTYPE html>
 <link rel="icon" href="data:,">
 <script>{THEME_SCRIPT}</script>
 {{%css%}}
+<style>
+PALETTE
+</style>
 <link rel="preload" as="script" href="PLOTLY" id="plotly">
 </head>
 <body>
@@ -50,7 +54,8 @@ def document() -> str:
     """
     package, path = PLOTLY
     named = build_fingerprint(path, version(package), 0)  # type: ignore[no-untyped-call]
-    return _DOCUMENT.replace("PLOTLY", f"/_dash-component-suites/{package}/{named}")
+    script = f"/_dash-component-suites/{package}/{named}"
+    return _DOCUMENT.replace("PALETTE", palette_rules()).replace("PLOTLY", script)
 
 
 def theme_script_hash() -> str:

@@ -8,7 +8,9 @@ turns text and lines of a chart dark or light. Text in figures is therefore draw
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.report.inert import inert, one_row
+from overlapscope.report.verdicts import TONES
 
 COLOURS: Final[Mapping[str, str]] = {
     "exposed": "#d55e00",
@@ -20,7 +22,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "launch": "#8a6bbf",
     "accent": "#0f7fc0",
 }
-"""By what is shown; the style sheet has the same, a test compares them."""
+"""By what is shown; the style sheet calls them `--c-NAME`."""
 SEQUENCE: Final = ("accent", "exposed", "hidden", "waiting", "copy", "launch", "compute", "idle")
 """The order for series that stand for nothing above."""
 FADING: Final = ((0.0, "rgba(213,94,0,0.04)"), (1.0, "rgba(213,94,0,1)"))
@@ -37,6 +39,14 @@ CONFIG: Final[Mapping[str, Any]] = {
 }
 ZOOMING: Final[Mapping[str, Any]] = {"displayModeBar": "hover", "modeBarButtons": [["resetScale2d", "toImage"]]}
 """For `figure_card(..., config=ZOOMING)`: charts that people zoom into."""
+_STRIPES: Final = "repeating-linear-gradient({}, transparent 0 5px, var(--mark) 5px 7px) "
+_PATTERNS: Final = {
+    "": "",
+    "/": _STRIPES.format("45deg"),
+    "|": _STRIPES.format("90deg"),
+    ".": "radial-gradient(var(--mark) 1.4px, transparent 1.6px) 0 0 / 7px 7px ",
+}
+"""Patterns of causes in CSS, by what plotly calls them."""
 _AXIS: Final = {
     "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "ticks": "", "automargin": True, "fixedrange": True,
     "title": {"standoff": 12, "font": {"size": 12}},
@@ -69,6 +79,17 @@ def figure(
         if title:
             own[name] = {"title": {"text": title, "standoff": 12, "font": {"size": 12}}, **own.get(name, {})}
     return {"data": [dict(each) for each in traces], "layout": own}
+
+
+def palette_rules() -> str:
+    """Return the CSS of all colours, and of each cause of exposed communication as the class `k-CAUSE`."""
+    palette = "".join(f"--c-{name}: {colour}; " for name, colour in COLOURS.items())
+    palette += "".join(f"--{name}: light-dark({light}, {dark}); " for name, (light, dark) in TONES.items())
+    causes = [
+        f".k-{name} {{ background: {_PATTERNS[cause.pattern]}var(--c-{cause.colour}); }}"
+        for name, cause in CAUSES.items()
+    ]
+    return "\n".join([f":root {{ {palette}}}", *causes])
 
 
 def plain(text: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.call_kind import Shares
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.kernel_sums import KernelSums
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import FIGURES, WHOLE, StepTable

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.causes import CAUSES, causes_of
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.causes import causes_of
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.pairs import match_pairs
 from overlapscope.analysis.waiting import split
 from overlapscope.ingest.read import read_inputs
+from overlapscope.report.json import schema
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
@@ -352,3 +354,12 @@ def test_one_missing_rank_of_eight_hides_only_the_waits_for_it() -> None:
     assert {each.blame_estimate for each in part.skew.ranks} == {"upper_bound"}
     for few, all_of_them in zip(part.skew.ranks, whole.skew.ranks[:7], strict=True):
         assert few.blame_ns >= all_of_them.blame_ns - 10_000  # less than what the clocks may differ by
+
+
+def test_the_table_of_causes_names_and_waiting_are_those_of_docs_and_schema() -> None:
+    page = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
+    rows = "".join(f"| `{name}` | {cause.label} | {cause.description} |\n" for name, cause in CAUSES.items())
+    assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
+    allowed = schema("analysis")["$defs"]["StepBreakdown"]["properties"]["causes"]["propertyNames"]["enum"]
+    assert allowed == list(CAUSES)
+    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline"}  # no straggler makes that

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import overlapscope
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER, attribution
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, change_of
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.metrics import Metric

@@ -1,5 +1,6 @@
 """Who is answered, and what a browser may do with it."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,41 @@ def test_no_path_leads_to_other_files(client: Any, path: str) -> None:
     assert answer.status_code >= 400
     assert b"import " not in answer.data
     assert b"Traceback" not in answer.data
+
+
+ESCAPES = "%1b%5d0;X%07%0aFAKE"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"/_dash-component-suites/{ESCAPES}/x.js", f"/_dash-component-suites/dash/{ESCAPES}.js",
+     "/_dash-component-suites/dash/../../app.py", "/_dash-component-suites/os/os.py"],
+)  # fmt: skip
+def test_an_unknown_component_suite_is_404_and_no_fault(
+    client: Any, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert b"FAKE" not in answer.data
+    assert not caplog.records
+
+
+def test_a_log_record_is_one_printable_line_of_bounded_length_whatever_it_holds() -> None:
+    hostile = "/\x1b]0;X\x07\r\n2026-01-01 ERROR FAKE \u2028\udc80 ::error::boom"
+    with pytest.raises(ValueError, match="FAKE") as fault:
+        int(hostile)
+    error = (fault.type, fault.value, fault.tb)
+    record = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed: %s", (hostile,), error)
+    line = security.OneLine().format(record)
+    assert line.isprintable()
+    assert "failed: /\\x1b]0;X" in line
+    assert "ValueError: invalid literal" in line
+    assert "in test_a_log_record" in line
+    long = logging.LogRecord("x", logging.ERROR, __file__, 1, "begin %s end", ("x" * 1_000_000,), None)
+    told = security.OneLine().format(long)
+    assert len(told) <= security.MAX_LOGGED
+    assert "begin x" in told
+    assert told.endswith("x end")
 
 
 def test_a_fault_shows_no_traceback(client: Any) -> None:

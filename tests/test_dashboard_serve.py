@@ -3,7 +3,12 @@
 import http.client
 import re
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,6 +112,92 @@ def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(
     assert "--port must be 0 to 65535" in capsys.readouterr().err
     assert main(["serve", str(tmp_path / "nowhere")]) == 3
     assert "no such file or folder" in capsys.readouterr().err
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from overlapscope_dashboards import app, serve
+{before}
+serve.serve([Path(sys.argv[1])], host="127.0.0.1", port=0, say=lambda served: print(served.url, flush=True))
+"""
+BREAKS = """
+def broken(*args):
+    raise ValueError("broken \\x1b[2J\\nFAKE")
+app.router.exists = broken
+"""
+
+
+@contextmanager
+def server_process(folder: Path, before: str = "") -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """Serve from a process of its own; give its port."""
+    command = [sys.executable, "-c", SERVER.format(before=before), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield urlsplit(process.stdout.readline()).port or 0, process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def idle_connections(port: int, number: int) -> Iterator[list[socket.socket]]:
+    """Hold connections that send nothing, or a part of a request."""
+    with ExitStack() as held:
+        made = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(number)]
+        for each in made[::2]:
+            each.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        yield made
+
+
+def test_the_log_of_a_server_holds_no_escape_of_a_terminal_and_no_forged_line(tmp_path: Path) -> None:
+    with server_process(folder_of_runs(tmp_path), BREAKS) as (port, process):
+        own = f"127.0.0.1:{port}"
+        assert answer(port, "/_dash-component-suites/%1b%5d0;X%07%0aFAKE/x.js", host=own).status == 404
+        assert answer(port, "/%1b%5d0;X%07", host=own).status == 500
+        process.kill()
+        _, said = process.communicate(timeout=60)
+    lines = said.splitlines()
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+    assert "Exception on /\\x1b]0;X" in lines[0]
+    assert "ValueError: broken \\x1b[2J" in lines[0]
+
+
+def test_users_are_served_while_hundreds_of_connections_idle(tmp_path: Path) -> None:
+    with server_process(folder_of_runs(tmp_path)) as (port, _), idle_connections(port, 300):
+        for _ in range(3):
+            assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
+
+
+def test_idle_connections_past_the_limit_of_open_files_are_let_go_before_long(tmp_path: Path) -> None:
+    few = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+serve.REQUEST_S = serve.CLEANUP_S = 1
+"""
+    with server_process(folder_of_runs(tmp_path), few) as (port, process), idle_connections(port, 200):
+        assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200
+        assert process.poll() is None
+
+
+def test_a_request_that_comes_byte_by_byte_is_given_up_and_a_whole_one_may_take_its_time(tmp_path: Path) -> None:
+    short = """
+import time
+serve.REQUEST_S = serve.CLEANUP_S = 1
+app.router.exists = lambda *args: time.sleep(4) or True
+"""
+    with server_process(folder_of_runs(tmp_path), short) as (port, _):
+        assert answer(port, "/", host=f"127.0.0.1:{port}").status == 200  # answered after 4 s
+        with socket.create_connection(("127.0.0.1", port), timeout=0.2) as slow:
+            begun = monotonic()
+            with suppress(ConnectionError):
+                while monotonic() - begun < 30:
+                    slow.sendall(b"G")
+                    with suppress(TimeoutError):
+                        if not slow.recv(1):
+                            break
+            assert monotonic() - begun < 20
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from overlapscope_dashboards.shell import ASSETS
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope_dashboards.shell import ASSETS, document
 from overlapscope_dashboards.theme import COLOURS, CONFIG, plain
 
 SHEET = (ASSETS / "style.css").read_text(encoding="utf-8")
@@ -14,7 +15,7 @@ LEAST_GRAPHIC, LEAST_TEXT = 3.0, 4.5
 
 
 def sides(name: str) -> tuple[str, str]:
-    found = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", SHEET)
+    found = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", SHEET + document())
     assert found, name
     return found[1], found[2]
 
@@ -47,7 +48,17 @@ def test_every_text_can_be_read_in_light_and_dark(name: str) -> None:
 
 
 def test_figures_and_style_sheet_have_the_same_palette() -> None:
-    assert dict(re.findall(r"--c-(\w+): (#\w+);", SHEET)) == dict(COLOURS)
+    assert dict(re.findall(r"--c-(\w+): (#\w+);", document())) == dict(COLOURS)
+    assert set(re.findall(r"var\(--c-(\w+)\)", SHEET + document())) <= set(COLOURS)
+    assert "--c-exposed:" not in SHEET
+
+
+def test_every_cause_has_a_look_of_its_own_in_the_page() -> None:
+    rules = dict(re.findall(r"^\.k-(\w+) {(.*)}$", document(), re.MULTILINE))
+    assert set(rules) == set(CAUSES)
+    assert len(set(rules.values())) == len(rules)
+    assert all(f"var(--c-{cause.colour})" in rules[name] for name, cause in CAUSES.items())
+    assert not set(re.findall(r"\.k-(\w+)", SHEET)) & set(CAUSES)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import cache
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.analysis.compare import compare
 from overlapscope.analysis.history import history
 from overlapscope.analysis.replicate import Replicate, replicate
@@ -22,16 +22,20 @@ from overlapscope.analysis.scaling import scaling
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import escaped, printable
 from overlapscope.errors import InputError
+from overlapscope.gate.judge import Verdict
 from overlapscope.gate.policy import Policy
-from overlapscope.gate.verdict import Gate, judge
+from overlapscope.gate.verdict import Gate, Whole, judge
 from overlapscope.ingest.read import read_inputs
-from overlapscope.report import gate_text, html, junit, markdown, openmetrics
+from overlapscope.report import document_sheet, gate_text, html, junit, markdown, openmetrics, text
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations
 from overlapscope.report.document import Document, decoded
 from overlapscope.report.document_sheet import sheet_of
+from overlapscope.report.rank_figures import COLUMNS, Column
 from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.verdicts import ADVICE, CONFIDENCE, GATE, TONES, tone_of
 from overlapscope.timeline.run import Run
+from overlapscope.whatif.scenario import WhatIf
 from tests.compared_runs import STEP_NS, Job, Rank, run_of
 from tests.conftest import ROOT
 from tests.test_cli import failed
@@ -87,6 +91,37 @@ def small(name: str, length: int, group: str = "0", op: str = "all_reduce", **fi
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+def test_every_verdict_has_its_words_and_colours_in_one_table() -> None:
+    answers = get_args(get_type_hints(WhatIf)["verdict"])
+    assert set(answers) | {"trial", "look"} == set(ADVICE)
+    assert {*get_args(Whole), *get_args(Verdict), "kept", "not_kept"} == set(GATE)
+    assert set(get_args(get_type_hints(Recommendation)["confidence"])) == set(CONFIDENCE)
+    assert [tone_of(words) for words in ("not kept", "improved", "inconclusive", "all_reduce")] == [
+        "bad",
+        "good",
+        "",
+        "",
+    ]
+    colours = {colour for pair in TONES.values() for colour in pair}
+    for sheet in ("overlapscope/report/page.css", "dashboards/assets/style.css"):
+        assert not colours & set(re.findall(r"#\w+", (ROOT / sheet).read_text(encoding="utf-8")))
+    page = html.render(documents()["gate"])
+    assert "@bad" not in page
+    assert "@good" not in page
+
+
+def test_the_columns_of_ranks_are_one_list_for_text_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = documents()["run"]
+    assert isinstance(analysis, Analysis)
+    more = [*COLUMNS, Column(label="my column", value=lambda figures: figures.compute_ns)]
+    for module in (text, document_sheet):
+        monkeypatch.setattr(module, "COLUMNS", more)
+    told = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
+    assert re.split(r"  +", told)[1:] == [each.label for each in more]
+    assert sheet_of(analysis).tables[0].head[1:] == tuple(each.label for each in more if each.in_report)
+    assert sheet_of(analysis).tables[0].rows[0][-1] != "n/a"
 
 
 @pytest.mark.usefixtures("at_root")

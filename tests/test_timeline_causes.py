@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES
 from overlapscope_dashboards.site import Site
 from overlapscope_dashboards.timeline import view
@@ -34,7 +34,7 @@ def test_times_by_cause_are_those_of_the_pieces_and_add_up_to_what_is_exposed(so
         for cause, starts, ends in source.causes(rank, window.window):
             for at, (left, right) in enumerate(zip(bins[:-1].tolist(), bins[1:].tolist(), strict=True)):
                 inside = np.minimum(ends, right) - np.maximum(starts, left)
-                by_hand[CAUSES.index(cause), at] = inside[inside > 0].sum()
+                by_hand[list(CAUSES).index(cause), at] = inside[inside > 0].sum()
         assert (spent == by_hand).all()
         assert spent.any()
         own = source.now.occupancy[source.ranks.index(rank)].spent(bins + source.origin_ns)

@@ -8,6 +8,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
+from overlapscope.analysis.findings import titles
 from overlapscope.report.amounts import ms
 from overlapscope.report.chart_of import charts_of
 from overlapscope.report.text import headline
@@ -225,7 +226,7 @@ def _grid_table(found: view.Grid) -> Component:
 
 
 def _findings(analysis: Analysis) -> list[Component]:
-    urgent, others = view.warnings(analysis)
+    urgent, others = titles(analysis.findings)
     if not urgent and not others:
         return []
     parts: list[Component] = [notes(urgent[:MAX_NOTES], warning=True)] if urgent else []

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dash import html
 from dash.development.base_component import Component
 
+from overlapscope.report.verdicts import tone_of
 from overlapscope_dashboards.parts.aria import aria
 
 Cell = str | Component
-
-WORSE, BETTER = ("regressed", "not kept"), ("improved", "kept")
 
 
 def table(
@@ -40,7 +39,6 @@ def table(
 
 
 def _cell(cell: Cell, at: int, left: int) -> Component:
-    kind = "word" if at < left else ""
-    if isinstance(cell, str) and cell in (*WORSE, *BETTER):
-        kind += " bad" if cell in WORSE else " good"
+    tone = tone_of(cell) if isinstance(cell, str) else ""
+    kind = f"{'word' if at < left else ''} {tone}".rstrip()
     return html.Th(cell, scope="row", className=kind) if at == 0 else html.Td(cell, className=kind)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.report.text import WORDS
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import COLOURS, plain
@@ -22,11 +22,6 @@ NAMED: Final = 400
 MAX_LETTERS: Final = 80
 FEWEST_LETTERS: Final = 4
 LETTER_PIXELS: Final = 7
-CAUSE_LOOKS: Final = {
-    "peer_compute": ("waiting", ""), "peer_comm": ("waiting", "/"), "peer_host": ("waiting", "|"),
-    "pipeline": ("waiting", "."), "slow_transfer": ("exposed", ""), "late_launch": ("launch", ""),
-    "queued": ("launch", "/"), "dependency": ("exposed", "/"), "tail": ("exposed", "|"), "unknown": ("exposed", "."),
-}  # fmt: skip
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
 
 
@@ -128,20 +123,20 @@ def cause_bars(source: Source, asked: Asked, lower: Sequence[Row], corner: Corne
                 parts.setdefault(cause, []).append((at, start, end))
     drawn = []
     for cause, found in parts.items():
-        colour, pattern = CAUSE_LOOKS[cause]
+        looks = CAUSES[cause]
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
-        trace = _bars(colour, start, end, places, corner)
+        trace = _bars(looks.colour, start, end, places, corner)
         trace["marker"] = {
             **trace["marker"],
-            "pattern": {"shape": pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
+            "pattern": {"shape": looks.pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
         }
         words = [
             [f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)
         ]
         drawn.append(trace | {
             "width": 0.5, "customdata": words, "name": cause,
-            "hovertemplate": f"<b>{WORDS[cause]}</b><br>exposed %{{customdata[1]}}<extra></extra>",
+            "hovertemplate": f"<b>{looks.label}</b><br>exposed %{{customdata[1]}}<extra></extra>",
         })  # fmt: skip
     return drawn
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.occupancy import STATES, UNRECORDED, spent_together
 from overlapscope.report.amounts import ms, percent, size
-from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import NONE
 from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.source import Source
@@ -106,5 +106,5 @@ def _of_call(told: Mapping[str, Any], taken_ns: int) -> list[str]:
     if told.get("exposed_ns"):
         parts.append(f"exposed {length(int(told['exposed_ns']))}")
     if "cause" in told:
-        parts.append(f"cause: {WORDS.get(str(told['cause']), told['cause'])}")
+        parts.append(f"cause: {cause_label(str(told['cause']))}")
     return parts

@@ -12,7 +12,8 @@ import numpy as np
 
 from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.causes import CAUSES, Causes, causes_of
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.causes import Causes, causes_of
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.occupancy import Occupancy
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows

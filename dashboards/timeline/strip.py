@@ -5,14 +5,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import COLOURS
 from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.bars import CAUSE_LOOKS, Corner, cause_bars, span_bars
+from overlapscope_dashboards.timeline.bars import Corner, cause_bars, span_bars
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS, state_cells
 from overlapscope_dashboards.timeline.plotted import axis_ms, typed
 from overlapscope_dashboards.timeline.rows import Row, lower_rows
@@ -66,7 +66,7 @@ def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, co
             cells[at] = np.where(spent.any(axis=0), spent.argmax(axis=0) + len(STATES), 0)
     return {
         "type": "heatmap", "z": typed(cells), "zmin": 0, "zmax": len(STATES) + len(CAUSES) - 1,
-        "colorscale": _steps((*STATE_COLOURS, *(COLOURS[CAUSE_LOOKS[cause][0]] for cause in CAUSES))),
+        "colorscale": _steps((*STATE_COLOURS, *(COLOURS[cause.colour] for cause in CAUSES.values()))),
         "showscale": False, "hoverinfo": "none", "xaxis": "x", "yaxis": "y2", "zsmooth": False, "ygap": 3,
         "name": "lanes", "y0": corner.row, "dy": 1,
     } | _cells(bins - corner.origin_ns)  # fmt: skip
@@ -75,8 +75,9 @@ def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, co
 def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
     """Give the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
     spent = np.zeros((len(CAUSES), bins.size - 1), np.int64)
+    row_of = {cause: row for row, cause in enumerate(CAUSES)}
     for cause, starts, ends in source.causes(rank, asked.window):
-        spent[CAUSES.index(cause)] = BusyTime(Intervals(starts, ends)).within(bins[:-1], bins[1:])
+        spent[row_of[cause]] = BusyTime(Intervals(starts, ends)).within(bins[:-1], bins[1:])
     return spent
 
 

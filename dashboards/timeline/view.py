@@ -7,10 +7,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.amounts import ms
-from overlapscope.report.text import WORDS
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.values import dataclass
 from overlapscope_dashboards.recent import Recent
@@ -146,7 +145,7 @@ def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_m
 
 def _why(source: Source, asked: Asked, rank: int, bins: Ints) -> Pointed:
     spent = cause_times(source, asked, rank, bins)[:, 0].tolist()
-    parts = [f"{WORDS[cause]} {length(ns)}" for cause, ns in zip(CAUSES, spent, strict=True) if ns]
+    parts = [f"{cause.label} {length(ns)}" for cause, ns in zip(CAUSES.values(), spent, strict=True) if ns]
     when = f"{ms(int(bins[0]))} ms, {length(int(bins[1] - bins[0]))} long"
     return Pointed(title=f"rank {rank} at {when}: why exposed", parts=parts or ["nothing was exposed"])
 

@@ -5,17 +5,16 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, cause_label
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.metrics import Metric
 from overlapscope.analysis.rank_words import short
 from overlapscope.gate.judge import MetricVerdict
 from overlapscope.gate.verdict import Gate
-from overlapscope.report.amounts import NOT_APPLICABLE
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words, difference_words, relative_words, value_words
 from overlapscope.report.gate_sheet import metric_words
-from overlapscope.report.text import WORDS
+from overlapscope.report.verdicts import GATE
 from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
@@ -68,7 +67,7 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
     rows = comparison.collectives
     calls = [each.name if each.collective is None else collective_words(rows[each.collective])
              for each in of_collectives.parts]  # fmt: skip
-    causes = [WORDS.get(each.name, each.name) for each in found.exposed_by_cause.parts]
+    causes = [cause_label(each.name) for each in found.exposed_by_cause.parts]
     parts, kinds = [each.name for each in found.step_time.parts], {**KINDS, EXPOSED: "exposed"}
     cause_kinds = [_kind_of_cause(each.name) for each in found.exposed_by_cause.parts]
     return (
@@ -122,7 +121,7 @@ def _segments(comparison: Comparison, side: str) -> tuple[Segment, ...]:
     found = comparison.attribution
     assert found is not None
     causes = [
-        Segment(name=f"exposed: {WORDS.get(each.name, each.name)}", ns=getattr(each, f"{side}_ns"),
+        Segment(name=f"exposed: {cause_label(each.name)}", ns=getattr(each, f"{side}_ns"),
                 kind=_kind_of_cause(each.name))
         for each in found.exposed_by_cause.parts
     ]  # fmt: skip
@@ -162,6 +161,6 @@ def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:
         candidate=value_words(metric, metric.candidate),
         difference=difference_words(metric),
         relative=relative_words(metric),
-        verdict="" if judged is None else judged.verdict.replace("_", " ").replace("not applicable", NOT_APPLICABLE),
+        verdict="" if judged is None else GATE[judged.verdict].words,
         why="" if judged is None else metric_words(judged).partition(": ")[2],
     )

@@ -8,17 +8,15 @@ import numpy as np
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
 from overlapscope.analysis.exposed_by import PLACES, UNKNOWN
 from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.report.amounts import count, ms, percent
-from overlapscope.report.text import WORDS, mean, sentence, windows
+from overlapscope.report.text import mean, sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
-WAITING: Final = ("peer_compute", "peer_comm", "peer_host", "pipeline")
-"""Causes that are waiting for another rank."""
 MAX_NAMES: Final = 8
 """Modules of the table; the others are one row."""
 
@@ -90,7 +88,9 @@ def lead(analysis: Analysis) -> tuple[str, ...]:
 def waiting(analysis: Analysis) -> str:
     """Say how much of the exposed time is waiting for other ranks, and who held them up most; empty without any."""
     _, chosen = _windows(analysis)
-    waited = fmean([sum(each.causes.get(cause, 0) for cause in WAITING) for each in chosen]) if chosen else 0
+    waited = (
+        fmean([sum(each.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK) for each in chosen]) if chosen else 0
+    )
     if not waited:
         return ""
     words = f"{ms(waited)} ms of it is waiting for another rank"
@@ -131,7 +131,7 @@ def step(analysis: Analysis) -> Step | None:
     ]
     by_cause = {cause: fmean([each.causes.get(cause, 0) for each in chosen]) for cause in CAUSES}
     for cause in sorted(by_cause, key=lambda each: -by_cause[each]):
-        segments.append(Segment(name=f"exposed: {WORDS[cause]}", ns=by_cause[cause], kind=cause))
+        segments.append(Segment(name=f"exposed: {CAUSES[cause].label}", ns=by_cause[cause], kind=cause))
     exposed = part("exposed_comm_ns")
     rest = exposed - sum(by_cause.values())
     segments.append(Segment(name="exposed: without a cause", ns=rest if rest >= 0.5 else 0, kind="unknown"))
@@ -214,12 +214,6 @@ def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
     _, chosen = windows(analysis)
     means = [(rank, mean(each).exposed_comm_ns) for rank, each in chosen.items() if each]
     return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in means if ns is not None)
-
-
-def warnings(analysis: Analysis) -> tuple[list[str], list[str]]:
-    """Give what should not be overlooked, and what else was noticed."""
-    urgent = [each.title for each in analysis.findings if each.severity == "warning"]
-    return urgent, [each.title for each in analysis.findings if each.severity != "warning"]
 
 
 def _windows(analysis: Analysis) -> tuple[str, Sequence[Breakdown]]:

@@ -9,17 +9,9 @@ from overlapscope.report.across_ranks import straggler_words
 from overlapscope.report.amounts import count, ms, percent, signed_percent
 from overlapscope.report.evidence_words import evidence_words
 from overlapscope.report.text import mean, windows
+from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 from overlapscope.values import dataclass
 
-VERDICTS: Final[Mapping[str, str]] = {
-    "change": "change it", "trial": "worth a trial", "no_change": "leave it as it is",
-    "look": "look at it first",
-}  # fmt: skip
-CONFIDENCE: Final[Mapping[str, str]] = {
-    "measured": "measured times",
-    "mixed": "measured times, and assumptions that were varied",
-    "assumed": "assumptions, varied within their ranges",
-}
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
     "nccl": "NCCL",
@@ -169,7 +161,7 @@ def _shown(each: Recommendation, today: Now) -> Shown:
     return Shown(
         id=each.id,
         title=each.title,
-        verdict=VERDICTS.get(each.verdict, each.verdict.replace("_", " ")),
+        verdict=ADVICE[each.verdict],
         gain=gain,
         interval=interval,
         facts=tuple(_facts(each, today)),

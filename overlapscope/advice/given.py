@@ -8,7 +8,7 @@ from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.breakdown import Breakdown, Coverage
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.values import dataclass
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.step_table import StepTable
 from overlapscope.timeline.columns import NONE, Ints
 

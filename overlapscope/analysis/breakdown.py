@@ -1,9 +1,11 @@
 """Where the time of a window went: the exact partition of DESIGN section 2, for any window, in O(log n)."""
 
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
+from msgspec import Meta
 
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals, union
@@ -39,7 +41,7 @@ class Breakdown(msgspec.Struct, kw_only=True, frozen=True):
     hidden_wait_ns: int | None = None
     comm_overhead_ns: int | None = None
     interference_ns: int | None = None
-    causes: dict[str, int] = {}
+    causes: Annotated[dict[str, int], Meta(extra_json_schema={"propertyNames": {"enum": list(CAUSES)}})] = {}
 
 
 class Coverage:

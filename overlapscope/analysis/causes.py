@@ -15,6 +15,7 @@ import numpy.typing as npt
 from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.arrivals import Arrivals, arrivals
 from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.following import following
 from overlapscope.analysis.peer_times import Asked, of_peers
@@ -27,18 +28,6 @@ from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
 from overlapscope.values import dataclass
 
-CAUSES: Final = (
-    "peer_compute",
-    "peer_comm",
-    "peer_host",
-    "pipeline",
-    "slow_transfer",
-    "late_launch",
-    "queued",
-    "dependency",
-    "tail",
-    "unknown",
-)
 PIPELINE: Final = "pipeline"
 ROWS_AT_ONCE: Final = 250_000
 """Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""

@@ -23,6 +23,12 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     known_from: str
 
 
+def titles(findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """Return the titles of warnings, and of all other findings."""
+    warnings = [each.title for each in findings if each.severity == "warning"]
+    return warnings, [each.title for each in findings if each.severity != "warning"]
+
+
 class Listed(msgspec.Struct, kw_only=True, frozen=True):
     """Kernels counted as compute that deserve a look: how many, how long in sum, and their names."""
 

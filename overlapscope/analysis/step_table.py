@@ -10,7 +10,7 @@ from overlapscope.analysis.across import Across
 from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.call_kind import Shares
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_LATE_RANK
 from overlapscope.analysis.exposed_shares import ExposedShares
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
@@ -162,7 +162,7 @@ class _Filling:
         once = np.ones(launched.size, np.int64)
         self._calls.append(Shares.of(communication.kinds, communication.kind_of[launched], at[launched], once))
         here = self._recorded[row]
-        waited = sum(self._causes[cause][row] for cause in ("peer_compute", "peer_comm", "peer_host"))
+        waited = sum(self._causes[cause][row] for cause in WAITS_FOR_LATE_RANK)
         self._figures["exposed_wait_ns"][row] = np.where(here & (unsplit == 0), waited, NONE)
         self._figures["blame_ns"][row] = np.where(here & bool(self._together.matched), self._blame(rank, at), NONE)
 

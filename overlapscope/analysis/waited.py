@@ -1,13 +1,10 @@
 """Of a step's exposed communication, what was waiting for a late rank, and for which rank the others waited most."""
 
 from statistics import fmean
-from typing import Final
 
 from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
 from overlapscope.values import dataclass
-
-WAITING: Final = ("peer_compute", "peer_comm", "peer_host")
-"""The causes that are waiting for a late rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +19,7 @@ class Waited:
 def waited(analysis: Analysis) -> Waited | None:
     """Give the exposed waiting of a run; None where no collective was matched across ranks, or no step is complete."""
     of_ranks = [
-        fmean(sum(step.causes.get(cause, 0) for cause in WAITING) for step in complete)
+        fmean(sum(step.causes.get(cause, 0) for cause in WAITS_FOR_LATE_RANK) for step in complete)
         for rank in analysis.ranks
         if (complete := [step for step in rank.steps if step.complete and step.window_ns is not None])
     ]

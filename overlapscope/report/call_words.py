@@ -5,7 +5,8 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.analysis.across import Transfers
-from overlapscope.analysis.causes import CAUSES, Causes, owned
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.causes import Causes, owned
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import RankTimeline
 
@@ -39,7 +40,7 @@ class CallWords:
             told["last_rank"] = int(self._transfers.last[row])
         told["exposed_ns"] = int(self._causes.exposed_ns[row])
         if self._cause[row] >= 0:
-            told["cause"] = CAUSES[self._cause[row]]
+            told["cause"] = tuple(CAUSES)[self._cause[row]]
         return told
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from overlapscope.analysis.analyze import Analysis, RankInfo
 from overlapscope.analysis.attribution import Attribution
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES, cause_label
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
@@ -20,7 +20,7 @@ from overlapscope.report.document import Document, comparison_of
 from overlapscope.report.document_sheet import call_name
 from overlapscope.report.history_sheet import charts_of_history
 from overlapscope.report.scaling_sheet import charts_of_scaling
-from overlapscope.report.text import WORDS, mean, windows
+from overlapscope.report.text import mean, windows
 from overlapscope.report.waiting_sheet import waiting_chart
 
 MAX_ROWS = 64
@@ -71,7 +71,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
         series=tuple(_part(name, label, [means[rank] for rank in shown]) for name, label in PARTS.items()),
     )
     chosen = [each for steps in by_rank.values() for each in steps]
-    causes = [(WORDS[cause], fmean(each.causes.get(cause, 0) for each in chosen)) for cause in CAUSES]
+    causes = [(cause.label, fmean(each.causes.get(name, 0) for each in chosen)) for name, cause in CAUSES.items()]
     yield from _steps(analysis.ranks)
     yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
     yield from waiting_chart(analysis)
@@ -147,7 +147,7 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     rows = comparison.collectives
     yield _shares("What the step consists of", found.step_time, [part.name for part in found.step_time.parts])
     causes = found.exposed_by_cause
-    yield _why("Why communication is exposed", causes, [WORDS.get(part.name, part.name) for part in causes.parts])
+    yield _why("Why communication is exposed", causes, [cause_label(part.name) for part in causes.parts])
     names = [
         part.name if part.collective is None else collective_words(rows[part.collective])
         for part in found.exposed_by_collective.parts

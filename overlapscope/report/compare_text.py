@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from overlapscope.analysis.attribution import Attribution
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.collective_changes import CollectiveChange
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.findings import titles
 from overlapscope.analysis.kernel_changes import KernelChange
 from overlapscope.analysis.metrics import Estimate, Metric
 from overlapscope.analysis.rank_words import rank_list, short
@@ -12,7 +14,7 @@ from overlapscope.report import predictions_text
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, signed_ms, signed_percent, size
 from overlapscope.report.inert import one_row
-from overlapscope.report.text import WORDS
+from overlapscope.report.verdicts import SEVERITY_MARKS
 
 MAX_PARTS = 5
 MAX_FINDINGS = 6
@@ -43,15 +45,14 @@ SHORT = 11
 
 def render(comparison: Comparison, *, all_rows: bool = False) -> str:
     """Give the whole text, ending in a newline; `all_rows` shows every metric, collective, kernel and finding."""
-    warnings = [each for each in comparison.findings if each.severity == "warning"]
-    others = [each for each in comparison.findings if each.severity != "warning"]
+    warnings, others = titles(comparison.findings)
     shown = others if all_rows else others[:MAX_FINDINGS]
-    lines = [f"- {one_row(each.title)}" for each in shown]
+    lines = [f"{SEVERITY_MARKS['info']} {one_row(each)}" for each in shown]
     if len(shown) < len(others):
         lines.append(f"{count(len(others) - len(shown), 'more finding')}: --all")
     parts = [
         "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
-        "\n".join(f"! {one_row(each.title)}" for each in warnings),
+        "\n".join(f"{SEVERITY_MARKS['warning']} {one_row(each)}" for each in warnings),
         sentence(comparison),
         _metrics(comparison, all_rows=all_rows),
         _attributions(comparison, all_rows=all_rows),
@@ -177,7 +178,7 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
         _parts(
             "exposed, by cause",
             found.exposed_by_cause,
-            [WORDS.get(part.name, part.name) for part in found.exposed_by_cause.parts],
+            [cause_label(part.name) for part in found.exposed_by_cause.parts],
             all_rows=all_rows,
         ),
         _parts(labels["step"], found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),

@@ -3,6 +3,7 @@
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.findings import titles
 from overlapscope.analysis.history import History
 from overlapscope.analysis.rank_words import short
 from overlapscope.analysis.scaling import Scaling
@@ -13,7 +14,7 @@ from overlapscope.report.document import Document
 from overlapscope.report.gate_sheet import label, sheet_of_gate
 from overlapscope.report.grown import grown_table
 from overlapscope.report.history_sheet import sheet_of_history
-from overlapscope.report.rank_figures import rank_figures
+from overlapscope.report.rank_figures import COLUMNS, complete_steps
 from overlapscope.report.scaling_sheet import sheet_of_scaling
 from overlapscope.report.sheet import Sheet, Table
 from overlapscope.report.waiting_sheet import straggler_table, waiting_table, waiting_words
@@ -21,14 +22,6 @@ from overlapscope.report.waiting_sheet import straggler_table, waiting_table, wa
 MAX_RANKS = 64
 MAX_COLLECTIVES = 12
 MAX_FINDINGS = 30
-_SHOWN = {
-    "exposed_comm_ns": "exposed",
-    "overlapped_ns": "hidden",
-    "compute_only_ns": "compute only",
-    "copy_only_ns": "copies only",
-    "idle_ns": "idle",
-    "window_ns": "all",
-}
 
 
 def sheet_of(document: Document) -> Sheet:
@@ -51,6 +44,7 @@ def _of_comparison(comparison: Comparison) -> Sheet:
     sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
     named = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
     head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
+    warnings, notes = titles(comparison.findings)
     return Sheet(
         title=f"Compared: {named}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
@@ -59,8 +53,8 @@ def _of_comparison(comparison: Comparison) -> Sheet:
             grown_table(comparison),
             *predictions_text.tables(comparison.predictions),
         ),
-        warnings=tuple(each.title for each in comparison.findings if each.severity == "warning")[:MAX_FINDINGS],
-        notes=tuple(each.title for each in comparison.findings if each.severity != "warning")[:MAX_FINDINGS],
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
     )
 
 
@@ -74,32 +68,29 @@ def _place(name: str) -> int:
 
 
 def _of_analysis(analysis: Analysis) -> Sheet:
+    warnings, notes = titles(analysis.findings)
     return Sheet(
         title=text.headline(analysis),
         lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
         why=waiting_words(analysis),
         why_table=straggler_table(analysis),
         tables=(_ranks(analysis), waiting_table(analysis), _collectives(analysis)),
-        warnings=tuple(each.title for each in analysis.findings if each.severity == "warning")[:MAX_FINDINGS],
-        notes=tuple(each.title for each in analysis.findings if each.severity != "warning")[:MAX_FINDINGS],
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
     )
 
 
 def _ranks(analysis: Analysis) -> Table:
-    figures = [rank_figures(info) for info in analysis.ranks]
+    columns = [each for each in COLUMNS if each.in_report]
     rows = [
-        (
-            f"rank {each.rank}",
-            *(ms(each.values[name]) for name in _SHOWN),
-            percent(each.values["overlap_efficiency"]),
-        )
-        for each in figures[:MAX_RANKS]
+        (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
     ]
-    of_steps = any(each.steps for each in figures)
+    of_steps = any(map(complete_steps, analysis.ranks))
     note = "Medians over complete steps." if of_steps else "Whole recordings."
-    if len(figures) > MAX_RANKS:
-        note += f" {len(figures) - MAX_RANKS} more ranks: overlapscope analyze --all"
-    return Table(head=("ms a step" if of_steps else "ms", *_SHOWN.values(), "overlap"), rows=tuple(rows), note=note)
+    if len(analysis.ranks) > MAX_RANKS:
+        note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"
+    head = ("ms a step" if of_steps else "ms", *(each.label for each in columns))
+    return Table(head=head, rows=tuple(rows), note=note)
 
 
 def call_name(row: CollectiveRow) -> str:

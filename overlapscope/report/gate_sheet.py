@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 
+from overlapscope.analysis.findings import Finding, titles
 from overlapscope.analysis.rank_words import listed, short
 from overlapscope.gate.calibrate import DEFAULT_SHARE
 from overlapscope.gate.judge import MetricVerdict, Reason
 from overlapscope.gate.statistics import LEAST_STEPS
 from overlapscope.gate.verdict import BudgetVerdict, Gate
-from overlapscope.report.amounts import amount, change, count, signed_percent, with_unit
+from overlapscope.report.amounts import NOT_APPLICABLE, amount, change, count, signed_percent, with_unit
 from overlapscope.report.compare_text import NAMES
 from overlapscope.report.grown import grown_table
 from overlapscope.report.sheet import Sheet, Table
+from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
 MAX_NOTES = 4
@@ -32,23 +34,24 @@ def sheet_of_gate(gate: Gate) -> Sheet:
 def headline(gate: Gate) -> str:
     """Give the verdict in one line, with the figures that made it."""
     gating = [each for each in gate.metrics if each.gates]
+    word = GATE[gate.verdict].words.upper()
     if gate.verdict == "not_comparable":
-        return f"NOT COMPARABLE: {_mismatches(gate, allowed=False)}"
+        return f"{word}: {_mismatches(gate, allowed=False)}"
     if gate.verdict == "missing":
         lacking = [label(each.name) for each in gating if each.verdict == "not_applicable"]
         lacking += [f"{label(each.name)} (budget)" for each in gate.budgets if each.kept is None]
-        return f"MISSING: cannot be judged, as a side does not know it: {', '.join(lacking) or 'any metric that gates'}"
+        return f"{word}: cannot be judged, as a side does not know it: {', '.join(lacking) or 'any metric that gates'}"
     if gate.verdict == "regressed":
         words = [_changed(each) for each in gating if each.verdict == "regressed"]
         words += [budget_words(each) for each in gate.budgets if each.kept is False]
-        return f"REGRESSED: {', '.join(words)}"
+        return f"{word}: {', '.join(words)}"
     if gate.verdict == "inconclusive":
-        return f"INCONCLUSIVE: {', '.join(_changed(each) for each in gating if each.verdict == 'inconclusive')}"
+        return f"{word}: {', '.join(_changed(each) for each in gating if each.verdict == 'inconclusive')}"
     told = [each for each in gating if each.verdict == "improved"]
     same = [each for each in gating if each.verdict == "unchanged"]
     words = [f"{_changed(each)}" for each in told]
     words += [f"{listed([label(each.name) for each in same], 4, ' and ')} unchanged"] if same else []
-    return f"PASSED: {', '.join(words) or 'all budgets kept'}"
+    return f"{word}: {', '.join(words) or 'all budgets kept'}"
 
 
 def label(name: str) -> str:
@@ -131,14 +134,14 @@ def _tables(gate: Gate) -> tuple[Table, ...]:
 
 
 def _budget_row(each: BudgetVerdict) -> tuple[str, ...]:
-    word = "n/a" if each.kept is None else "kept" if each.kept else "not kept"
+    word = NOT_APPLICABLE if each.kept is None else GATE["kept" if each.kept else "not_kept"].words
     return word, label(each.name), amount(each.value, each.unit), amount(each.limit, each.unit)
 
 
 def _row(each: MetricVerdict) -> tuple[str, ...]:
     needed = max((value for value in (each.minimum, each.floor) if value is not None), default=None)
     return (
-        each.verdict.replace("_", " "),
+        GATE[each.verdict].words,
         label(each.name),
         amount(each.base, each.unit),
         amount(each.candidate, each.unit),
@@ -173,16 +176,14 @@ def _warnings(gate: Gate) -> Iterable[str]:
             if ranks:
                 told = listed(list(map(str, sorted(ranks))), 8, ", ")
                 yield f"{side}: {count(len(ranks), 'rank')} of the job {how}: {told}"
-    for each in gate.comparison.findings:
-        if each.severity == "warning" and not each.id.startswith(ALREADY_TOLD):
-            yield each.title
+    yield from titles(_untold(gate))[0]
+
+
+def _untold(gate: Gate) -> list[Finding]:
+    return [each for each in gate.comparison.findings if not each.id.startswith(ALREADY_TOLD)]
 
 
 def _notes(gate: Gate) -> list[str]:
-    found = [
-        each.title
-        for each in gate.comparison.findings
-        if each.severity != "warning" and not each.id.startswith(ALREADY_TOLD)
-    ]
+    _, found = titles(_untold(gate))
     more = len(found) - MAX_NOTES
     return found[:MAX_NOTES] + ([f"{count(more, 'more finding')}: overlapscope compare"] if more > 0 else [])

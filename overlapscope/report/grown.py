@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from overlapscope.analysis.attribution import EXPOSED, Attribution
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.compare import Comparison
 from overlapscope.report.amounts import ms, signed_ms
 from overlapscope.report.compare_text import collective_words
 from overlapscope.report.sheet import Table
-from overlapscope.report.text import WORDS
 
 MOST = 3
 WORTH = 0.05
@@ -39,7 +39,7 @@ def grown_causes(comparison: Comparison) -> list[Grown]:
     if comparison.attribution is None:
         return []
     shares = comparison.attribution.exposed_by_cause
-    return _grown(shares, [WORDS.get(part.name, part.name) for part in shares.parts])
+    return _grown(shares, [cause_label(part.name) for part in shares.parts])
 
 
 def grown_activities(comparison: Comparison) -> list[Grown]:

@@ -21,6 +21,7 @@ from overlapscope.report.markup import escaped
 from overlapscope.report.next_steps import NextStep, next_steps
 from overlapscope.report.sheet import Sheet, Table
 from overlapscope.report.svg import svg
+from overlapscope.report.verdicts import GATE, TONES, tone_of
 from overlapscope.version import __version__
 
 PATTERNS: Final = (
@@ -31,8 +32,6 @@ PATTERNS: Final = (
     '<path d="M4 0V8"/>',
 )
 """What tells the series apart for who cannot tell their colours."""
-STATES: Final = {"passed": "passed", "regressed": "regressed"}
-WORSE, BETTER = ("regressed", "not kept"), ("improved", "kept")
 
 
 def render(document: Document) -> str:
@@ -42,7 +41,7 @@ def render(document: Document) -> str:
 
 def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], state: str = "") -> str:
     """Put a page together; `state` is a class of the style sheet."""
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = _style(), _asset("page.js")
     rules = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -97,12 +96,24 @@ def _way(sections: Sequence[_Section]) -> str:
 
 
 def _state(document: Document) -> str:
-    return STATES.get(document.verdict, "failed" if document.exit_code else "") if isinstance(document, Gate) else ""
+    if not isinstance(document, Gate):
+        return ""
+    sure = GATE[document.verdict].tone in ("good", "bad")
+    return document.verdict if sure else "failed" if document.exit_code else ""
 
 
 @cache
 def _asset(name: str) -> str:
     return (files("overlapscope.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _style() -> str:
+    """Return the style sheet, in which `@bad-light` and the like stand for the colours of `TONES`."""
+    style = _asset("page.css")
+    for name, (light, dark) in TONES.items():
+        style = style.replace(f"@{name}-light", light).replace(f"@{name}-dark", dark)
+    return style
 
 
 def _hash(text: str) -> str:
@@ -175,7 +186,5 @@ def _head(text: str, *, word: bool) -> str:
 
 
 def _cell(text: str, *, word: bool) -> str:
-    kind = "word" if word else ""
-    if word and text in (*WORSE, *BETTER):
-        kind += " bad" if text in WORSE else " good"
+    kind = f"word {tone_of(text)}".rstrip() if word else ""
     return f'<td class="{kind}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.attribution import Part
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.metrics import METRICS

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from overlapscope.analysis.across import Transfers
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.causes import CAUSES, Causes
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.causes import Causes
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.critical_path import UNNAMED
 from overlapscope.analysis.path import PARTS, Path, Segments
@@ -74,13 +75,14 @@ def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
         if chosen is not None:
             times = intersection(times, chosen)
         parts.append(times)
-    of = np.repeat(np.arange(len(CAUSES)), [part.starts.size for part in parts])
+    names = tuple(CAUSES)
+    of = np.repeat(np.arange(len(names)), [part.starts.size for part in parts])
     return Slices(
         track="why exposed",
         start_ns=np.concatenate([part.starts for part in parts]),
         end_ns=np.concatenate([part.ends for part in parts]),
         category=lambda row: "exposed",
-        name=lambda row: CAUSES[of[row]],
+        name=lambda row: names[of[row]],
     )
 
 

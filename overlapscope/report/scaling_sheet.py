@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.rank_words import listed, short
 from overlapscope.analysis.scaling import ScalePoint, Scaling
 from overlapscope.report.amounts import ms, percent, signed_ms
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.sheet import Sheet, Table
-from overlapscope.report.text import WORDS
 
 MAX_PARTS: Final = 6
 WORTH: Final = 0.001
@@ -99,4 +99,4 @@ def _rows(point: ScalePoint) -> Iterator[tuple[str, ...]]:
 
 
 def _name(name: str, *, exposed: bool) -> str:
-    return f"exposed, {WORDS.get(name, name)}" if exposed else name
+    return f"exposed, {cause_label(name)}" if exposed else name

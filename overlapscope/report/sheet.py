@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from overlapscope.report.aligned import aligned
+from overlapscope.report.verdicts import SEVERITY_MARKS
 from overlapscope.values import dataclass
 
 
@@ -47,4 +48,5 @@ def _parts(sheet: Sheet) -> Iterator[list[str]]:
     for table in tables_of(sheet):
         if table.rows:
             yield [*aligned([table.head, *table.rows], table.left), *([table.note] if table.note else [])]
-    yield [f"! {each}" for each in sheet.warnings] + [f"- {each}" for each in sheet.notes]
+    marked = ("warning", sheet.warnings), ("info", sheet.notes)
+    yield [f"{SEVERITY_MARKS[severity]} {each}" for severity, lines in marked for each in lines]

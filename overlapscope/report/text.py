@@ -6,35 +6,24 @@ from typing import Any
 
 from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.report import across_ranks, advice_text, critical_path
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.inert import one_row
 from overlapscope.report.missing_words import missing_words
+from overlapscope.report.rank_figures import COLUMNS
 from overlapscope.report.told import told_tables
+from overlapscope.report.verdicts import SEVERITY_MARKS
 from overlapscope.report.where import place, where
 
 MAX_RANKS = 24
 MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
-_COLUMNS = ("exposed", "hidden", "compute only", "copy only", "idle", "window", "exposed %", "overlap %")
 FINDING_PAGES = "docs/findings"
 """A page for each kind of finding: what it means, how it is found, what to do next."""
-WORDS = {
-    "peer_compute": "waiting: the last rank computed",
-    "peer_comm": "waiting: the last rank communicated elsewhere",
-    "peer_host": "waiting: the last rank was idle",
-    "pipeline": "waiting for another pipeline stage",
-    "slow_transfer": "transfer slower than its baseline",
-    "late_launch": "launched late by the host",
-    "queued": "queued behind another collective",
-    "dependency": "what follows in the step depends on it",
-    "tail": "nothing but the optimizer follows",
-    "unknown": "not known",
-}
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
@@ -123,16 +112,7 @@ def mean(chosen: Sequence[Breakdown]) -> Breakdown:
 
 
 def _cells(label: str, figures: Breakdown) -> list[str]:
-    times = (
-        figures.exposed_comm_ns,
-        figures.overlapped_ns,
-        figures.compute_only_ns,
-        figures.copy_only_ns,
-        figures.idle_ns,
-        figures.window_ns,
-    )
-    exposed = figures.exposed_fraction if figures.comm_ns else None
-    return [label, *map(ms, times), percent(exposed), percent(figures.overlap_efficiency)]
+    return [label, *(each.cell(figures) for each in COLUMNS)]
 
 
 def _table(analysis: Analysis, *, all_rows: bool) -> str:
@@ -155,7 +135,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
         notes.append("* not wholly recorded")
-    head = ["ms", *_COLUMNS]
+    head = ["ms", *(each.label for each in COLUMNS)]
     return "\n".join([*aligned([head, *rows]), *notes])
 
 
@@ -186,7 +166,7 @@ def _causes(analysis: Analysis) -> str:
     if not exposed or sums["unknown"] == exposed:
         return ""
     rows = [
-        [WORDS[cause], ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
+        [CAUSES[cause].label, ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
         for cause in sorted(sums, key=lambda cause: -sums[cause])
         if sums[cause]
     ]
@@ -226,7 +206,7 @@ def page(finding: str) -> str:
 
 def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
-    lines = [f"{'!' if each.severity == 'warning' else '-'} {one_row(each.title)}" for each in shown]
+    lines = [f"{SEVERITY_MARKS[each.severity]} {one_row(each.title)}" for each in shown]
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:

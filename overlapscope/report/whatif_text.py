@@ -5,13 +5,9 @@ from typing import Any
 
 from overlapscope.report.aligned import aligned
 from overlapscope.report.amounts import ms, percent, signed_size
+from overlapscope.report.verdicts import ADVICE
 from overlapscope.whatif.scenario import Assumed, Scenario, WhatIf
 
-VERDICTS = {
-    "change": "Worth changing",
-    "no_change": "Leave it as it is",
-    "insufficient_data": "Not enough to tell",
-}
 MAX_LIST = 3
 NOT_ADVISED = frozenset({"zero_stage", "channels"})
 """Knobs that are shown where somebody asks for them."""
@@ -37,7 +33,8 @@ def _headline(answer: WhatIf) -> str:
     now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
     known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
     under = _knobs(base.knobs, base.knobs)
-    line = f"{VERDICTS[answer.verdict]}: a step takes {ms(now)} ms ({known})" + (f" with {under}" if under else "")
+    line = f"{ADVICE[answer.verdict].capitalize()}: a step takes {ms(now)} ms ({known})"
+    line += f" with {under}" if under else ""
     if answer.verdict != "change":
         return f"{line}."
     best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
