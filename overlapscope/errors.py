@@ -7,7 +7,8 @@ OverlapScopeError            exit code of the command line
     └── NewerSchemaError     3   written by a newer OverlapScope
 
 A message says what was wrong, where, and what to do about it, on one line. It names arguments of the Python interface;
-where the command line calls them otherwise, `in_shell` is the same message in its words.
+where the command line calls them otherwise, `in_shell` is the same message in its words. `redacted` is the same without
+anything that the caller named, for `--redact`; without it the message is left out there.
 """
 
 
@@ -16,9 +17,10 @@ class OverlapScopeError(Exception):
 
     exit_code = 2
 
-    def __init__(self, *said: object, in_shell: str | None = None) -> None:
+    def __init__(self, *said: object, in_shell: str | None = None, redacted: str | None = None) -> None:
         super().__init__(*said)
         self.in_shell = str(self) if in_shell is None else in_shell
+        self.redacted = redacted
 
 
 class UsageError(OverlapScopeError):

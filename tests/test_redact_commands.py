@@ -1,5 +1,6 @@
 """`gate --redact` and `report --redact` as commands: no byte that they print or write tells where the runs are."""
 
+import argparse
 import json
 import re
 import shutil
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlapscope.cli.main import main
 from overlapscope.cli.prediction_file import note
+from overlapscope.cli.told_aside import LEFT_OUT, told_aside
 from tests.conftest import ROOT
 from tests.test_predictions import prediction
 
@@ -50,8 +54,8 @@ def test_the_verdict_and_what_is_said_beside_it(
     out, err = told(capsys, 1, "gate", base, candidate, "--redact")
     assert out.endswith("next: overlapscope compare BASE CAND --all\n")
     assert len(err.splitlines()) == len(plain.err.splitlines())
-    assert "warning: left out: file: " in err
-    assert "predictions: file: the predictions are of another model or number of ranks" in err
+    assert f"warning: CAND: {LEFT_OUT}\n" in err
+    assert f"predictions: CAND: {LEFT_OUT}\n" in err
     for name, extra in (("gate.txt", []), ("gate.json", ["--json"])):
         assert told(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
@@ -87,7 +91,18 @@ def test_errors(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> 
     assert "INPUT" in told(capsys, 3, "report", base / "acme", "--redact")[1]
     policy = base / "acme.toml"
     assert "FILE" in told(capsys, 2, "gate", base, base, "--policy", policy, "--redact")[1]
-    told(capsys, 2, "gate", "--calibrate", candidate, "--redact")
+    assert "a noise floor has to name its runs" in told(capsys, 2, "gate", "--calibrate", candidate, "--redact")[1]
+    output = base / "report.html"
+    output.touch()
+    assert "FILE exists already" in told(capsys, 2, "report", base, "--redact", "-o", output)[1]
+
+
+@given(st.text())
+def test_no_word_of_a_message_passes(words: str) -> None:
+    args = argparse.Namespace(redact=True, base=Path("zqv/old"), candidate=Path("zqv/new"))
+    allowed = {LEFT_OUT, f"BASE: {LEFT_OUT}", f"CAND: {LEFT_OUT}"}
+    assert {told_aside(each, args) for each in (words, f"zqv/old: {words}", f"{words}; zqv/new")} <= allowed
+    assert told_aside("cannot read zqv/new/trace.json", args) == f"CAND: {LEFT_OUT}"
 
 
 def test_without_it_the_next_command_can_be_typed(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """`report --redact`: recognisable words, planted wherever a name may stand, are left in no byte of any format."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -13,21 +13,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, REMAINDER
+from overlapscope.analysis.causes import CAUSES
+from overlapscope.analysis.collective_changes import OUTSIDE
 from overlapscope.analysis.compare import compare
-from overlapscope.analysis.history import history
+from overlapscope.analysis.held_by_host import SHARED_CORES
+from overlapscope.analysis.held_words import HELD_BY
+from overlapscope.analysis.history import History, history
+from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.path import PARTS
 from overlapscope.analysis.replicate import replicate
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
-from overlapscope.gate.verdict import judge
+from overlapscope.gate.verdict import Gate, judge
 from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.readers import BUILT_IN
 from overlapscope.report import gate_text
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import annotations
 from overlapscope.report.document import Document, decoded
-from overlapscope.report.own_words import is_own
-from overlapscope.report.redact import VERSIONS, redacted
-from overlapscope.report.redact_names import Names
+from overlapscope.report.evidence_words import WORDS as WORDS_OF_EVIDENCE
+from overlapscope.report.redact import KNOWN, redacted
+from overlapscope.timeline.dimensions import BACKWARD, CONTEXT, DATA, EXPERT, FORWARD, OPTIMIZER, PIPELINE, TENSOR
+from overlapscope.timeline.facts import ANSWERS, FACT_TABLES, MESSAGE_KINDS, SIDES
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
 from tests.test_redact import all_formats
@@ -64,28 +73,28 @@ def left(text: str) -> bool:
     return MARK in text.casefold()
 
 
-def places(value: Any, key: str = "", above: str = "") -> Iterator[tuple[Any, Any]]:
-    """Give every place of a document that may hold a word that is not ours: what holds it, and where there."""
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Give every place of a document that holds a text: what holds it, and where there."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inside:
-        field, around = (name, key) if isinstance(value, dict) else (key, above)
-        if not isinstance(each, str):
-            yield from places(each, field, around)
-            continue
-        about = str(value.get("key", "")) if isinstance(value, dict) else ""
-        versions = around in ("fingerprint", "identity") and VERSIONS.fullmatch(field)
-        if not versions and not VERSIONS.fullmatch(about) and not _of_json(field):
+        if isinstance(each, str):
             yield value, name
+        else:
+            yield from places(each)
 
 
-def _of_json(field: str) -> bool:
-    """Whether only one of a few words may stand in a field, or one that is looked up by it."""
-    return field in ("schema", "unit")
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Give every object of a document."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(each)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 @given(word=WORDS, start=st.integers(0, 12))
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_word_anywhere_in_a_document_is_left_nowhere(word: str, start: int) -> None:
+def test_a_word_anywhere_in_a_document_is_left_nowhere(is_whole: bool, word: str, start: int) -> None:
     """Titles, evidence, reasons and whatever else: nothing has to know that it is a name."""
     for document in every_kind().values():
         edited = json.loads(as_json.render(document))
@@ -93,7 +102,7 @@ def test_a_word_anywhere_in_a_document_is_left_nowhere(word: str, start: int) ->
         shapes = count(start)
         for inside, at in list(places(edited)):
             before, shape = inside[at], SHAPES[next(shapes) % len(SHAPES)](word)
-            inside[at] = f"{before} {shape}" if at not in ("name", "id") else f"{before}:{shape}"
+            inside[at] = shape if is_whole else f"{before}:{shape}" if at in ("name", "id") else f"{before} {shape}"
             try:
                 decoded(json.dumps(edited).encode())
             except InputError:
@@ -102,6 +111,22 @@ def test_a_word_anywhere_in_a_document_is_left_nowhere(word: str, start: int) ->
             planted += 1
         assert planted > 5
         found = decoded(json.dumps(edited).encode())
+        for name, text in all_formats(redacted(found)).items():
+            assert not left(text), (name, text[max(0, text.casefold().find(MARK) - 80) :][:160])
+
+
+@given(word=WORDS, start=st.integers(0, 12))
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_word_that_is_a_key_is_left_nowhere(word: str, start: int) -> None:
+    """Modules are keys, and so are fields of evidence that nobody has heard of."""
+    for document in every_kind().values():
+        edited = json.loads(as_json.render(document))
+        shapes = count(start)
+        for each in list(objects(edited)):
+            for value in list(each.values())[:1]:
+                each[SHAPES[next(shapes) % len(SHAPES)](word)] = value
+        found = decoded(json.dumps(edited).encode())
+        assert left(as_json.render(found)) or not isinstance(document, Gate | History), "a test that cannot fail"
         for name, text in all_formats(redacted(found)).items():
             assert not left(text), (name, text[max(0, text.casefold().find(MARK) - 80) :][:160])
 
@@ -191,64 +216,103 @@ def test_the_command_leaves_them_nowhere(tmp_path: Path, monkeypatch: pytest.Mon
         assert not left((tmp_path / "out").read_text(encoding="utf-8"))
 
 
-def test_what_we_say_ourselves_stays() -> None:
-    """What is told of the sample runs has no name but theirs: all other words are as they were."""
+PAGES = [each.stem for name in ("findings", "advice") for each in (ROOT / "docs" / name).glob("*.md")]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("kind_of_id", PAGES),
+        ("format", [each.format for each in BUILT_IN]),
+        ("held_by", [*HELD_BY, SHARED_CORES]),
+        ("evidence{}", WORDS_OF_EVIDENCE),
+        ("causes{}", CAUSES),
+        ("parts{}", PARTS),
+        ("Part.name", [COMPUTE, EXPOSED, COPY, IDLE, IDLE_OR_COPIES, REMAINDER, OUTSIDE]),
+        ("Metric.name", [each.name for each in METRICS]),
+        ("told{}", FACT_TABLES),
+        ("kind", MESSAGE_KINDS),
+        ("side", SIDES),
+        ("gpu_direct", ANSWERS),
+        ("dimension", [DATA, TENSOR, PIPELINE, EXPERT, CONTEXT]),
+        ("phase", [FORWARD, BACKWARD, OPTIMIZER]),
+        ("op", ["all_reduce", "_all_gather_base", "reduce_scatter", "send_recv", "broadcast", "unknown"]),
+        ("dtype", ["float32", "bfloat16", "c10::Half", "int8", "float8_e4m3fn"]),
+        ("algorithm", ["RING", "NVLS_TREE", "COLLNET_DIRECT", "MESH-RING"]),
+        ("transport", ["P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", "NET/AWS Libfabric"]),
+        ("library", ["NCCL 2.21.5+cuda12.4"]),
+        ("host_op", ["aten::copy_", "Memcpy DtoH (Device -> Pageable)", "nccl:all_reduce"]),
+        ("fingerprint", ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X", "cpu", "nccl",
+                         "mixed", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "2.13.0+cpu", "2.9.1+cu128"]),
+        ("identity", ["data 8, tensor 2", "25", "[1, 25]", "True", "bfloat16"]),
+        ("key", ["world_size", "torch_version", "ddp.bucket_cap_bytes", "recording.mode", "environment.NCCL_ALGO"]),
+    ],
+)  # fmt: skip
+def test_what_names_nobody_stays(field: str, words: Iterable[str]) -> None:
+    assert [each for each in words if not KNOWN[field].fullmatch(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("fingerprint", ["2.13.0+git1a2b3c4", "10.1.2.3", "ACME-9000", "alice", "H100 of alice"]),
+        ("identity", ["mlx5_0", "/opt/acme", "Ring"]),
+        ("key", ["environment.ACME_TOKEN", "ddp.alice"]),
+        ("op", ["all_reduce_alice"]),
+        ("host_op", ["acme::copy_", "nccl_acme"]),
+        ("evidence{}", ["alice", "wait_ns_alice"]),
+        ("kind_of_id", ["17-bob", "late_alice"]),
+        ("group", ["10.1.2.3", "alice"]),
+    ],
+)
+def test_what_may_name_somebody_goes(field: str, words: Sequence[str]) -> None:
+    assert [each for each in words if KNOWN[field].fullmatch(each)] == []
+
+
+def test_findings_stay_with_their_kind_severity_and_figures() -> None:
     for kind in ("run", "comparison", "gate"):
-        content = msgspec.to_builtins(redacted(every_kind()[kind]))
-        findings = content.get("findings") or content.get("comparison", {}).get("findings") or []
-        assert not any("name-" in each["title"] for each in findings)
-    assert is_own("exposed")
-    assert is_own("all_reduce")
-    assert is_own("3.5ms")
-    assert not is_own("layers.19")
-    assert is_own("2.13.0")
-    assert not is_own("17-bob")
-    assert not is_own("alice")
+        document, hidden = (msgspec.to_builtins(each) for each in (every_kind()[kind], redacted(every_kind()[kind])))
+        ours, theirs = ((each.get("comparison") or each)["findings"] for each in (document, hidden))
+        for before, after in zip(ours, theirs, strict=True):
+            assert (before["id"].split(":")[0], before["severity"]) == (after["id"].split(":")[0], after["severity"])
+            assert before["evidence"].keys() == after["evidence"].keys()
+            assert after["title"].startswith(before["id"].split(":")[0].replace("_", " "))
+            assert "name-" not in after["title"]
+
+
+def finding_of(id_: str, evidence: dict[str, Any]) -> dict[str, Any]:
+    """Give a finding as it stands in the redacted JSON."""
+    raw = json.loads(as_json.render(every_kind()["run"]))
+    title = "rank 1 waits 3.500 ms for 10.1.2.3, [fe80::1]:29500, /home/alice, in torch 2.13.0"
+    raw["findings"] = [{"id": id_, "severity": "warning", "known_from": "trace", "title": title, "evidence": evidence}]
+    (found,) = json.loads(as_json.render(redacted(decoded(json.dumps(raw).encode()))))["findings"]
+    return dict(found)
 
 
 def test_addresses_are_names() -> None:
-    raw = json.loads(as_json.render(every_kind()["run"]))
-    raw["findings"] = [{
-        "id": "late_rank:10.1.2.3", "severity": "warning", "known_from": "trace",
-        "title": "rank 1 waits 3.500 ms for 10.1.2.3, in torch 2.13.0",
-        "evidence": {"host": "192.168.0.77", "hosts": ["10.1.2.4"]},
-    }]  # fmt: skip
-    text = as_json.render(redacted(decoded(json.dumps(raw).encode())))
-    assert not any(address in text for address in ("10.1.2.", "192.168"))
-    assert "3.500 ms" in text
-    assert "torch 2.13.0" in text
+    found = finding_of("late_rank:10.1.2.3", {"host": "192.168.0.77", "hosts": ["10.1.2.4"], "wait_ns": 3_500_000})
+    assert not any(address in json.dumps(found) for address in ("10.1.2.", "192.168", "2.13.0", "alice"))
+    assert found["title"] == "late rank (name-1): wait 3.500 ms; host host-1; hosts host-2"
+    assert found["evidence"] == {"host": "host-1", "hosts": ["host-2"], "wait_ns": 3_500_000}
 
 
-WIDE = ("2001:470:1234::1", "2001:db8:0:1:1:1:1:1", "fe80::1", "::1", "fe80::1:2%eth0", "::ffff:10.1.2.3")
+WIDE = (
+    "2001:470:1234::1", "2001:470:1234:1:1:1:1:1", "2001:db8:0:1:1:1:1:1", "fe80::1", "::1", "fe80::1:2%eth0",
+    "::ffff:10.1.2.3",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("address", WIDE)
 def test_addresses_of_ipv6_are_names(address: str) -> None:
-    raw = json.loads(as_json.render(every_kind()["run"]))
-    raw["findings"] = [{
-        "id": f"late_rank:{address}", "severity": "warning", "known_from": "trace",
-        "title": f"rank 1 waits 3.500 ms for {address}: [{address}]:29500, {address}:29500, host {address}.",
-        "evidence": {"place": f"of {address}"},
-    }]  # fmt: skip
-    for evidence in ({}, {"host": address}, {"group": address}):
-        raw["findings"][0]["evidence"] |= evidence
-        (finding,) = json.loads(as_json.render(redacted(decoded(json.dumps(raw).encode()))))["findings"]
-        assert not any(part in json.dumps(finding) for part in ("470", "db8", "fe80", "ffff", "::", "eth0"))
-        assert "rank 1 waits 3.500 ms for" in finding["title"]
+    evidence: dict[str, Any] = {"place": f"of {address}"}
+    for more in ({}, {"host": address}, {"group": address}):
+        found = finding_of(f"late_rank:{address}", evidence := evidence | more)
+        assert not any(part in json.dumps(found) for part in ("470", "db8", "fe80", "ffff", "::", "eth0"))
+        assert found["title"].startswith("late rank (")
 
 
 @pytest.mark.parametrize("host", ["10-1-2-3", "17", "2001:470:1234::1", "10.1.2.3", "1.2"])
 def test_a_host_of_digits_is_a_name_and_no_figure_is_taken_for_it(host: str) -> None:
-    raw = json.loads(as_json.render(every_kind()["run"]))
-    raw["findings"] = [{
-        "id": "late_rank:dp", "severity": "warning", "known_from": "trace",
-        "title": "rank 17 waits 1.2 ms and 17 MiB", "evidence": {"host": host},
-    }]  # fmt: skip
-    (finding,) = json.loads(as_json.render(redacted(decoded(json.dumps(raw).encode()))))["findings"]
-    assert finding["evidence"]["host"] == "host-1"
-    assert finding["title"] == "rank 17 waits 1.2 ms and 17 MiB"
-
-
-@pytest.mark.parametrize("text", ["12:30:45", "at 03:02:01", "0000:1b:00.0", "c10d::add", "aten::add", "a :: b", "1:2"])
-def test_what_only_looks_like_an_address_stays(text: str) -> None:
-    assert "address" not in Names().sentence(text)
+    found = finding_of("late_rank:rank17", {"host": host, "rank": 17, "wait_ms": 1.2})
+    assert found["evidence"] == {"host": "host-1", "rank": 17, "wait_ms": 1.2}
+    assert found["title"] == "late rank (rank17): rank 17; wait ms 1.2; host host-1"

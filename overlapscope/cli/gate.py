@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure how much the runs in this folder differ, all of unchanged code; -o FILE keeps it for --floor",
     )  # fmt: skip
     parser.add_argument(
-        "--redact", action="store_true", help="replace names of files, hosts, groups, modules and kernels in the result"
+        "--redact",
+        action="store_true",
+        help="replace names of files, hosts, groups, modules and kernels in the result, leave sentences out",
     )
     add_reading(parser)
     add_output(parser)
@@ -68,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         if args.base is not None:
             raise UsageError("--calibrate takes one folder of runs, and no BASE or CAND")
         if args.redact:
-            raise UsageError("--redact is of a verdict; a noise floor has to name its runs and their job")
+            said = "--redact is of a verdict; a noise floor has to name its runs and their job"
+            raise UsageError(said, redacted=said)
         return _calibrate(args)
     if args.base is None or args.candidate is None:
         raise UsageError("name BASE and CAND, two runs or folders of runs; or --calibrate RUNS")

@@ -79,7 +79,7 @@ def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] |
     code = 3
     match error:
         case OverlapScopeError():
-            said, code = _one_line(told_aside(error.in_shell, args)), error.exit_code
+            said, code = _one_line(told_aside(error.in_shell, args, error.redacted)), error.exit_code
         case Ended():
             said, code = "ended by SIGTERM", EXIT_CODE
         case KeyboardInterrupt():

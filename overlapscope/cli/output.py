@@ -28,7 +28,8 @@ def require_output(args: argparse.Namespace) -> None:
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file")
     if output.exists() and not args.force:
-        raise UsageError(f"{output} exists already; choose another name, or replace it with -f")
+        exists = "exists already; choose another name, or replace it with -f"
+        raise UsageError(f"{output} {exists}", redacted=f"FILE {exists}")
     if output.is_file() and any(each.exists() and each.samefile(output) for each in _paths(args)):
         raise UsageError(f"{output} is what is to be read; choose another name")
     lacking = _lacking(output.absolute().parent)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redact",
         action="store_true",
-        help="replace names of files, hosts, groups, modules and kernels; no figure changes",
+        help="replace names of files, hosts, groups, modules and kernels, leave sentences out; no figure changes",
     )
     add_reading(parser)
     add_output(parser)

@@ -11,17 +11,21 @@ GIVEN: Final = {
     "policy": "FILE", "floor": "FILE", "output": "FILE",
 }  # fmt: skip
 """What paths of the command line are called in `--help`."""
+LEFT_OUT: Final = "message left out by --redact; run without it to read it"
 
 
-def told_aside(words: str, args: argparse.Namespace | None) -> str:
-    """Give a warning or an error as it may be told: whole, or with `--redact` without names."""
+def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None = None) -> str:
+    """Return a warning or an error as it may be shown.
+
+    With `--redact` that is `redacted`; without such words, the name in `--help` of the argument that it is about.
+    """
     if args is None or not getattr(args, "redact", False):
         return words
-    from overlapscope.report.redact_names import Names  # noqa: PLC0415 - keeps --help light
-
-    for path, word in sorted(_given(args), key=lambda each: -len(each[0])):
-        words = re.sub(rf"(?<!\w){re.escape(path)}(?!\w)", word, words)
-    return Names(frozenset(each.casefold() for each in GIVEN.values())).sentence(words)
+    if redacted is not None:
+        return redacted
+    given = sorted(_given(args), key=lambda each: -len(each[0]))
+    about = (word for path, word in given if re.search(rf"(?<!\w){re.escape(path)}(?!\w)", words))
+    return ": ".join([*list(about)[:1], LEFT_OUT])
 
 
 def _given(args: argparse.Namespace) -> Iterator[tuple[str, str]]:

@@ -1,146 +1,254 @@
-"""A document without the names of anybody's hosts, modules, files, groups and kernels: every figure stays as it is.
+"""A document without the names of anybody's hosts, modules, files, groups and kernels; every figure stays as it is.
 
-A name becomes a placeholder of its sort, as `module-3`: the same name the same one throughout. The text of a field
-that names something is replaced; in all other text those names are replaced wherever they stand, and so is, as
-`name-3`, whatever is no word of our own: a name that stands in a sentence and in no field is not known for one, but
-neither is it ours. What other programs wrote (messages of logs, warnings of readers) is withheld whole, as nobody knows
-what it names. Numbers that stand for a name, as group 0, tell nothing and stay; addresses do not.
+What happens to a text depends on the field that holds it and on nothing else. Some fields hold words of a fixed
+vocabulary: what belongs to it stays. Any other text, also of a field that is not listed here, becomes a placeholder
+such as `module-3`, the same one wherever that text is a whole value. Free text is not searched for names: titles of
+findings are built again from their id and their figures, all other sentences are left out.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from types import NoneType
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from overlapscope.analysis.identity import ENVIRONMENT
-from overlapscope.report.own_words import COMPOUND, is_operation, of_own_parts, only_own
-from overlapscope.report.redact_names import Name, Names
+from overlapscope.report.evidence_words import evidence_words
+from overlapscope.timeline.columns import column_kinds
+from overlapscope.timeline.facts import FACT_TABLES
 
 D = TypeVar("D", bound=msgspec.Struct)
+FREE_TEXT: Final = frozenset({"title", "warnings", "reason", "reasons", "verify", "measured", "assumed", "apply"})
+"""Fields of sentences. What stays is an empty value of their type; a title is built again."""
 SORTS: Final[Mapping[str, str]] = {
-    "path": "file", "source": "file", "called_at": "file", "file": "file", "files": "file",
-    "group": "group", "communicator": "group", "groups": "group", "pipeline": "group", "timer": "name",
-    "module": "module", "modules": "module", "run": "run",
-    "host": "host", "hosts": "host", "host_name": "host", "hostname": "host",
-    "host_op": "kernel", "kernel": "kernel", "kernels": "kernel", "names": "kernel",
-    "nic": "device", "bus": "device", "cards": "device", "interface": "device",
-    "a": "device", "b": "device", "pairs": "device",
-    "subject": "name", "tensor": "name",
-    "text": "message", "warnings": "message", "first": "message",
-}  # fmt: skip
-"""What the text of a field, or the texts in it, name."""
-INSIDE: Final[Mapping[str, str]] = {
-    "base": "run", "candidate": "run", "runs": "run", "left_out": "run",
-    "grown": "kernel", "shrunk": "kernel", "operations": "kernel",
-}  # fmt: skip
-"""What `name` is of a thing in such a list, and what the texts of such a list are."""
-KEYS: Final[Mapping[str, str]] = {"module": "module"}
-"""What the keys of such an object are."""
-KEPT: Final = frozenset({
-    "schema", "severity", "known_from", "estimate", "verdict", "reason", "unit", "over_ranks", "better", "test", "kind",
-    "change", "window", "sort", "scope", "confidence", "held_by", "op",
-})  # fmt: skip
-"""Fields that hold words of ours, unless a sentence there quotes something else."""
-OF_LIBRARIES: Final = frozenset(
-    {"algorithm", "algorithms", "protocol", "pattern", "transport", "library", "network", "gpu_direct", "format"}
+    field: sort
+    for sort, fields in {
+        "file": "path source called_at files",
+        "run": "run runs ComparedRun.name HistoryRun.name",
+        "host": "host hosts",
+        "group": "group groups communicator communicators before behind",
+        "module": "module module{}",
+        "kernel": "names host_op KernelChange.name PathOperation.name",
+        "collective": "Part.name",
+        "device": "device nic bus cards interfaces a b pairs peers links{}",
+        "setting": "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",
+        "message": "text first stuck_because",
+        "call": "called calls{} last_entered",
+    }.items()
+    for field in fields.split()
+}
+"""What the text of a field names, which its placeholder says; `name` where nothing is listed.
+
+`Struct.field` goes before `field`; `field{}` are the keys of an object that maps things to values.
+"""
+
+
+def _words(words: str, between: str = "[ _+-]") -> str:
+    """Return a pattern of one or more of these words."""
+    return f"(?:{words})(?:{between}(?:{words}))*"
+
+
+_OURS: Final = _words(
+    "a|activations|against|algbw|algobw|algorithm|all|allgather|allocator|allreduce|alltoall|alone|and|apart|appeared"
+    "|archive|as|ascend|attributed|avg|backward|bandwidth|barrier|base|because|before|begins|behind|below|benchmark"
+    r"|bit|blame|both|broadcast|bubble|bucket\d*|buckets|busbw|busy|by|bytes|c10d|call|called|calls|came|candidate|cap"
+    "|cards|causes|chakra|chance|change|channels|clock|coalesced|collective|collectives|collector|collnet|combines"
+    "|comm|comms|communicated|communication|communicator|communicators|comp|compared|comparison|compute|computed"
+    "|computing|connections|context|copies|copy|core|cores|cost|count|cpu|critical|damaged|data|database|ddp"
+    "|deepspeed|dependency|desync|device|differ|difference|different|differing|differs|direct|dropped|dtype|dump"
+    "|dumped|duration|during|efficiency|elapse|elapsed|embedding|entered|error|events|excess|execution|expert|explain"
+    "|export|exposed|fall|fastest|few|fewer|figures|files|first|flight|for|forward|found|fraction|free|fsdp|FSDP|fullest"
+    "|fused|fusion|garbage|gather|gathers|gbit|gbs|gpu|gradient|gradients|graph|grew|grids|group|groups|h1|hccs|held"
+    "|hidden|high|horovod|host|hosts|id|ideal|idle|imbalance|in|infiniband|info|inspector|insufficient|inter"
+    "|interfaces|interference|intra|irecv|isend|iteration|iterations|its|job|keep|kernels|keys|kinds|kineto|known"
+    "|ktok|lane|lanes|larger|last|lasts|late|latency|launch|launched|launches|lead|least|left|line|link|links|loading"
+    "|log|long|look|lost|low|matched|matrix|max|may|mb|mean|measured|measurements|median|megatron|members|memory"
+    "|messages|mhz|mib|min|mismatch|missing|mixed|more|most|models|moved|moving|ms|names|narrow|nccl|negotiation"
+    "|negotiations|network|no|node|nor|not|ns|nsight|nvls|odd|of|off|on|one|only|op|operations|optimizer|or|other"
+    "|others|out|output|overlap|overlapped|overlapscope|p2p|pairs|parallelism|path|paths|pcie|peer|peers|per|perfetto"
+    "|pipeline|plugin|possible|potential|power|predicted|preparing|profiler|progress|queue|queued|rank|ranks|ratio"
+    "|rdma|reasons|received|receiver|receiving|recorded|recorder|recording|recv|reduce|reducescatter|regrouped|repair"
+    "|repaired|replay|reported|retries|ring|rocprofv3|run|runs|s|scatter|sdma|send|sender|sending|seq|setting|share"
+    "|shared|shrank|sided|since|single|sixteen|size|sizes|slow|slowdown|slower|slowest|slowness|sm|small|socket"
+    "|software|source|spans|stage|stages|stand|starts|stated|step|steps|still|straggler|stuck|synchronisation"
+    "|synchronising|synchronization|table|tail|telemetry|tensor|tensors|tests|text|the|throttle|throttled|ticks|time"
+    "|timeout|timeouts|timer|timers|times|to|topo|topology|total|trace|training|transfer|transfers|transit|transports"
+    "|tree|trial|truncated|unclassified|unclear|uneven|unfused|unknown|unlinked|unnamed|unread|untold|up|us|use|usual"
+    "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
+    "|work|world|worst|yes|zb"
 )
-"""Fields that hold words of a library everybody has, where they are made of such."""
-VERSIONS: Final = re.compile(r"device|backend|python|\w+_version")
-"""Keys of a fingerprint whose values are told: the device's model, and versions."""
+"""Of the words that names of OverlapScope's own consist of: operations, causes, metrics, findings, figures, formats."""
+_OPERATION: Final = "_?" + _words(
+    "all|reduce|gather|scatter|to|broadcast|barrier|send|recv|v|vc|coalesced|base|single|alltoall|allreduce|allgather"
+    "|reducescatter|isend|irecv|p2p|uneven|group|unknown|collective|wait",
+    "_",
+)
+_DTYPE: Final = (
+    r"(?i:(?:c10::)?(?:b?float|u?int|complex|bool|half|double|byte|char|short|long|fp|bf|f|i|u)\d*"
+    r"(?:_?e\dm\d(?:fn|fnuz|b11fnuz)?)?)"
+)
+_LIBRARY: Final = "nccl|rccl|gloo|mpi|ucc|hccl|xccl"
+_VERSION: Final = r"\d+(?:\.\d+){1,2}(?:(?:a|b|rc|\.?dev|\.?post)\d+)?(?:\+(?:cpu|(?:cu|cuda|rocm)\d+(?:\.\d+)*))?"
+_MODEL: Final = _words(
+    r"NVIDIA|AMD|Intel|Tesla|GeForce|RTX|GTX|TITAN|PRO|Ti|SUPER|Instinct|Radeon|Ascend|NPU|Blackwell|Ada|Generation"
+    r"|Server|Workstation|Max|Q|Edition|PCIe|NVL|OAM|SXM\d?|HBM\de?|PG\d+|[A-Z]{1,2}\d{2,4}[A-Z]?|[LT]4|MI\d+[AX]?|\d+GB"
+    r"|\d{3,4}",
+    "[ -]",
+)
+"""Models of devices."""
+_NUMBERS: Final = r"\[?-?\d+(?:\.\d+)?(?:, -?\d+(?:\.\d+)?)*\]?"
+_GROUP: Final = r"\d+(?: \[\d+(?:, \d+)*\])?|\d+ ranks|default_pg|WORLD"
+_KNOB: Final = (
+    "bucket_bytes|bucket_cap_bytes|bucket_cap_mb|bucket_cap_mb_list|gradient_as_bucket_view|static_graph|no_sync|hook"
+    "|find_unused_parameters|small_last_bucket|comm_hook|compile_splits|accumulation|zero_stage|partition_mb|priority"
+    "|channels|link_speed|late_ranks"
+)
+_KEY: Final = (
+    rf"world_size|device|backend|python|dtype|parallelism|parameters|ranks|recording\.(?:basis|mode)|ddp\.(?:{_KNOB})"
+    r"|(?:torch|torch_npu|cann|cuda_driver|cuda_runtime|hip_runtime|nccl|comm_lib)_version"
+    r"|environment\.(?:NCCL|RCCL|TORCH|PYTORCH|GLOO|UCX|FI|OMP|CUDA)_[A-Z0-9_]+"
+)
+"""What a run's identity consists of."""
+_SIZES: Final = r"(?:data|tensor|pipeline|expert|context) \d+"
+_VALUE: Final = (
+    rf"{_NUMBERS}|{_VERSION}|{_MODEL}|{_LIBRARY}|{_DTYPE}|{_SIZES}(?:, {_SIZES})*|True|False|None|mixed|cpu|trace"
+    r"|events|log|16-bit|ranks? \d+(?:, \d+)*(?: and \d+ more)?"
+)
+_KERNEL: Final = (
+    rf"(?:aten|c10d)::\w+(?:\.\w+)?|(?:(?:{_LIBRARY}):)?{_OPERATION}|host operations|unnamed"
+    r"|Mem(?:cpy|set)(?: (?:HtoD|DtoH|DtoD|PtoP|HtoH|->|\(?(?:Device|Pageable|Pinned|Unknown)\)?))*"
+)
+"""Names that torch gives, and not the job."""
+KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
+    field: re.compile(pattern, re.ASCII)
+    for pattern, fields in {
+        _OURS: "dimension dimension{} phase phase{} side gpu_direct in_place pattern part parts{} name Metric.name"
+        " MetricVerdict.name BudgetVerdict.name values{} Part.name ScalePart.name causes{} told{} held_by verdict"
+        " known_from format kind_of_id evidence{}",
+        _OPERATION: "op executed_op by_op{}",
+        _DTYPE: "dtype",
+        "all tensors|transfers|negotiations": "subject",
+        f"{_GROUP}|{_OPERATION}": "before behind",
+        _GROUP: "group groups communicator communicators",
+        "unknown": "module{}",
+        "(?i:ring|tree|collnet|direct|chain|nvls|pat|mesh|nhr|nb|hd|[-_])+": "algorithm algorithms",
+        "(?i:simple|ll|ll128)": "protocol",
+        _words(
+            "P2P|IPC|CUMEM|SHM|NET|IB|RoCE|Socket|AWS Libfabric|COLLNET|GDRDMA|read|direct|indirect|\\d", "/"
+        ): "transport transports network",
+        "NVLink|XGMI|PCIe|PIX|PXB|PHB|NODE|SYS|network|info|warning|timeout": "kind",
+        rf"(?i:{_LIBRARY}) {_VERSION}": "library",
+        _LIBRARY: "backend",
+        _KERNEL: "names host_op KernelChange.name PathOperation.name",
+        rf"(?:GPU|NIC) ?\d{{1,2}}|{_MODEL}|network|cpu": "a b pairs peers device links{}",
+        "(?:cuda|hip|cu)(?:Device|Ctx|Context|Stream|Event)Synchronize": "synchronising_calls{}",
+        "|".join(column for table in FACT_TABLES.values() for column in column_kinds(table)): "rows{}",
+        _KEY: "fingerprint{} identity{} key keys unknown_keys floor_differs",
+        _VALUE: "fingerprint identity base candidate IdentityChange.before IdentityChange.after knobs present value",
+        _KNOB: "knobs{} present{}",
+        _VERSION: "version nccl_version",
+        r"\d{4}-\d\d-\d\d[\d:.TZ+ -]*": "made_at",
+        rf"(?:rank|step|stage|GPU)?\d+|\?|{_OURS}|{_DTYPE}|{_KEY}": "part_of_id",
+    }.items()
+    for field in fields.split()
+}
+"""What stays in each field as it is; of a field that is not here, nothing."""
+_SPECIFIC: Final = {*SORTS, *KNOWN}
+_NUMBER: Final = re.compile(r"\d{1,9}")
+"""Ranks and stages, as keys."""
+MOST_LISTED: Final = 3
+MOST_PARTS: Final = 4
+"""Of the place in an id; what has more colons is an address."""
 
 
 def redacted(document: D) -> D:
-    """Give the document with placeholders for names; the same input gives the same placeholders."""
-    content = msgspec.to_builtins(document)
-    names = Names(frozenset(word.casefold() for value in _told(content, "", "") for word in COMPOUND.findall(value)))
-    for found in _named(content, "", ""):
-        names.add(found)
-    return msgspec.convert(_replaced(content, "", "", names), type(document))
+    """Return the document with placeholders for names; the same input gives the same placeholders."""
+    return _Redaction().struct(document)
 
 
-def _replaced(value: Any, key: str, above: str, names: Names) -> Any:
-    """Give a value with placeholders, by the field that holds it and the one above that."""
-    if isinstance(value, str):
-        if key == "id":
-            kind, colon, place = value.partition(":")
-            return f"{kind}{colon}{names.whole(place) or names.sentence(place)}"
-        if _kept(key, above, value):
-            return value
-        return (names.whole(value) if _sort(key, above) is not None else None) or names.sentence(value)
-    if isinstance(value, list):
-        return [_replaced(each, key, above, names) for each in value]
-    if isinstance(value, dict):
-        return {_key(name, key, names): _replaced(each, field, key, names) for name, field, each in _fields(value)}
-    return value
+class _Redaction:
+    """The placeholders given out so far, by the text that each stands for."""
+
+    def __init__(self) -> None:
+        self._placeholders: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def struct(self, struct: D) -> D:
+        """Return a struct of the same type; a field whose type lists the words that may stand there stays as it is."""
+        changed: dict[str, Any] = {}
+        for name in _open_fields(type(struct)):
+            specific = f"{type(struct).__name__}.{name}"
+            changed[name] = self._value(getattr(struct, name), specific if specific in _SPECIFIC else name)
+        if "title" in changed:
+            changed["title"] = _title(changed["id"], changed["evidence"])
+        return msgspec.structs.replace(struct, **changed)
+
+    def _value(self, value: Any, field: str, *, is_fields: bool = False) -> Any:
+        """Return a value of a field; `is_fields` says that the keys of an object name fields, and not things."""
+        if field in FREE_TEXT and isinstance(value, str | list | dict):
+            return type(value)()
+        if isinstance(value, str):
+            return self._id(value) if field == "id" else self._text(value, field)
+        if isinstance(value, msgspec.Struct):
+            return self.struct(value)
+        if isinstance(value, list):
+            return [self._value(each, field, is_fields=True) for each in value]
+        if isinstance(value, dict):
+            is_fields = is_fields or field == "evidence"
+            keys = "evidence{}" if is_fields and field != "rows" else f"{field}{{}}"
+            return {
+                self._text(key, keys): self._value(each, key if is_fields else field, is_fields=not is_fields)
+                for key, each in value.items()
+            }
+        return value
+
+    def _id(self, text: str) -> str:
+        """Return the id of a finding: a kind, and often a place of a few parts after colons."""
+        kind, colon, place = text.partition(":")
+        parts = place.split(":")
+        if place in self._placeholders or len(parts) > MOST_PARTS or "" in parts:
+            parts = [place]
+        shown = [self._placeholders.get(each) or self._text(each, "part_of_id") for each in parts]
+        return self._text(kind, "kind_of_id") + colon + ":".join(shown)
+
+    def _text(self, text: str, field: str) -> str:
+        if _stays(text, field):
+            return text
+        if text not in self._placeholders:
+            sort = SORTS.get(field, "name")
+            self._counts[sort] += 1
+            self._placeholders[text] = f"{sort}-{self._counts[sort]}"
+        return self._placeholders[text]
 
 
-def _key(name: str, inside: str, names: Names) -> str:
-    if inside in KEYS or inside == "evidence":
-        return names.whole(name) or names.sentence(name)
-    return names.sentence(name)
+@lru_cache(maxsize=2**14)
+def _stays(text: str, field: str) -> bool:
+    known = KNOWN.get(field, _NUMBER if field.endswith("{}") else None)
+    return not text or (known is not None and known.fullmatch(text) is not None)
 
 
-def _kept(key: str, above: str, value: str) -> bool:
-    """Whether a text stays as it is."""
-    if key in ("op", "told"):
-        return key == "told" or is_operation(value)
-    if above in ("fingerprint", "identity") and VERSIONS.fullmatch(key):
-        return True
-    if key in OF_LIBRARIES:
-        return of_own_parts(value)
-    return key in KEPT and only_own(value)
+@cache
+def _open_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of a struct that may hold any text, by their types.
 
-
-def _named(value: Any, key: str, above: str) -> Iterator[Name]:
-    """Give every name of a document, by the field that holds it."""
-    if isinstance(value, str):
-        sort = _sort(key, above)
-        if sort is not None and not _kept(key, above, value):
-            yield Name(sort, value)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _named(each, key, above)
-    elif isinstance(value, dict):
-        if key in KEYS:
-            yield from (Name(KEYS[key], name) for name in value)
-        for _, field, each in _fields(value):
-            yield from _named(each, field, key)
-
-
-def _told(value: Any, key: str, above: str) -> Iterator[str]:
-    """Give what a fingerprint tells as it is: sentences may tell it, too."""
-    if isinstance(value, str):
-        if key == "told" or (above in ("fingerprint", "identity") and VERSIONS.fullmatch(key)):
-            yield value
-    elif isinstance(value, list):
-        for each in value:
-            yield from _told(each, key, above)
-    elif isinstance(value, dict):
-        for _, field, each in _fields(value):
-            yield from _told(each, field, key)
-
-
-def _fields(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Give the name of each field, the name it is judged by, and its value.
-
-    Where an object tells of one key of many, what both sides had is judged as that key's value would be.
+    Findings and ids come last: what they name has a placeholder by then, which says better what it is.
     """
-    about = str(value.get("key", ""))
-    as_key = "setting" if about.startswith(ENVIRONMENT) else "told" if VERSIONS.fullmatch(about) else None
-    for name, each in value.items():
-        yield name, as_key if as_key and name in ("base", "candidate", "before", "after") else name, each
+    found = []
+    for each in msgspec.structs.fields(kind):
+        parts = get_args(each.type) or (each.type,)
+        is_word = any(get_origin(part) is Literal for part in (each.type, *parts))
+        if not is_word and not {int, float, bool, NoneType}.issuperset(parts):
+            found.append(each.name)
+    return tuple(sorted(found, key=lambda name: name in ("findings", "id")))
 
 
-def _sort(key: str, above: str) -> str | None:
-    """Say what the text of a field names; None for a sentence or a word of ours."""
-    if key == "name":
-        return INSIDE.get(above)
-    if key in ("op", "setting"):
-        return key
-    if above in ("fingerprint", "identity"):
-        return "setting" if key.startswith(ENVIRONMENT) else SORTS.get(key)
-    if key in ("runs", "left_out") and above in ("evidence", "points", ""):
-        return "run"
-    ours = key in KEPT or (key == "warnings" and not above)  # those of a source are its reader's
-    return None if ours else SORTS.get(key)
+def _title(id_: str, evidence: Mapping[str, Any]) -> str:
+    """Return what a redacted finding says: its kind and place, its figures, and the first of each list of evidence."""
+    kind, _, place = id_.partition(":")
+    lists = {key: value if isinstance(value, list) else [value] for key, value in evidence.items()}
+    texts = {key: value[:MOST_LISTED] for key, value in lists.items() if {*map(type, value)} == {str}}
+    told = [evidence_words(evidence), *(f"{key.replace('_', ' ')} {', '.join(each)}" for key, each in texts.items())]
+    where = f" ({place.replace(':', ', ')})" if place else ""
+    return ": ".join(filter(None, [kind.replace("_", " ") + where, "; ".join(filter(None, told))]))
