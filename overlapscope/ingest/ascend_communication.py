@@ -32,7 +32,7 @@ _STEP: Final = re.compile(r"^step(\d{0,18})$")
 
 def read_communication(path: Path, context: ReadContext) -> Reading:
     """Read either file. Raises InputError when it holds no operation with figures."""
-    content, stream = read_json(path, context)
+    content, stream = read_json(path, context.max_bytes, context.progress)
     book = FigureBook(shown_name(path), rank_of(path))
     operations = unusable = 0
     for step, name, told in _operations(content):

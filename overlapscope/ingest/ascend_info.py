@@ -18,7 +18,7 @@ _VERSIONS = ("torch_npu_version", "cann_version")
 
 def read_info(path: Path, context: ReadContext) -> Reading:
     """Read either file. Raises InputError when it is not whole JSON."""
-    content, stream = read_json(path, context)
+    content, stream = read_json(path, context.max_bytes, context.progress)
     told = content if isinstance(content, dict) else {}
     job = told.get("distributed_args")
     world_size = count(job.get("world_size")) if isinstance(job, dict) else None

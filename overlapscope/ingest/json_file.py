@@ -1,5 +1,6 @@
 """A JSON file of moderate size, decoded whole."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +9,26 @@ import msgspec
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.reading import ReadContext
 
 MAX_BYTES = 1 << 30
 """Decoded values take several times their text; a format that gets larger than this must be streamed."""
 
 
-def json_text(path: Path, context: ReadContext) -> tuple[bytes, ByteStream]:
+def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[bytes, ByteStream]:
     """Give the content of a file as UTF-8 and the stream it came from; other bytes are replaced, with a warning.
 
     Raises InputError when it cannot be read or is too large.
     """
-    stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
+    stream = ByteStream(path, min(max_bytes, MAX_BYTES), progress)
     return _as_utf8(b"".join(stream.blocks()), stream), stream
 
 
-def read_json(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
+def read_json(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[Any, ByteStream]:
     """Give the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
 
     Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
     """
-    content, stream = json_text(path, context)
+    content, stream = json_text(path, max_bytes, progress)
     return _decoded(content, stream), stream
 
 

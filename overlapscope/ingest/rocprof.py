@@ -40,7 +40,7 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
 
     Raises InputError when it is not whole JSON, or holds no device work.
     """
-    content, stream = json_text(path, context)
+    content, stream = json_text(path, context.max_bytes, context.progress)
     rows = _Rows()
     try:
         for number, process in enumerate(processes(content)):

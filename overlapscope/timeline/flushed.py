@@ -87,3 +87,10 @@ def _below(folder: str) -> Iterator["os.DirEntry[str]"]:
                 yield each
             elif each.is_file(follow_symlinks=False):
                 yield each
+
+
+def umask() -> int:
+    """Return the process's file creation mask."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.timeline.flushed import flush_below, flush_folder
+from overlapscope.timeline.flushed import flush_below, flush_folder, umask
 from overlapscope.timeline.held_folder import held_folder, left_by_others, make_held, remove_left, taken
 from overlapscope.timeline.run_directory import is_run_directory
 
@@ -146,10 +146,3 @@ def _asides(path: Path) -> list[Path]:
 
 def _prefix(path: Path, what: str) -> str:
     return f".{path.name}.overlapscope-{what}-"
-
-
-def umask() -> int:
-    """Give the process's file creation mask."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from overlapscope.timeline.flushed import flush_file
-from overlapscope.timeline.run_folder import umask
+from overlapscope.timeline.flushed import flush_file, umask
 
 
 @contextmanager
