@@ -174,11 +174,11 @@ def _attributes(node: Node) -> dict[str, Any]:
 def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
     """Give values and types of a node's inputs, of either schema; empty lists where there are none."""
     try:
-        inputs = _any.decode(node.inputs)
-        if isinstance(inputs, dict):
-            inputs, types = inputs.get("values"), inputs.get("types")
+        told = _any.decode(node.inputs)
+        if isinstance(told, dict):
+            inputs, types = told.get("values"), told.get("types")
         else:
-            types = _any.decode(node.input_types)
+            inputs, types = told, _any.decode(node.input_types)
     except BROKEN:
         return [], []
     return (inputs if isinstance(inputs, list) else []), (types if isinstance(types, list) else [])

@@ -10,7 +10,7 @@ from overlapscope.ingest.bandwidth_files import BandwidthFile, read_rccl, read_r
 from overlapscope.ingest.bandwidth_lines import BandwidthLines, BandwidthTable
 from overlapscope.ingest.bandwidth_rows import Row, Timing
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.formats.nccl_tests import FORMAT, REPORT, is_report
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
