@@ -21,7 +21,7 @@ from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.reported import reported_overlap
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_collectives import operation_of
-from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.formats import ascend, ascend_communication, ascend_info, ascend_kernels, ascend_step_times
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
@@ -498,11 +498,11 @@ def test_a_kineto_array_is_not_claimed() -> None:
 
 
 def test_an_overlap_that_differs_from_ours_is_a_finding() -> None:
-    book = FigureBook("step_trace_time.csv", 3)
+    figures = FigureRows(3)
     for step, value in ((1, 1000.0), (2, 1000.9), (3, 1500.0), (4, 7.0)):
-        book.add("overlapped_us", value, step=step)
+        figures.add(None, "overlapped_us", value, step=step)
     ours = {(3, step): Breakdown(overlapped_ns=1_000_000) for step in (1, 2, 3)}
-    findings = reported_overlap(book.facts(), ours)
+    findings = reported_overlap(figures.facts("step_trace_time.csv"), ours)
     assert [finding.evidence for finding in findings] == [
         {"rank": 3, "step": 3, "stated_us": 1500.0, "found_us": 1000.0}
     ]

@@ -2,11 +2,15 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlapscope.errors import UsageError
+from overlapscope.ingest import classify
 from overlapscope.ingest.classify import (
     COMMUNICATES,
     COMPUTES,
@@ -22,6 +26,8 @@ from overlapscope.ingest.classify import (
 )
 
 TABLE = tomllib.loads(files("overlapscope.ingest").joinpath("comm_names.toml").read_text(encoding="utf-8"))
+COMPUTE_TABLE = tomllib.loads(files("overlapscope.ingest").joinpath("compute_names.toml").read_text(encoding="utf-8"))
+ROWS = [*TABLE["rule"], COMPUTE_TABLE["never"], *COMPUTE_TABLE["rule"]]
 ROLES = {"comm": COMMUNICATES, "fused": FUSES}
 EXAMPLES = [(place, example) for place, rule in enumerate(TABLE["rule"]) for example in rule["examples"]]
 CANONICAL = {
@@ -90,6 +96,35 @@ def test_every_example_is_placed_by_its_own_rule(place, example):
 
 def test_every_rule_has_an_example_and_a_source():
     assert [rule["pattern"] for rule in TABLE["rule"] if not rule["examples"] or not rule["source"]] == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["pattern"][:50])
+def test_whatever_a_rule_matches_contains_one_of_its_texts(row):
+    assert row["contains"] == [text.lower() for text in row["contains"]]
+
+    @given(st.from_regex(row["pattern"], alphabet=st.characters(codec="ascii")))
+    def check(name):
+        assert any(text in name.lower() for text in row["contains"])
+
+    check()
+
+
+def test_a_name_of_other_letters_is_searched_whatever_it_contains():
+    assert re.search("(?i)sort", "\u017fort")
+    assert "sort" not in "\u017fort".lower()
+    assert placed("\u017fort_kernel") == Placement(COMPUTES)
+
+
+def test_the_texts_to_look_for_first_change_no_placement(monkeypatch):
+    names = [*COMPUTE_KERNELS, *(name for _, name in EXAMPLES), *(entry["example"] for entry in TABLE["not_comm"])]
+    names += [name.swapcase() for name in names]
+    with_texts = [placed(name) for name in names]
+    searched = [replace(rule, contains=()) for rule in classify._comm_rules()]
+    never, computes = classify._compute_rules()
+    monkeypatch.setattr(classify, "_comm_rules", lambda: searched)
+    without = replace(never, contains=()), [replace(rule, contains=()) for rule in computes]
+    monkeypatch.setattr(classify, "_compute_rules", lambda: without)
+    assert [placed(name) for name in names] == with_texts
 
 
 @pytest.mark.parametrize("entry", TABLE["not_comm"], ids=lambda entry: entry["example"][:50])

@@ -17,6 +17,7 @@ from overlapscope.analysis.told import Told, told
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import readers
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.reading import ReadContext, Reader, Reading
 from overlapscope.report.json import schema as schema_of
 from overlapscope.report.told import MAX_ROWS, told_tables
@@ -345,3 +346,19 @@ def test_long_names_keep_their_ends_by_which_tensors_differ() -> None:
     lines = told_tables({"figures": Told(rows=rows, left_out=0)}).splitlines()[2:]
     assert [line.split()[0][-12:] for line in lines] == ["_MatMul_grad", "BiasAdd_grad"]
     assert all(len(line.split()[0]) == 60 for line in lines)
+
+
+def test_figures_that_are_no_finite_number_are_refused_and_those_past_the_limit_counted() -> None:
+    figures = FigureRows(rank=2, limit=3)
+    for value in (None, "1", True, math.nan, math.inf, 10**400):
+        assert not figures.add("s", "odd_us", value)
+    assert figures.add("s", "a_us", 1)
+    assert figures.add(None, "b_us", np.float64(2.5), step=7)
+    assert figures.add("s", "c_us", np.int64(3), rank=5)
+    assert figures.add("s", "d_us", 4.0)
+    assert figures.left_out == 1
+    kept = figures.facts("file").figures
+    assert kept.rank.tolist() == [2, 2, 5]
+    assert kept.step.tolist() == [NONE, 7, NONE]
+    assert kept.value.tolist() == [1.0, 2.5, 3.0]
+    assert kept.subject.tolist()[1] == -1

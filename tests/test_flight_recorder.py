@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError
 from overlapscope.ingest.flight_recorder import read_flight_recorder
-from overlapscope.ingest.formats import flight_recorder
+from overlapscope.ingest.formats import flight_recorder, kineto
 from overlapscope.ingest.formats.flight_recorder import FORMAT
 from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
@@ -487,6 +487,25 @@ def test_dumps_are_told_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "e").write_text(json.dumps(as_json(dump(CALLS, groups=PAIR)), indent=4), encoding="utf-8")
     for path in [*forms.values(), tmp_path / "e"]:
         assert reader_of(head_of(path)) is flight_recorder.READER, path
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_dump_of_many_ranks_is_known_though_their_list_fills_the_head(tmp_path: Path, protocol: int) -> None:
+    ranks = list(range(40_000))
+    content = dump(CALLS, groups={"0": ("default_pg", ranks), "1": ("dp", ranks[::8])})
+    path = write_pickle(tmp_path / "fr_rank_3", content, protocol=protocol)
+    (tmp_path / "packed_rank_4.gz").write_bytes(gzip.compress(path.read_bytes()))
+    run = read_inputs([path, tmp_path / "packed_rank_4.gz"])
+    assert {source.format for source in run.sources} == {FORMAT}
+    assert list(run.ranks) == [3, 4]
+    assert run.world_size == 40_000
+
+
+def test_groups_of_a_trace_of_many_ranks_are_not_taken_for_a_dump(tmp_path: Path) -> None:
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(40_000))}]
+    trace = {"distributedInfo": {"backend": "nccl", "pg_config": groups}, "traceEvents": []}
+    (tmp_path / "trace").write_text(json.dumps(trace), encoding="utf-8")
+    assert reader_of(head_of(tmp_path / "trace")) is kineto.READER
 
 
 def test_other_files_are_left_to_others(tmp_path: Path) -> None:

@@ -441,6 +441,13 @@ def test_of_several_families_our_own_marks_come_first_then_what_covers_most(tmp_
     assert steps_from(tmp_path, [*inner, *outer, Range(text="overlapscope.step#9", start=100, end=110)])[0] == [9]
 
 
+def test_steps_that_touch_are_steps(tmp_path: Path) -> None:
+    assert steps_from(tmp_path, row("step 1", "step 2", "step 3", length=100)) == ([1, 2, 3], [])
+    assert steps_from(tmp_path, row("step 1", "step 2", "step 3", length=101)) == ([], [])
+    empty_between = [Range(text="step 2", start=200, end=300), Range(text="step 1", start=200, end=200)]
+    assert steps_from(tmp_path, empty_between)[0] == [1, 2]
+
+
 def test_steps_are_those_of_one_thread_and_of_start_end_ranges_too(tmp_path: Path) -> None:
     main = row("step 4", "step 5", "step 6", kind=START_END)
     assert steps_from(tmp_path, [*main, *row("step 4", "step 5", tid=101)])[0] == [4, 5, 6]
@@ -752,7 +759,9 @@ def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: 
         body = header + b"".join(struct.pack(">H", place) for place in places)
         data[(page - 1) * 512 : page * 512] = body + bytes(512 - len(body) - len(content)) + content
     path.write_bytes(bytes(data))
-    with pytest.raises(InputError, match=r"table CUPTI_ACTIVITY_KIND_KERNEL holds more than a file of its size can"):
+    with pytest.raises(
+        InputError, match=r"table CUPTI_ACTIVITY_KIND_KERNEL takes more work than a sound file of this size"
+    ):
         read(path)
 
 

@@ -13,7 +13,7 @@ from overlapscope.cli import analyze as verb
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.bandwidth_presets import preset_names, reference_bandwidths
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.timeline.facts import Facts, Links, Measurements
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, Run

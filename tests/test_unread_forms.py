@@ -7,6 +7,7 @@ import lzma
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,26 @@ def test_what_holds_nothing_that_is_read_is_called_what_it_is(content: bytes, sa
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"rank0.json: .*{said}"):
         read_inputs([path])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(b"", b""), (b"[", b"]"), (b'{"traceEvents": [', b"")])
+def test_blanks_without_end_are_read_quickly_and_in_little_memory(begin: bytes, end: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    with path.open("wb") as file:
+        file.write(begin)
+        for _ in range(400):
+            file.write(b" " * (1 << 20))
+        file.write(end)
+    script = (
+        "import resource, sys; from overlapscope.cli.main import main;"
+        "resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20));"
+        "resource.setrlimit(resource.RLIMIT_CPU, (8, 8)); sys.exit(main(['analyze', sys.argv[1]]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    path.unlink()
+    said = "holds no device or host work (0 events)" if begin else "holds nothing but blanks"
+    assert (ended.returncode, ended.stderr.count("\n")) == (3, 1), ended.stderr
+    assert said in ended.stderr
 
 
 def test_a_table_inside_a_containers_json_lines_is_not_misread(tmp_path: Path) -> None:

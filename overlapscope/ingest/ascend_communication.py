@@ -13,7 +13,7 @@ from typing import Any, Final
 from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
-from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.json_file import read_json
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
@@ -33,23 +33,23 @@ _STEP: Final = re.compile(r"^step(\d{0,18})$")
 def read_communication(path: Path, context: ReadContext) -> Reading:
     """Read either file. Raises InputError when it holds no operation with figures."""
     content, stream = read_json(path, context.max_bytes, context.progress)
-    book = FigureBook(shown_name(path), rank_of(path))
+    figures = FigureRows(rank_of(path))
     operations = unusable = 0
     for step, name, told in _operations(content):
         operations += 1
         added = (
-            _add_times(book, step, name, told)
+            _add_times(figures, step, name, told)
             if "Communication Time Info" in told
-            else _add_links(book, step, name, told)
+            else _add_links(figures, step, name, told)
         )
         unusable += not added
     if operations == unusable:
         raise InputError(f"{shown(path)}: holds no operation with figures")
     return Reading(
-        facts=book.facts(),
+        facts=figures.facts(shown_name(path)),
         source=Source(
             path=shown(path),
-            ranks=() if book.rank == UNKNOWN_RANK else (book.rank,),
+            ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
             events=operations,
             dropped=unusable,
             warnings=tuple(stream.warnings),
@@ -77,24 +77,24 @@ def _operations(content: Any) -> Iterator[tuple[int | None, str, dict[str, Any]]
                 )
 
 
-def _add_times(book: FigureBook, step: int | None, name: str, told: dict[str, Any]) -> bool:
+def _add_times(figures: FigureRows, step: int | None, name: str, told: dict[str, Any]) -> bool:
     times = told["Communication Time Info"]
     if not isinstance(times, dict):
         return False
-    added = [book.add(short, times.get(title), step=step, subject=name) for title, short in _TIMES.items()]
+    added = [figures.add(name, short, times.get(title), step=step) for title, short in _TIMES.items()]
     links = told.get("Communication Bandwidth Info")
     for kind, link in links.items() if isinstance(links, dict) else ():
         if isinstance(link, dict) and link.get("Transit Size(MB)"):
             for title, short in _LINK.items():
-                book.add(f"{kind.lower()}_{short}", link.get(title), step=step, subject=name)
+                figures.add(name, f"{kind.lower()}_{short}", link.get(title), step=step)
     return any(added)
 
 
-def _add_links(book: FigureBook, step: int | None, name: str, told: dict[str, Any]) -> bool:
+def _add_links(figures: FigureRows, step: int | None, name: str, told: dict[str, Any]) -> bool:
     added = False
     for pair, link in told.items():
         if isinstance(link, dict) and "Transit Size(MB)" in link:
             kind = str(link.get("Transport Type") or "link").lower()
             for title, short in _LINK.items():
-                added |= book.add(f"{kind}_{short}", link.get(title), step=step, subject=f"{name} {pair}")
+                added |= figures.add(f"{name} {pair}", f"{kind}_{short}", link.get(title), step=step)
     return added

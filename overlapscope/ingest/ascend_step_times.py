@@ -12,7 +12,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.ascend_folder import rank_of
 from overlapscope.ingest.ascend_tables import number_of, rows_of, step_of
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.figures import FigureBook
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
 
@@ -32,23 +32,21 @@ FIGURES: Final = {
 def read_step_times(path: Path, context: ReadContext) -> Reading:
     """Read the table. Raises InputError when it has no row with a figure."""
     stream = ByteStream(path, context.max_bytes, context.progress)
-    book = FigureBook(shown_name(path), rank_of(path))
+    figures = FigureRows(rank_of(path))
     usable = []
     for row in rows_of(stream, path):
         device = row.get("Device_id")
         subject = f"device {device}" if device and device != "-1" else None
         step = step_of(row.get("Step"))
-        added = [
-            book.add(name, number_of(row.get(title)), step=step, subject=subject) for title, name in FIGURES.items()
-        ]
+        added = [figures.add(subject, name, number_of(row.get(title)), step=step) for title, name in FIGURES.items()]
         usable.append(any(added))
     if not any(usable):
         raise InputError(f"{shown(path)}: holds no step with figures")
     return Reading(
-        facts=book.facts(),
+        facts=figures.facts(shown_name(path)),
         source=Source(
             path=shown(path),
-            ranks=() if book.rank == UNKNOWN_RANK else (book.rank,),
+            ranks=() if figures.rank == UNKNOWN_RANK else (figures.rank,),
             events=len(usable),
             dropped=usable.count(False),
             truncated=stream.truncated,

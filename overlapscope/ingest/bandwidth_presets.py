@@ -7,7 +7,7 @@ from pkgutil import get_data
 from typing import Any
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.read import read_inputs
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import Facts, Measurements

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.ingest.calls_alone import calls_alone
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.timeline.columns import (
     NONE,
     Collectives,

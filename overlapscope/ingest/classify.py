@@ -2,13 +2,12 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pkgutil import get_data
 from typing import Any, Final
 
 from overlapscope.errors import UsageError
-from overlapscope.ingest.needed_texts import Needing
 from overlapscope.values import dataclass
 
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
@@ -43,9 +42,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    pattern: re.Pattern[str] | Needing
+    pattern: str
     role: int
-    op: str | None
+    op: str | None = None
+    contains: tuple[str, ...] = ()
+    """Texts in lower case, of which one stands in every name that matches; without them, every name is searched."""
 
 
 class Classifier:
@@ -56,8 +57,8 @@ class Classifier:
 
     def __init__(self, comm: Sequence[str] = (), compute: Sequence[str] = ()) -> None:
         self._own = [
-            *(_Rule(_user_pattern(text, "comm"), COMMUNICATES, None) for text in comm),
-            *(_Rule(_user_pattern(text, "compute"), COMPUTES, None) for text in compute),
+            *(_Rule(_user_pattern(text, "comm"), COMMUNICATES) for text in comm),
+            *(_Rule(_user_pattern(text, "compute"), COMPUTES) for text in compute),
         ]
         self._matched: set[str] = set()
         self._known: dict[str, tuple[Placement, bool]] = {}
@@ -69,14 +70,14 @@ class Classifier:
             telling = name[:MAX_NAME]
             own = _first_match(self._own, telling)
             if own:
-                self._matched |= {rule.pattern.pattern for rule in self._own if rule.pattern.search(telling)}
+                self._matched |= {rule.pattern for rule, _ in _matches(self._own, telling)}
             known = self._known[name] = (own, True) if own else (_placed_by_table(telling), False)
         return known
 
     @property
     def idle_patterns(self) -> list[str]:
         """The user's patterns that no kernel so far has matched."""
-        return [rule.pattern.pattern for rule in self._own if rule.pattern.pattern not in self._matched]
+        return [rule.pattern for rule in self._own if rule.pattern not in self._matched]
 
 
 def speaks_of_comm(name: str) -> bool:
@@ -106,12 +107,24 @@ def _canonical(spelling: str) -> str | None:
     return None
 
 
-def _first_match(rules: Sequence[_Rule], name: str) -> Placement | None:
+def _matches(rules: Sequence[_Rule], name: str) -> Iterator[tuple[_Rule, re.Match[str]]]:
+    """Yield the rules that match a name, with what they found."""
+    lowered, is_ascii = name.lower(), name.isascii()  # other letters have more than two cases
     for rule in rules:
-        found = rule.pattern.search(name)
+        for text in rule.contains:
+            if text in lowered:
+                break
+        else:
+            if rule.contains and is_ascii:
+                continue
+        found = re.search(rule.pattern, name)
         if found:
-            spelled = found.groupdict().get("op")
-            return Placement(rule.role, operation(spelled) or rule.op)
+            yield rule, found
+
+
+def _first_match(rules: Sequence[_Rule], name: str) -> Placement | None:
+    for rule, found in _matches(rules, name):
+        return Placement(rule.role, operation(found.groupdict().get("op")) or rule.op)
     return None
 
 
@@ -119,38 +132,42 @@ def _placed_by_table(name: str) -> Placement:
     placement = _first_match(_comm_rules(), name)
     if placement:
         return placement
-    never, patterns = _compute_patterns()
-    computes = not never.search(name) and any(each.search(name) for each in patterns)
-    return Placement(COMPUTES if computes else UNPLACED)
+    never, rules = _compute_rules()
+    return (not _first_match((never,), name) and _first_match(rules, name)) or Placement(UNPLACED)
 
 
-def _user_pattern(text: str, argument: str) -> re.Pattern[str]:
+def _user_pattern(text: str, argument: str) -> str:
     try:
-        return re.compile(text)
+        re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         said = f"{argument} {text!r} is not a regular expression: {error}"
         raise UsageError(said, in_shell=f"--{said}") from error
+    return text
 
 
 @cache
-def _table(name: str) -> dict[str, object]:
+def _table(name: str) -> Mapping[str, Any]:
     return tomllib.loads((get_data(__package__, name) or b"").decode())
+
+
+def _rule(row: Mapping[str, Any], role: int) -> _Rule:
+    return _Rule(row["pattern"], role, row.get("op"), tuple(row.get("contains", ())))
 
 
 @cache
 def _comm_rules() -> tuple[_Rule, ...]:
     roles = {"comm": COMMUNICATES, "fused": FUSES}
-    rules: list[dict[str, str]] = _table("comm_names.toml")["rule"]  # type: ignore[assignment]
-    return tuple(_Rule(Needing(rule["pattern"]), roles[rule["role"]], rule.get("op")) for rule in rules)
+    return tuple(_rule(row, roles[row["role"]]) for row in _table("comm_names.toml")["rule"])
 
 
 @cache
-def _compute_patterns() -> tuple[Needing, tuple[Needing, ...]]:
-    table: dict[str, Any] = _table("compute_names.toml")
-    return Needing(table["never"]), tuple(Needing(pattern) for pattern in table["patterns"])
+def _compute_rules() -> tuple[_Rule, tuple[_Rule, ...]]:
+    """Return the rule for names that are never placed, and the rules for names that compute."""
+    table = _table("compute_names.toml")
+    return _rule(table["never"], COMPUTES), tuple(_rule(row, COMPUTES) for row in table["rule"])
 
 
 @cache
 def _operations() -> dict[str, str]:
-    table: dict[str, str] = _table("comm_names.toml")["operations"]  # type: ignore[assignment]
+    table: dict[str, str] = _table("comm_names.toml")["operations"]
     return {**{canonical: canonical for canonical in table.values()}, **table}

@@ -9,14 +9,13 @@ one that a later one goes on from is left out. Straggler times are too small in 
 (deepspeed#8199), which sorted the times of each rank before comparing them.
 """
 
-import math
 import re
 from collections import Counter
 from dataclasses import field
 from typing import Final
 
 from overlapscope.ingest.deepspeed_sizes import PATTERN
-from overlapscope.ingest.figure_rows import FigureRows
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.timeline.facts import Facts
 from overlapscope.values import dataclass
 
@@ -92,8 +91,7 @@ class SummaryLines:
             for subject, (calls, values) in table.rows.items():
                 rows.add(subject, "calls", calls)
                 for column, value in zip(table.columns, values, strict=True):
-                    if math.isfinite(value):
-                        rows.add(subject, column, value)
+                    rows.add(subject, column, value)
         warnings = []
         if self._replaced:
             warnings.append(f"{self._replaced} summaries are contained in a later one and were left out")

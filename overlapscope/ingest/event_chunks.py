@@ -31,6 +31,7 @@ _BETWEEN_KNOWN = re.compile(rb'\}\s*(,)\s*\{\s*"(?:ph|name|cat|pid|tid|ts|id|arg
 _SEARCH_BYTES = 4 << 10, 64 << 10
 """How much of a piece's end is searched for a place to cut it: nearly always a little does."""
 _BLANKS = b" \t\r\n\x00"
+_MANY_BLANKS = 64 << 10
 _BOM = b"\xef\xbb\xbf"
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -134,8 +135,8 @@ class EventChunks:
         """Read until the buffer holds `size` bytes; False when the file ended before."""
         parts, held = [self._buffer], len(self._buffer)
         while held < size and (block := next(self.blocks, None)) is not None:
-            parts.append(block)
-            held += len(block)
+            parts.append(b" " if _is_blank(block) else block)  # a file may hold gigabytes of them
+            held += len(parts[-1])
         self._buffer = b"".join(parts)
         return held >= size
 
@@ -163,6 +164,11 @@ class EventChunks:
             # The key may lie across the end of what is here: look again from its beginning on.
             searched = max(self._buffer.rfind(b'"', 0, max(self._buffer.rfind(b'"'), 0)), 0)
             more = self._fill(len(self._buffer) + max(self.piece_bytes // 4, len(self._buffer)))
+
+
+def _is_blank(block: bytes) -> bool:
+    """Whether a block is blanks alone, and longer than those inside a name."""
+    return len(block) >= _MANY_BLANKS and not block[:64].strip(_BLANKS) and not block.translate(None, _BLANKS)
 
 
 def _guessed_boundary(buffer: bytes) -> int | None:

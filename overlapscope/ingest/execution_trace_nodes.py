@@ -51,17 +51,16 @@ class _Attribute(msgspec.Struct, gc=False):
     value: Any = None
 
 
-class _Inputs(msgspec.Struct, gc=False):
-    values: Any = None
-    types: Any = None
+_listed_attributes = msgspec.json.Decoder(list[_Attribute])
+_any = msgspec.json.Decoder()
 
 
 def configured_groups(nodes: Iterable[Node]) -> tuple[Group, ...]:
     """Give the process groups as torch lists them when recording starts."""
     groups: dict[str, Group] = {}
     for node in nodes:
-        values, _ = _inputs(node)
-        if node.name != GROUPS or not values or not isinstance(values[0], str):
+        values = _inputs(node)[0] if node.name == GROUPS else []
+        if not values or not isinstance(values[0], str):
             continue
         try:
             config = json.loads(values[0])
@@ -166,7 +165,7 @@ def _call(
 
 def _attributes(node: Node) -> dict[str, Any]:
     try:
-        listed = msgspec.json.decode(node.attrs, type=list[_Attribute])
+        listed = _listed_attributes.decode(node.attrs)
     except BROKEN:
         return {}
     return {each.name: each.value for each in listed if isinstance(each.name, str)}
@@ -175,12 +174,12 @@ def _attributes(node: Node) -> dict[str, Any]:
 def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
     """Give values and types of a node's inputs, of either schema; empty lists where there are none."""
     try:
-        inputs = msgspec.json.decode(node.inputs)
-        types = msgspec.json.decode(node.input_types)
-        if isinstance(inputs, dict):
-            told = msgspec.convert(inputs, _Inputs)
-            inputs, types = told.values, told.types
-    except (*BROKEN, msgspec.ValidationError):
+        told = _any.decode(node.inputs)
+        if isinstance(told, dict):
+            inputs, types = told.get("values"), told.get("types")
+        else:
+            inputs, types = told, _any.decode(node.input_types)
+    except BROKEN:
         return [], []
     return (inputs if isinstance(inputs, list) else []), (types if isinstance(types, list) else [])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from overlapscope.ingest.figure_rows import FigureRows
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.horovod_tensors import PARTS, Tensor, Tensors
 from overlapscope.timeline.facts import Facts
 

@@ -17,7 +17,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import dtype_name
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.ingest.table_columns import Column, plain, understand

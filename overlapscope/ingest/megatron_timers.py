@@ -20,7 +20,7 @@ from array import array
 from statistics import median
 from typing import Final
 
-from overlapscope.ingest.figure_rows import FigureRows
+from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.ingest.log_lines import Found, LogFormat
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import MAX_RANKS

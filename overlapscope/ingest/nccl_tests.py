@@ -9,7 +9,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bandwidth_lines import BandwidthLines, BandwidthTable
 from overlapscope.ingest.bandwidth_rows import Row, Timing
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.facts import NO, YES, Facts, Measurements

@@ -1,9 +1,8 @@
-"""A SQLite file of unknown origin, read-only and within bounds that its own size sets.
+"""Read a SQLite file of unknown origin.
 
-Nothing in the file is run: no view, trigger, virtual or generated column is read, no index is believed, no extension
-loaded, and no function but a few harmless ones called. A damaged or hostile file may hold pages that lead back to
-themselves, so rows, text and work are bounded by what a file of that size can hold. The file and what lies beside it
-are never touched: it is opened immutable, so a write-ahead log is not read.
+Nothing in the file is run: no view, trigger, virtual or generated column is read, no index is believed. The file and
+what lies beside it are never touched: it is opened immutable, so a write-ahead log is not read. The pages of a damaged
+or hostile file may lead back to themselves, so work is limited to what a file of that size can need.
 """
 
 import sqlite3
@@ -23,14 +22,13 @@ CHUNK_ROWS_WITH_TEXT: Final = 1 << 12
 MAX_VALUE_BYTES: Final = 1 << 20
 MAX_TEXT: Final = 1 << 14
 """Characters kept of one text."""
-_SAFE_FUNCTIONS: Final = frozenset({"typeof", "substr"})
-_ALLOWED: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTION})
 _BROKEN: Final = (sqlite3.Error, UnicodeDecodeError)
 """The second comes from messages of the first that quote damaged text."""
 _WORK_STEP: Final = 1_000_000
 _WORK_PER_BYTE: Final = 20
 _WORK_FREE: Final = 20_000_000
-"""A row takes some five instructions a column that is read; a column is at least a byte of its row."""
+"""The time limit, in SQLite's instructions, about a second: a row takes some five for each column that is read, and a
+column is at least a byte of its row."""
 
 
 @dataclass(slots=True)
@@ -42,17 +40,16 @@ class SqliteFile:
     """Called with the bytes that stand for what was read since the last call."""
     damage: list[str] = field(default_factory=list)
     _connection: sqlite3.Connection = field(init=False)
-    _size: int = field(init=False)
+    _left: int = field(init=False)
+    """Instructions that reading may still take."""
     _tables: dict[str, tuple[str, ...]] = field(init=False)
     others: frozenset[str] = field(init=False)
     """Names of views and virtual tables, which are not read."""
     _keys: dict[str, str] = field(init=False, default_factory=dict)
-    _work: int = field(init=False, default=0)
-    _text_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         try:
-            self._size = self.path.stat().st_size
+            self._left = _WORK_FREE + _WORK_PER_BYTE * self.path.stat().st_size
             uri = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
         except (OSError, *_BROKEN) as error:
@@ -90,7 +87,7 @@ class SqliteFile:
     def rows(self, table: str, integers: Sequence[str], texts: Sequence[str] = (), where: str = "") -> Iterator[Any]:
         """Yield chunks of rows as lists of columns, `integers` first; a value of another type is None.
 
-        Raises InputError when the table holds more than a file of this size can.
+        Raises InputError when that takes more work than a file of this size can need.
         """
         wanted = [f"CASE WHEN typeof({_quoted(name)})='integer' THEN {_quoted(name)} END" for name in integers]
         for name in texts:
@@ -99,17 +96,10 @@ class SqliteFile:
         query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)} NOT INDEXED {where}"
         # A row takes a byte a column, two for its header's and its own length, and two to be found by.
         row_bytes = len(self._tables[table]) + 4
-        left = self._size // row_bytes + 1
-        read = 0
         for chunk in self._chunks(table, query, CHUNK_ROWS_WITH_TEXT if texts else CHUNK_ROWS):
-            read += len(chunk)
-            columns = list(zip(*chunk, strict=True))
-            self._text_bytes += sum(len(each) for column in columns[len(integers) :] for each in column if each)
-            if read > left or self._text_bytes > self._size + MAX_VALUE_BYTES:
-                raise InputError(f"{shown(self.path)}: table {table} holds more than a file of its size can: damaged")
             if self.progress:
                 self.progress(len(chunk) * row_bytes)
-            yield columns
+            yield list(zip(*chunk, strict=True))
 
     def _chunks(self, table: str, query: str, rows: int) -> Iterator[list[tuple[Any, ...]]]:
         read = 0
@@ -145,7 +135,7 @@ class SqliteFile:
         return as_text(found[0]) if found else None
 
     def _damaged(self, table: str, what: str, error: Exception) -> None:
-        if self._work > self._allowed_work:
+        if self._left < 0:
             raise InputError(
                 f"{shown(self.path)}: table {table} takes more work than a sound file of this size: damaged"
             ) from error
@@ -153,26 +143,19 @@ class SqliteFile:
         if note not in self.damage:
             self.damage.append(note)
 
-    @property
-    def _allowed_work(self) -> int:
-        return _WORK_FREE + _WORK_PER_BYTE * self._size
-
     def _harden(self) -> None:
-        connection = self._connection
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)
-        connection.set_progress_handler(self._overworked, _WORK_STEP)
-        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
-            connection.execute(f"PRAGMA {pragma}")
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        self._connection.set_progress_handler(self._overworked, _WORK_STEP)
+        self._connection.execute("PRAGMA trusted_schema=OFF")
+        self._connection.execute("PRAGMA cell_size_check=ON")
 
     def _overworked(self) -> bool:
-        self._work += _WORK_STEP
-        return self._work > self._allowed_work
+        self._left -= _WORK_STEP
+        return self._left < 0
 
     def _list_tables(self) -> dict[str, tuple[str, ...]]:
-        """Give the ordinary tables with their stored columns; then nothing but reading them is allowed any more."""
+        """Return the ordinary tables with their stored columns."""
         names: list[str] = []
         others: list[str] = []
         query = "SELECT name, sql FROM sqlite_master WHERE type IN ('table','view')"
@@ -187,15 +170,14 @@ class SqliteFile:
             keys = [column for _, column, kind, *_, place in found if place and kind.upper() == "INTEGER"]
             if len(keys) == 1 and sum(bool(row[-1]) for row in found) == 1:
                 self._keys[name] = keys[0]
-        self._connection.set_authorizer(_allow_reading)
         return tables
 
 
 def _said(error: Exception) -> str:
-    """Give an error's message on one line: it may quote the file."""
+    """Return an error's message on one line: it may quote the file."""
     if isinstance(error, UnicodeDecodeError):
         return "it holds text that is no UTF-8"
-    return " ".join("".join(each if each.isprintable() else " " for each in str(error)).split())[:200]
+    return " ".join(str(error).split())[:200]
 
 
 def as_text(value: object) -> str | None:
@@ -203,15 +185,6 @@ def as_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else None
-
-
-def _allow_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    if action in _ALLOWED:
-        return sqlite3.SQLITE_OK
-    called = second or first
-    if action == sqlite3.SQLITE_FUNCTION and called is not None and called.lower() in _SAFE_FUNCTIONS:
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
 
 
 def _quoted(name: str) -> str:

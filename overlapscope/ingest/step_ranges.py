@@ -6,7 +6,7 @@ A family is the ranges of one thread whose names are equal but for a number at t
 - its name's last word is step, iteration, iter or batch;
 - nothing in the name says that it is a part of a step or something else: optimizer, micro batch, validation, ...;
 - it is no method's name, such as `AdamW.step`;
-- its ranges do not overlap;
+- its ranges do not overlap; they may touch;
 - without a number (`train_step`), it is repeated and covers at least half of the time from the first to the last: a
   range `step` around the optimizer alone does not.
 
@@ -60,7 +60,7 @@ def step_ranges(
         families.setdefault((family, number is not None), []).append(row)
     best: tuple[tuple[int, int, int], tuple[str, bool], Ints] | None = None
     for key, members in families.items():
-        chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns)
+        chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
         if not _qualifies(chosen, start_ns, end_ns, numbered=key[1]):
             continue
         favour = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
@@ -94,11 +94,11 @@ def _mark(text: str) -> tuple[str, int | None] | None:
     return family, int(found["number"]) if found["number"] is not None else None
 
 
-def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints) -> Ints:
+def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """Give the rows of the thread that has the most, in order of time."""
     lanes, counts = np.unique(lane[rows], return_counts=True)
     rows = rows[lane[rows] == lanes[counts.argmax()]]
-    return rows[np.argsort(start_ns[rows], kind="stable")]
+    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range stands before one that begins with it
 
 
 def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> bool:

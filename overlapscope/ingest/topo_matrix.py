@@ -12,7 +12,7 @@ from typing import Any, Final
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.lines import lines
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.facts import Facts, Links

@@ -17,7 +17,7 @@ from defusedxml.ElementTree import iterparse
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
-from overlapscope.ingest.fact_rows import fact_table
+from overlapscope.ingest.fact_tables import fact_table
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
