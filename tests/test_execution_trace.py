@@ -443,7 +443,7 @@ def test_damage_ends_in_a_reading_or_an_input_error(
     path = tmp_path_factory.mktemp("damaged") / "file"
     path.write_bytes(bytes(damaged))
     with contextlib.suppress(InputError):
-        calls = execution_trace.read(path, ReadContext()).timelines[0].collectives
+        calls = execution_trace.READER.read(path, ReadContext()).timelines[0].collectives
         for column in ("elements", "bytes", "group_size", "seq", "record_function_id"):
             values = getattr(calls, column)
             assert ((values == np.iinfo(np.int64).min) | (values >= 0)).all()
