@@ -7,7 +7,7 @@ WORKERS ?= 2
 PYTHON313 ?= $(or $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)),python3.13)
 READY313 := $(if $(shell $(PYTHON313) --version 2>/dev/null),.venv313/.ready)
 
-.PHONY: demo test tests environments lint bench test-long test-py313 check-wheel schema clean
+.PHONY: demo test tests environments lint bench test-long mutants test-py313 check-wheel schema clean
 
 demo: $(READY)
 	$(BIN)/overlapscope demo -f
@@ -34,6 +34,11 @@ bench: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m tests.run_long
 
+# The arithmetic changed, one expression at a time: do its tests fail? Hours for all of it; `make mutants CHUNK=gate` takes
+# the modules of tests/mutants.toml with that word in their path. Its last dated results are kept in tests/MUTANTS.md.
+mutants: $(VENV)/.mutants
+	nice $(BIN)/python -m tests.run_mutants $(CHUNK)
+
 # A wheel, installed in an empty environment without torch, analyzes a trace.
 check-wheel: $(READY)
 	$(BIN)/python tests/check_wheel.py
@@ -59,6 +64,10 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
+
+$(VENV)/.mutants: $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
+	@touch $@
 
 # After the other environment, never beside it: both build in this tree.
 .venv313/.ready: pyproject.toml constraints.txt | $(READY)

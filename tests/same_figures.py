@@ -32,7 +32,7 @@ def commands(extra: list[str]) -> dict[str, list[str]]:
     found |= {f"{verb} {run}": [verb, run, "--json"] for verb in ("whatif", "advise") for run in runs}
     pairs = [(base, regressed), (regressed, base), *itertools.pairwise(extra)]
     found |= {f"{verb} {a} {b}": [verb, a, b, "--json"] for verb in ("compare", "gate") for a, b in pairs}
-    return found
+    return {name.replace(f"{ROOT}{os.sep}", ""): words for name, words in found.items()}
 
 
 def answer(words: list[str]) -> Any:

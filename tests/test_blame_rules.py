@@ -137,6 +137,18 @@ def test_a_rank_that_has_most_of_the_blame_is_named_where_chance_is_below_10_per
     assert named(late([30, 30, 0, *none], [1] * 6)) == []
 
 
+@pytest.mark.parametrize(("steps", "found"), [(3, [(1, "host", 50)]), (4, [])])
+def test_from_four_steps_on_all_leads_of_one_step_are_one_occasion(
+    steps: int, found: list[tuple[int, str, int]]
+) -> None:
+    # Ten leads of rank 1, all in the first step: ten of ten by chance, 4 / 4^10, or one of one, 4 / 4.
+    calls = {
+        rank: [Met(start=8 * k + 1 + 5 * (rank == 1), end=8 * k + 7) for k in range(10)]
+        for rank in range(RANKS)
+    }  # fmt: skip
+    assert named(job(calls, EVERYBODY, lasts=100 * steps, step=100)) == found
+
+
 # --- beside a slow link ---------------------------------------------------------------------------------------------
 
 

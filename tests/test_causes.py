@@ -266,6 +266,13 @@ def test_a_launch_after_the_data_were_ready_is_late() -> None:
     assert found[0] == {"late_launch": 10}  # 28 late, of which the transfer's ten are exposed
 
 
+def test_compute_launched_with_a_call_is_not_what_it_waited_for() -> None:
+    compute = [(0, 20, "gemm"), (49, 50, "gemm")]  # the second is launched at 48, too
+    calls = [(50, 60, 48)]
+    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
+    assert found[0] == {"late_launch": 10}
+
+
 def test_time_behind_another_collective_is_queued() -> None:
     compute = [(0, 20, "gemm")]
     calls = [(35, 60, 10)]

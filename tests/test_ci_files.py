@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -136,3 +137,10 @@ def test_the_workflow_names_inputs_that_the_action_has() -> None:
         assert (ROOT / "examples" / "ci" / name).read_text(encoding="utf-8") in page
     for name in inputs_of_action():
         assert f"`{name}`" in page
+
+
+def test_the_modules_and_tests_of_make_mutants_are_there() -> None:
+    table = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text(encoding="utf-8"))
+    for module, tests in table.items():
+        for path in (module, *(f"tests/{name}" for name in tests)):
+            assert (ROOT / path).is_file(), path

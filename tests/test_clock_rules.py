@@ -102,6 +102,15 @@ def test_only_blocks_on_one_clock_are_allowed_more() -> None:
         assert len(found.blocks) == kept
 
 
+@pytest.mark.parametrize(
+    ("calls", "apart", "kept"), [(1, 49 * MS, 1), (1, 51 * MS, 0), (2, MS, 1), (2, 2 * MS, 0), (3, 2 * MS, 0)]
+)
+def test_two_calls_have_a_distance_and_one_has_50_ms(calls: int, apart: int, kept: int) -> None:
+    block = ends_block(np.arange(calls) * 10.0, np.arange(calls) * 10.0, by_order=True)
+    found = agreeing(Matching(blocks=(block,)), lambda _: np.full(calls, apart))
+    assert len(found.blocks) == kept
+
+
 # --- what ties clocks -----------------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,16 @@ def test_it_runs_through_the_rank_that_came_last() -> None:
     assert path.ranks == {"0": 5 * MS, "1": 3 * MS}
 
 
+def test_what_ends_with_the_step_ended_it_whatever_the_next_span_waited_for() -> None:
+    """The next step's first span follows the compute on its lane, which ended a microsecond before the call did."""
+    computes = [(0, 99_000, "before"), (100_000, 120_000, "after")]
+    timeline = rank_of(0, [(20_000, 100_000, 19_000)], computes, has_device=True)
+    spans = replace(timeline.spans, step=np.array([0, 0, 1]))
+    steps = make(Steps, 2, recording=0, step=[0, 1], start_ns=[0, 60_000], end_ns=[60_000, 120_000])
+    path = told(Run(world_size=1, ranks={0: replace(timeline, spans=spans, steps=steps)})).steps[0]
+    assert (path.length_ns, path.parts["communication"]) == (100_000, 80_000)
+
+
 def test_a_rank_whose_host_is_late_has_its_host_on_the_path() -> None:
     late = (kernel(MS), call(MS, 0, host=9 * MS, waits=(0,)), kernel(MS, waits=(1,)))
     early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.whatif.buckets import MIB, DdpSettings
+from overlapscope.whatif.compression import Compression
 from overlapscope.whatif.curves import curve
 from overlapscope.whatif.ddp_step import Settings, bucket_memory_bytes, buckets_of, ddp_job
 from overlapscope.whatif.replay import Work, replay
@@ -107,6 +108,35 @@ def test_copies_are_paid_where_gradients_are_no_views() -> None:
     assert step_ms(work, 1, gradient_as_bucket_view=False) == pytest.approx(32 + transfer_ms(40) + 2 * copy)
     assert bucket_memory_bytes(work, Settings()) == 0
     assert bucket_memory_bytes(work, Settings(gradient_as_bucket_view=False)) == 40 * MIB
+
+
+def test_compressing_is_paid_beside_the_division_by_the_world_size() -> None:
+    gradients = Gradients(
+        names=("p0",), sizes_bytes=np.array([40 * MIB]), kinds=("float32",), ready_ns=np.array([30 * MS]),
+        registered=np.array([0]), shapes=((1024, 10240),),
+    )  # fmt: skip
+    work = workload([40], [30], gradients=gradients, pass_ns_per_byte=0.01)
+    topk = Compression(method="topk", amount=0.01, passes=5)
+    passes = 0.01 * 40 * MIB / MS * (1 + 5)
+    kept = 104_858 * 4  # a hundredth of the numbers, of four ranks; gathered with their places in half the time
+    sent = 2 * kept * 4 / RATE / 2 / MS
+    assert step_ms(work, 1, compression=topk) == pytest.approx(32 + passes + sent)
+
+
+def test_the_map_of_used_parameters_is_reduced_when_the_backward_pass_ends() -> None:
+    work = workload([40], [15], curves=(curve("all_reduce", [1.0, 1e9], [3 * MS, 3 * MS], ranks=4),))
+    for unused, expected in ((False, 32), (True, 30 + 3 + 2)):  # the gradient's own reduction ends at 18
+        chosen = Settings(ddp=DdpSettings(bucket_cap_mb=1, find_unused_parameters=unused))
+        assert replay(ddp_job(work, chosen)).step_ns / MS == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("mib", "pieces"), [(0, [0]), (1, [1]), (16, [16]), (40, [16, 16, 8])])
+def test_a_bucket_is_sent_in_whole_pieces_and_what_is_left_but_never_not_at_all(mib: int, pieces: list[int]) -> None:
+    work = workload([mib], [30])
+    job = ddp_job(work, Settings(ddp=DdpSettings(bucket_cap_mb=1), partition_mb=16))
+    least = transfer_ms(1e-3)  # the smallest size of the curve
+    expected = [max(transfer_ms(each), least) for each in pieces]
+    assert [each.alone_ns / MS for each in job.transfers] == pytest.approx(expected)
 
 
 def test_the_last_rank_sets_the_step() -> None:

@@ -1,6 +1,7 @@
 """The gate's judgement of runs made by hand: every verdict, its reason, and what never passes silently."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from overlapscope.analysis.metrics import METRICS
@@ -54,6 +55,27 @@ def test_four_runs_a_side_tell_for_themselves_below_the_default_floor() -> None:
     mixed = [run(at) for at in (99.0, 104.9, 104.8, 104.7)]
     other = verdict(judge(base, mixed, Policy(metrics=("step_time_ns",))))
     assert (other.verdict, other.reason) == ("inconclusive", "not_significant")
+
+
+def test_a_difference_of_exactly_the_minimum_counts() -> None:
+    for candidate_ms, found in ((103.0, ("regressed", "told")), (102.999, ("unchanged", "within_minimum"))):
+        each = verdict(judge([run(100)] * 4, [run(candidate_ms)] * 4, Policy(metrics=("step_time_ns",))))
+        assert each.minimum == 3 * MS  # 3 % of 100 ms
+        assert (each.verdict, each.reason) == found
+
+
+def test_a_difference_of_exactly_the_noise_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlapscope.gate.judge.least_told", lambda *_: 7.0 * MS)
+    for candidate_ms, reason in ((107.0, "within_noise"), (107.001, "told")):
+        assert verdict(judge([run(100)], [run(candidate_ms)], Policy())).reason == reason
+
+
+def test_the_interval_over_steps_leaves_out_five_percent_of_the_draws_at_each_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overlapscope.gate.judge.bootstrap", lambda *_: np.arange(2_000.0))
+    each = verdict(judge([run(100)], [run(150)], Policy()))
+    assert (each.low, each.high) == (100, 1_899)
 
 
 def test_holm_counts_the_metrics_that_gate_and_says_when_runs_cannot_do() -> None:
@@ -187,6 +209,81 @@ def test_runs_of_several_jobs_are_no_calibration() -> None:
 def test_too_few_runs_are_no_calibration() -> None:
     with pytest.raises(InputError, match="record at least 4"):
         calibrate([run(100)] * (LEAST_RUNS - 1))
+
+
+def test_where_runs_were_calibrated_their_own_spread_raises_no_floor() -> None:
+    floor = calibrate([run(100 + at) for at in (0.0, 2.0, -2.0, 1.0, -1.0)])
+    base, candidate = [[run(middle + at) for at in (-20.0, 0.0, 20.0)] for middle in (100, 140)]
+    each = verdict(judge(base, candidate, Policy(), floor))
+    assert each.floor == pytest.approx(2.776445 * 2.5**0.5 * MS * 0.6698 * 2**0.5, rel=1e-3)
+
+
+def test_a_floor_of_other_metrics_calibrates_nothing() -> None:
+    floor = calibrate([run(100 + at, None) for at in (0.0, 2.0, -2.0, 1.0, -1.0)])
+    gate = judge([run(100)], [run(120)], Policy(), floor)
+    assert (verdict(gate).calibrated, verdict(gate, "exposed_comm_ns").calibrated) == (True, False)
+
+
+def test_without_step_times_no_default_noise_is_known_and_nothing_is_told() -> None:
+    sides = [[run_of_steps({"exposed_comm_ns": [of_ms] * 8})] for of_ms in (10.0, 90.0)]
+    each = verdict(judge(*sides, Policy()), "exposed_comm_ns")
+    assert (each.verdict, each.reason, each.floor) == ("inconclusive", "within_noise", None)
+
+
+def test_a_verdict_shows_what_it_rests_on() -> None:
+    each = verdict(judge([run(100)], [run(112 + at / 1000) for at in (-1, 0, 1)], Policy()))
+    assert (each.name, each.unit, each.better, each.gates) == ("step_time_ns", "ns", "lower", True)
+    assert (each.base, each.candidate, each.difference) == (100 * MS, 112 * MS, 12 * MS)
+    assert (each.relative, each.base_runs, each.candidate_runs) == (pytest.approx(0.12), 1, 3)
+    one_and_three = (1 + 0.6698**2) ** 0.5
+    assert each.floor == pytest.approx(1.95996 * 2 * MS * one_and_three, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("base_ms", "candidate_ms", "found"),
+    [(8.0, 6.0, "regressed"), (6.0, 8.0, "improved"), (8.0, 7.9, "unchanged"), (0.1, 0.2, "unchanged")],
+)
+def test_of_the_efficiency_more_is_better(base_ms: float, candidate_ms: float, found: str) -> None:
+    """Of 10 ms of communication so much is overlapped; 1 % is more than 3 % of 1 %, but not two in a hundred."""
+    sides = [
+        [run_of_steps({"window_ns": [100.0] * 8, "exposed_comm_ns": [10.0] * 8, "overlapped_ns": [of_ms] * 8})] * 4
+        for of_ms in (base_ms, candidate_ms)
+    ]
+    each = verdict(judge(*sides, Policy(metrics=("overlap_efficiency",))), "overlap_efficiency")
+    assert (each.verdict, each.better, each.probability) == (found, "higher", pytest.approx(1 / 70))
+    assert each.minimum == pytest.approx(max(0.03 * base_ms / 10, 0.02), rel=1e-6)
+
+
+def test_where_every_difference_counts_one_nanosecond_does_and_none_does_not() -> None:
+    every = Policy(metrics=("step_time_ns",), min_relative=0, min_absolute_ns=0)
+    one_more = [run_of_steps({"window_ns": [100.000001] * 8})] * 4
+    base = [run_of_steps({"window_ns": [100.0] * 8})] * 4
+    assert verdict(judge(base, one_more, every)).verdict == "regressed"
+    assert verdict(judge(one_more, base, every)).verdict == "improved"
+    assert verdict(judge(base, base, every)).reason == "within_minimum"
+
+
+def test_a_probability_of_exactly_alpha_is_told_and_so_many_runs_are_not_too_few() -> None:
+    exactly = Policy(metrics=("step_time_ns",), alpha=1 / 70)
+    base, faster = [[run(middle + at / 10) for at in range(4)] for middle in (100, 90)]
+    each = verdict(judge(base, faster, exactly))
+    assert (each.verdict, each.probability) == ("improved", pytest.approx(1 / 70))
+    mixed = [run(at) for at in (99.0, 104.9, 104.8, 104.7)]
+    assert verdict(judge(base, mixed, exactly)).reason == "not_significant"
+
+
+def test_a_gating_metric_that_could_not_be_tested_counts_among_those_that_were() -> None:
+    def brief(step_ms: float, exposed: bool) -> Replicate:
+        figures = {"window_ns": [step_ms] * 3}
+        return run_of_steps(figures | {"exposed_comm_ns": [1.0 * step_ms] * 3} if exposed else figures)
+
+    sides = [[brief(step_ms, True), *[brief(step_ms, False)] * 3] for step_ms in (100, 120)]
+    gate = judge(*sides, Policy())
+    other = verdict(gate, "exposed_comm_ns")
+    assert (other.test, other.reason) == ("bootstrap", "too_few_steps")
+    assert verdict(gate).probability == pytest.approx(2 / 70)
+    faster = verdict(judge(*sides[::-1], Policy()))
+    assert (faster.verdict, faster.probability) == ("improved", pytest.approx(2 / 70))
 
 
 def test_same_input_same_bytes() -> None:

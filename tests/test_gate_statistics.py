@@ -1,7 +1,8 @@
 """The gate's statistics: against every permutation, against tables, and against simulated runs of unchanged code."""
 
 import itertools
-from statistics import median
+import math
+from statistics import NormalDist, median
 
 import numpy as np
 import pytest
@@ -93,6 +94,59 @@ def test_where_the_exact_distribution_ends_the_approximation_takes_over_without_
     assert permutation_test([1.0] * 80, [1.0] * 80)[0] > 0.4
 
 
+def test_the_approximation_counts_half_a_step_of_the_rank_sum_as_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 16 pairs have the candidate above; by chance 8 with a deviation of sqrt(4 * 4 * 9 / 12)."""
+    monkeypatch.setattr("overlapscope.gate.statistics.EXACT_RUNS", 1)
+    pairs = NormalDist(8, math.sqrt(12))
+    expected = 1 - pairs.cdf(15.5), pairs.cdf(16.5)
+    assert permutation_test([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_approximation_is_scipys_ties_included() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    generator = np.random.default_rng(8)
+    for sizes in ((60, 60), (90, 30)):
+        base, candidate = (np.round(generator.normal(size=size), 1).tolist() for size in sizes)
+        expected = [
+            stats.mannwhitneyu(candidate, base, alternative=side, method="asymptotic").pvalue
+            for side in ("greater", "less")
+        ]
+        assert permutation_test(base, candidate) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_approximation_begins_above_a_hundred_runs() -> None:
+    half = EXACT_RUNS // 2
+    exact = permutation_test(range(half), range(half, 2 * half))[0]
+    assert exact == pytest.approx(1 / math.comb(2 * half, half), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("runs", [(2, 3), (4, 4), (21, 41), (80, 80)])
+def test_runs_that_are_all_equal_are_certain_to_rank_so(runs: tuple[int, int]) -> None:
+    found = permutation_test([1.0] * runs[0], [1.0] * runs[1])
+    assert found == pytest.approx((1, 1))
+    assert max(found) <= 1
+
+
+@pytest.mark.parametrize(("n", "m"), [(51, 51), (60, 60), (70, 40), (30, 200)])
+def test_the_interval_of_many_runs_leaves_out_as_many_pairs_as_the_normal_distribution_says(n: int, m: int) -> None:
+    """The candidate's runs lie 1 apart and the base's m: their differences are all whole numbers, each once."""
+    left_out = math.floor(n * m / 2 - NormalDist().inv_cdf(0.95) * math.sqrt(n * m * (n + m + 1) / 12))
+    lowest, highest = -(n - 1) * m, m - 1
+    expected = lowest + left_out - 1, highest - left_out + 1
+    assert shift_interval([m * at for at in range(n)], range(m), 0.9) == expected
+
+
+def test_the_interval_of_a_hundred_runs_leaves_out_as_many_pairs_as_all_ways_to_rank_them_say() -> None:
+    """Three runs among a hundred: the normal distribution would leave out one pair more."""
+    above = np.array([sum(places) - 3 for places in itertools.combinations(range(EXACT_RUNS), 3)])
+    left_out = sum((above <= pairs).mean() <= 0.05 for pairs in range(200))
+    assert shift_interval([3 * at for at in range(97)], range(3), 0.9) == (-288 + left_out - 1, 2 - left_out + 1)
+
+
+def test_two_runs_have_no_interval() -> None:
+    assert shift_interval([1.0], [2.0], 0.9) is None
+
+
 def test_the_approximation_is_close_to_the_share_of_random_permutations() -> None:
     generator = np.random.default_rng(2)
     values = np.round(generator.normal(size=120), 1)  # with ties
@@ -137,6 +191,16 @@ def test_the_noise_of_medians_is_that_of_drawn_runs() -> None:
         assert noise_factor(n, m) == pytest.approx(float((sides[1] - sides[0]).std()), rel=tolerance)
 
 
+def test_the_noise_of_medians_of_many_runs_is_the_limit() -> None:
+    assert noise_factor(4, 4) == pytest.approx(math.sqrt(math.pi / 4))
+    assert noise_factor(1, 8) == pytest.approx(math.sqrt(1 + math.pi / 16))
+
+
+def test_tail_probabilities_by_hand_count_what_is_drawn_and_what_is_seen() -> None:
+    assert tail_probabilities(np.array([-1.0, 0.0, 0.5, 3.0])) == (3 / 5, 4 / 5)
+    assert tail_probabilities(np.array([2.0])) == (1 / 2, 1)
+
+
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.6]) == [1.0, 1.0]
@@ -171,7 +235,21 @@ def test_blocks_keep_what_neighbouring_steps_have_in_common() -> None:
     assert widths[0] > 1.3 * widths[1]
 
 
+@pytest.mark.parametrize("size", [4, 8, 9, 27, 30, 2_500])
+def test_the_bootstrap_is_that_of_plain_loops_over_circular_blocks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlapscope.gate.statistics.DRAWS", 20)
+    series = np.random.default_rng(size).normal(size=size)
+    kept = series.tolist() if size <= 2_048 else series.tolist()[::2]
+    length = next(each for each in range(1, 99) if each**3 >= len(kept))
+    starts = np.random.default_rng(7).integers(0, len(kept), (20, math.ceil(len(kept) / length))).tolist()
+    drawn = [[kept[(start + at) % len(kept)] for start in row for at in range(length)][: len(kept)] for row in starts]
+    found = bootstrap([series], [np.zeros(size)], seed=7)
+    assert found is not None
+    assert found.tolist() == pytest.approx(sorted(-median(each) for each in drawn))
+
+
 def test_few_steps_and_long_runs() -> None:
+    assert bootstrap([np.zeros(4)], [np.zeros(4)], seed=0) is not None
     assert bootstrap([np.zeros(3)], [np.zeros(30)], seed=0) is None
     draws = bootstrap([np.zeros(300_000)], [np.ones(300_000)], seed=0)
     assert draws is not None

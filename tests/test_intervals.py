@@ -13,6 +13,7 @@ from overlapscope.timeline.intervals import (
     difference,
     intersection,
     length,
+    parts_inside,
     union,
 )
 from tests.builders import (
@@ -83,6 +84,29 @@ def test_a_union_leaves_its_arguments_as_they_were():
     starts, ends = columns_of_pairs([(9, 3), (5, 8), (1, 6)])
     union((starts, ends))
     assert pairs_of((starts, ends)) == [(9, 3), (5, 8), (1, 6)]
+
+
+def test_a_union_is_of_64_bit_integers_whatever_its_parts_are_of():
+    """Beside a part of other numbers, or an empty list, numpy would go on in doubles, which step by 256 ns there."""
+    instant = np.array([EPOCH_NS + 1]), np.array([EPOCH_NS + 4])
+    unsigned = np.array([EPOCH_NS + 3], np.uint64), np.array([EPOCH_NS + 7], np.uint64)
+    short = np.array([1], np.int32), np.array([3], np.int32)
+    for parts, expected in (
+        ([short], [(1, 3)]),
+        ([instant, ([], [])], [(EPOCH_NS + 1, EPOCH_NS + 4)]),
+        ([instant, unsigned], [(EPOCH_NS + 1, EPOCH_NS + 7)]),
+    ):
+        result = union(*parts)
+        assert_well_formed(result)
+        assert pairs_of(result) == expected
+
+
+def test_nothing_has_no_parts():
+    some = of([(2, 6)])
+    for first, second in ((EMPTY, some), (some, EMPTY)):
+        parts, owner = parts_inside(first, second)
+        assert pairs_of(parts) == []
+        assert (owner.dtype, owner.tolist()) == (np.int64, [])
 
 
 @settings(max_examples=300)

@@ -17,10 +17,10 @@ MS = 1_000_000
 TIMES = {"early": (10 * MS, 40 * MS, None), "late": (30 * MS, 40 * MS, None)}
 
 
-def followed(*ranks: RankTimeline) -> StepPath:
+def followed(*ranks: RankTimeline, drift: float = 0.0) -> StepPath:
     groups = (Group(name="0", size=2, ranks=(0, 1)),)
     run = Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
-    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
+    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, drift={0: 0.0, 1: drift})
     together = Across(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
     found = critical_path(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
     assert found.scope == "ranks"
@@ -35,6 +35,15 @@ def test_what_waits_for_its_other_end_leads_over_to_what_that_one_did(waits: str
     path = followed(early, late)
     assert path.parts == {"compute": 50 * MS, "transfer": 10 * MS}
     assert path.ranks == {"0": 30 * MS, "1": 30 * MS}
+
+
+def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
+    """Rank 1's clock gains a thousandth: at 30 ms it shows 30.03."""
+    early = rank_of(0, [TIMES["early"]], [(0, 10 * MS, "short"), (40 * MS, 60 * MS, "last")], op="recv")
+    late = rank_of(1, [(30_030_000, 40_040_000, None)], [(0, 30_030_000, "long")], op="send")
+    path = followed(early, late, drift=0.001)
+    assert path.parts == pytest.approx({"compute": 50 * MS, "transfer": 10 * MS}, abs=100)
+    assert path.ranks == pytest.approx({"0": 30 * MS, "1": 30 * MS}, abs=100)
 
 
 def test_a_receiver_that_came_last_stays_on_its_rank() -> None:
