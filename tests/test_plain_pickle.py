@@ -123,7 +123,7 @@ def test_no_reader_can_unpickle_what_it_is_given() -> None:
     importing = re.compile(r"^\s*(?:import|from) _?pickle", re.MULTILINE)
     package = ROOT / "overlapscope"
     found = [path for path in sorted(package.rglob("*.py")) if importing.search(path.read_text(encoding="utf-8"))]
-    assert [str(path.relative_to(package)) for path in found] == ["ingest/handed_over.py"]
+    assert [str(path.relative_to(package)) for path in found] == ["ingest/column_handoff.py"]
 
 
 # --- what is damaged, or meant to exhaust ----------------------------------------------------------------------------

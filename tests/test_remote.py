@@ -20,8 +20,8 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.ingest import remote
 from overlapscope.ingest import storage as storage_module
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.shown import shown, without_secrets
 from overlapscope.ingest.url import url_of
 from overlapscope.ingest.write_run import write_run

@@ -24,7 +24,7 @@ from overlapscope.cli.printable import escaped, printable
 from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import gate_text, html, junit, markdown, openmetrics
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations

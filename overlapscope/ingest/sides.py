@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.shown import shown, shown_name
 from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
