@@ -27,7 +27,7 @@ from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.gate.calibrate import calibrate, least_told
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import Policy
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 
 PILOT = 8
 PAIRS = 24

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlapscope.analysis.alone import alone_of
 from overlapscope.cycles import search_seldom
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 
 search_seldom()  # as the command does
 begin = time.perf_counter()

@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.namespace_job import run_job
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.calibrate import Fit
 from overlapscope.whatif.ddp_step import HALF, Settings

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.namespace_job import run_job
 from overlapscope.analysis.across import across
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.whatif.graph_answer import Wanted, answer_run
 from tests.disturbed.network import network
 

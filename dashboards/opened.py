@@ -15,8 +15,8 @@ from overlapscope.analysis.predictions import Noted, Outcome
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.errors import OverlapScopeError
 from overlapscope.ingest.prediction_file import read_predictions
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.amounts import count
 from overlapscope.timeline.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope.timeline.run import Run

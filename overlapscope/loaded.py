@@ -13,9 +13,8 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.replicate import replicate
-from overlapscope.ingest.older_run import require_free
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions, given_paths
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.arrow import to_arrow
 from overlapscope.timeline.facts import FACT_TABLES
 from overlapscope.timeline.run import Run, Source
@@ -91,8 +90,10 @@ class LoadedRun:
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write a run directory; `force` replaces one that stands there."""
+        from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - reading needs nothing of it
+
         (out,) = given_paths("save", [path])
-        require_free(out, force=force)
+        require_output_free(out, force=force)
         save_run(self.run, out, version=__version__, force=force)
 
 

@@ -14,7 +14,7 @@ import pytest
 import overlapscope
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE, Collectives, Recordings, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run

@@ -16,7 +16,7 @@ from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.units import snippets
 from overlapscope.analysis.analyze import Recommendation, analyze
 from overlapscope.cli.main import main
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.advice_text import PAGES
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.answer import answer

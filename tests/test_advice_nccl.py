@@ -11,7 +11,7 @@ from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lin
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Recommendation, analyze
 from overlapscope.ingest.bandwidth_presets import reference_bandwidths
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE, make
 from overlapscope.timeline.facts import Facts, Members
 from overlapscope.timeline.run import Run

@@ -12,7 +12,7 @@ from overlapscope.advice.given import Given
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Recommendation, analyze
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import advice_text, text
 from overlapscope.report.next_steps import next_steps
 from overlapscope.timeline.columns import NONE, column_kinds

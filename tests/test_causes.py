@@ -17,7 +17,7 @@ from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.matching import match
 from overlapscope.analysis.pairs import match_pairs
 from overlapscope.analysis.waiting import split
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.json import schema
 from overlapscope.timeline.columns import (
     COMM,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.across import across
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Group, Run
 from tests.builders import EPOCH_NS

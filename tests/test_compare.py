@@ -19,7 +19,7 @@ from overlapscope.analysis.collective_changes import MANY_SIZES, OUTSIDE, change
 from overlapscope.analysis.compare import Comparison, compare
 from overlapscope.analysis.metrics import Metric
 from overlapscope.analysis.replicate import Replicate, replicate
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import compare_text
 from overlapscope.timeline.run import Run
 from tests.compared_runs import STEP_NS, Cell, Job, Kind, Rank, compared_cells, complete, jobs, mean, run_of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.ingest import cores
-from overlapscope.ingest.cores import BYTES_WORTH_A_PROCESS, USUAL_RATIO, processes_for
+from overlapscope.ingest.parallel import worker_count as cores
+from overlapscope.ingest.parallel.worker_count import BYTES_WORTH_A_PROCESS, USUAL_RATIO, processes_for
 
 OLDER = {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"}
 

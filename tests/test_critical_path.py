@@ -17,7 +17,7 @@ from overlapscope.analysis.awaited import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_
 from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow
 from overlapscope.analysis.path import PARTS, Path
 from overlapscope.analysis.steps import step_windows
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import critical_path as shown
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Annotations, Steps, make, take
 from overlapscope.timeline.run import Group, RankTimeline, Run

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.analysis.collectives import bus_factor
 from overlapscope.errors import OverlapScopeError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from tests.test_fuzz import mutations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from tests.flight_writer import BEGUN_NS, SECOND_NS, Entry, dump, write_pickle
 from tests.test_watchdog import caught, failed, told
 

@@ -10,7 +10,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.ingest.plain_pickle import decode_plain
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.builders import spelled
 from tests.nursery import start

@@ -19,8 +19,8 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.flight_recorder import read_flight_recorder
 from overlapscope.ingest.formats import flight_recorder, kineto
 from overlapscope.ingest.formats.flight_recorder import FORMAT
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, column_kinds, enum_values, size

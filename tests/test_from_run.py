@@ -12,7 +12,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run

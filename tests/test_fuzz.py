@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import OverlapScopeError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from tests.kineto_writer import (
     ABSOLUTE_FLOATS,

@@ -11,10 +11,11 @@ import pytest
 
 import overlapscope
 from overlapscope.errors import InputError
-from overlapscope.ingest import gather_apart, read_apart
-from overlapscope.ingest.processes import InThisProcess
+from overlapscope.ingest import read_by
+from overlapscope.ingest.parallel import spool
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.source_digest import source_digest
+from tests.reading_processes import Here
 from tests.test_write_run import Interrupting, assert_as_if_read_at_once, trace
 
 
@@ -47,7 +48,7 @@ def test_another_file_of_equal_size_and_time_is_read_again(inputs: list[Path], t
 def test_what_other_code_read_is_read_again(
     inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (gather_apart, read_apart):
+    for module in (spool, read_by):
         monkeypatch.setattr(module, "read_by", lambda: "later code")
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0
 
@@ -55,8 +56,8 @@ def test_what_other_code_read_is_read_again(
 def test_a_worker_with_other_code_reads_nothing(
     inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_apart, "read_by", lambda: "later code")
-    with InThisProcess() as executor, pytest.raises(InputError, match="another version of overlapscope"):
+    monkeypatch.setattr(read_by, "read_by", lambda: "later code")
+    with Here() as executor, pytest.raises(InputError, match="another version of overlapscope"):
         write_run(inputs, tmp_path / "apart", executor=executor)
     monkeypatch.undo()
     assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1

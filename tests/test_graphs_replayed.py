@@ -16,7 +16,7 @@ from overlapscope.advice.gathers import gather_advice
 from overlapscope.analysis.across import across
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import RankTimeline, Run
 from tests import kineto_writer, nsight_writer, test_rocprof

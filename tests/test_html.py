@@ -17,7 +17,7 @@ import pytest
 from overlapscope.analysis.analyze import analyze
 from overlapscope.cli.main import main
 from overlapscope.cli.printable import printable
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import html
 from overlapscope.report.chart import Chart, Series
 from overlapscope.report.chart_of import PARTS, charts_of

@@ -4,8 +4,6 @@ import errno
 import gzip
 import json
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,28 +16,19 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest import read_apart, task, write_ranks
-from overlapscope.ingest import start_ahead as ahead
-from overlapscope.ingest.processes import (
-    InThisProcess,
-    ProcessDiedError,
-    Processes,
-    TaskFailedError,
-    result_of,
-    started,
-)
-from overlapscope.ingest.start_ahead import start_apart
-from overlapscope.ingest.worker import answer
-from overlapscope.ingest.workplace import place_beside
+from overlapscope.ingest import write_run_tables
+from overlapscope.ingest.parallel import spool, task
+from overlapscope.ingest.parallel.process_pool import WorkerPool
+from overlapscope.ingest.parallel.work_dir import work_dir_of
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.held_folder import WHILE_READING, held_folder
 from tests.kineto_writer import distributed, training, write
+from tests.reading_processes import Here
 from tests.test_write_run import (
     assert_as_if_read_at_once,
     files_in,
     job,
     trace,
-    wait_for_end,
     workers,
     written_at_once,
 )
@@ -49,14 +38,14 @@ from tests.test_write_run import (
 def written_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Tables that the command itself writes into folders of ranks."""
     files: list[str] = []
-    write_table = write_ranks.write_table
+    write_table = write_run_tables.write_table
 
     def noted(table: Any, names: Any, rank: int, file: Path) -> None:
         if file.parent.name.startswith("rank_"):
             files.append(f"{file.parent.name}/{file.name}")
         write_table(table, names, rank, file)
 
-    monkeypatch.setattr(write_ranks, "write_table", noted)
+    monkeypatch.setattr(write_run_tables, "write_table", noted)
     return files
 
 
@@ -84,11 +73,10 @@ def test_calls_of_which_another_file_tells_more_are_written_again(tmp_path: Path
 # --- order and processes ----------------------------------------------------------------------------------------------
 
 
-class _Noting(InThisProcess):
+class _Noting(Here):
     """Notes what it is asked to read."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.asked: list[str] = []
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -117,34 +105,6 @@ def test_the_command_writes_the_same_run_however_many_processes_it_starts(more: 
     assert not workers()
 
 
-def test_processes_are_started_ahead_where_several_will_read(tmp_path: Path) -> None:
-    folder = job_of_two(tmp_path / "job", "a", "b")
-    (folder / ".hidden").write_bytes(b"")
-    for asked, count in ((None, 0), (1, 0), (2, 2), (9, 2)):  # small files are not worth it, if nobody asks
-        with start_apart([folder], asked) as processes:
-            assert len(processes) == count
-    with start_apart([folder / "rank0.json", Path("s3://bucket/rank1.json"), tmp_path / "nowhere"], 9) as processes:
-        assert len(processes) == 3
-    with start_apart([tmp_path / ("x" * 300)], 9) as processes:
-        assert len(processes) == 0
-
-
-def test_a_process_that_was_started_ahead_is_taken_and_one_that_nobody_takes_ends() -> None:
-    with started(2, ahead.APART) as processes:
-        while len(own := set(workers())) < 2:
-            time.sleep(0.001)
-        with Processes(1, None, processes) as executor:
-            taken = executor.submit(loaded, ahead.APART).result()
-        assert taken in own
-        assert len(processes) == 1
-    assert not workers()
-
-
-def loaded(module: str) -> int:
-    """Give the number of the process if it has loaded the module."""
-    return os.getpid() if module in sys.modules else 0
-
-
 def hold_a_folder(noted: Path) -> None:
     with held_folder(Path(tempfile.gettempdir()), WHILE_READING):
         noted.touch()
@@ -158,7 +118,7 @@ def test_what_a_process_holds_goes_with_it_when_work_is_given_up(
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    with suppress(KeyboardInterrupt), Processes(1) as processes:
+    with suppress(KeyboardInterrupt), WorkerPool(1) as processes:
         future = processes.submit(hold_a_folder, tmp_path / "noted")
         while not (tmp_path / "noted").exists() and not future.done():
             time.sleep(0.01)
@@ -173,7 +133,7 @@ def test_what_an_interruption_keeps_is_told_where_there_is_any(
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         if kept:
-            place_beside(tmp_path / "run").mkdir()
+            work_dir_of(tmp_path / "run").mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("overlapscope.ingest.write_run.write_run", interrupted)
@@ -181,42 +141,20 @@ def test_what_an_interruption_keeps_is_told_where_there_is_any(
     assert ("what was read is kept" in capsys.readouterr().err) == kept
 
 
-def test_a_process_that_is_killed_before_it_is_taken_costs_nothing() -> None:
-    with started(2, ahead.APART) as processes:
-        for each in workers():
-            os.kill(each, signal.SIGKILL)
-            wait_for_end(each)
-        with Processes(1, None, processes) as executor:
-            assert executor.submit(int, "7").result() == 7
-
-
 # --- an older run -----------------------------------------------------------------------------------------------------
 
 
-class _Losing(InThisProcess):
+class _Losing(Here):
     """Loses its process whenever one of some files is read."""
 
     def __init__(self, *names: str) -> None:
-        super().__init__()
         self._names = names
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if getattr(args[0], "named", Path()).name not in self._names:
             return super().submit(function, *args, **kwargs)
         future: Future[Any] = Future()
-        future.set_exception(ProcessDiedError(-signal.SIGKILL))
-        return future
-
-
-class _Answering(InThisProcess):
-    """Does each task as a process of its own does it: what it raises is its answer."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(result_of(answer(function, args)))
-        except TaskFailedError as error:
-            future.set_exception(error)
+        future.set_exception(RuntimeError("its worker was killed (SIGKILL)"))
         return future
 
 
@@ -268,16 +206,16 @@ def test_a_file_that_memory_was_short_for_is_lost_and_not_damaged(
 def test_a_file_whose_columns_memory_was_short_for_is_lost_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, out = job(tmp_path / "job"), tmp_path / "apart"
     write_run(inputs, out, workers=1)
-    save_reading = read_apart.save_reading
+    save_reading = spool.save_reading
 
     def short(reading: Any, path: Path, folder: Path) -> None:
         if path.name == "rank_2.json":
             raise MemoryError
         save_reading(reading, path, folder)
 
-    monkeypatch.setattr(read_apart, "save_reading", short)
+    monkeypatch.setattr(spool, "save_reading", short)
     with pytest.raises(InputError, match=r"left as it was.*rank_2\.json: not enough memory"):
-        write_run(inputs, out, executor=_Answering(), force=True)
+        write_run(inputs, out, executor=Here(), force=True)
 
 
 def test_a_run_of_a_newer_version_may_hold_what_was_lost(tmp_path: Path) -> None:
@@ -298,7 +236,7 @@ def test_an_older_run_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "full", [(read_apart, "save_reading"), (write_ranks, "take_over"), (write_ranks, "write_entry")]
+    "full", [(spool, "save_reading"), (write_run_tables, "take_over"), (write_run_tables, "write_entry")]
 )
 def test_a_full_disk_is_told_with_what_to_do_and_costs_neither_the_older_run_nor_what_was_read(
     full: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

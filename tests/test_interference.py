@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMM, COMPUTE, Spans, make
 from overlapscope.timeline.intervals import EMPTY, Intervals, union
 from overlapscope.whatif.interference import slowdown

@@ -18,8 +18,8 @@ from overlapscope.cli.main import main
 from overlapscope.cli.prediction_file import NAME, note
 from overlapscope.cli.write_file import write_file
 from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.sides import read_runs
-from overlapscope.ingest.workplace import READ, workplace
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline import flushed, held_folder
 from overlapscope.timeline.run_folder import beside_place, is_taken, replace_run
@@ -159,7 +159,7 @@ def test_an_older_run_is_put_back_when_the_newer_one_cannot_take_its_place(
 
 WAITING_AT_THE_LOCK = """
 from pathlib import Path
-from overlapscope.ingest import workplace as module
+from overlapscope.ingest.parallel import work_dir as module
 from overlapscope.errors import UsageError
 lock, waited = module.locked, []
 def wait(handle):
@@ -168,7 +168,7 @@ def wait(handle):
     return lock(handle)
 module.locked = wait
 try:
-    with module.workplace(Path({out!r})):
+    with module.work_dir(Path({out!r})):
         print("prepares", flush=True)
         pause()
 except UsageError as error:
@@ -179,11 +179,11 @@ except UsageError as error:
 def test_a_lock_that_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
     """One opens the lock, which another one removes with its folder, and a third one makes anew and takes."""
     out = tmp_path / "run"
-    first = workplace(out)
+    first = work_dir(out)
     first.__enter__()
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
-        with workplace(out) as third:
+        with work_dir(out) as third:
             assert second.stdin is not None
             assert second.stdout is not None
             second.stdin.write("\n")
@@ -195,7 +195,7 @@ def test_a_lock_that_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> 
 
 def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = workplace(out)
+    first = work_dir(out)
     first.__enter__()
     with paused(WAITING_AT_THE_LOCK.format(out=str(out))) as second:
         first.__exit__(None, None, None)
@@ -204,7 +204,7 @@ def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
         second.stdin.write("\n")
         second.stdin.flush()
         assert second.stdout.readline() == "prepares\n"
-        with pytest.raises(UsageError, match="another process is writing this run"), workplace(out):
+        with pytest.raises(UsageError, match="another process is writing this run"), work_dir(out):
             pass
 
 
@@ -216,7 +216,7 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_named_and_not_waited_for(
     lock.parent.mkdir()
     odd(lock)
     with pytest.raises(InputError, match=r"\.run\.ingest/lock: cannot be written: it is no file; remove it"):
-        workplace(tmp_path / "run").__enter__()
+        work_dir(tmp_path / "run").__enter__()
 
 
 def test_a_pipe_in_the_place_of_another_run_s_lock_holds_up_nobody(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_pipe_in_the_place_of_another_run_s_lock_holds_up_nobody(tmp_path: Pat
     os.mkfifo(others / "lock")
     for each in (others / READ, others):
         os.utime(each, (time.time() - 2 * WEEK_S,) * 2)
-    with workplace(tmp_path / "run") as work:
+    with work_dir(tmp_path / "run") as work:
         assert work.is_dir()
     assert others.is_dir()
 
@@ -235,14 +235,14 @@ def test_a_run_that_came_while_another_command_waited_is_not_replaced(
 ) -> None:
     inputs = job(tmp_path / "job")
     module = sys.modules["overlapscope.ingest.write_run"]
-    enter = workplace
+    enter = work_dir
 
     def late(out: Path) -> object:
         monkeypatch.undo()
         write_run(inputs, out, workers=1)
         return enter(out)
 
-    monkeypatch.setattr(module, "workplace", late)
+    monkeypatch.setattr(module, "work_dir", late)
     with pytest.raises(UsageError, match="exists already"):
         write_run(inputs, tmp_path / "run", workers=1)
     assert (tmp_path / "run" / "run.json").exists()
@@ -294,7 +294,7 @@ def test_what_was_interrupted_long_ago_is_not_gone_on_with(tmp_path: Path) -> No
             (left[name] / "lock").touch()
         age(left[name], (2 if name != "recent" else 0.5) * WEEK_S)
     code = f"import fcntl\nfile = open({str(left['in use'] / 'lock')!r}, 'r+')\n"
-    with paused(code + "fcntl.flock(file, fcntl.LOCK_EX)\npause()\n"), workplace(tmp_path / "run"):
+    with paused(code + "fcntl.flock(file, fcntl.LOCK_EX)\npause()\n"), work_dir(tmp_path / "run"):
         pass
     assert {name for name, place in left.items() if not place.exists()} == {"long ago"}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from overlapscope.advice.setting_code import setting_code
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.intervals import difference, intersection, union
 from overlapscope.whatif.answer import scenarios
 from overlapscope.whatif.buckets import MIB

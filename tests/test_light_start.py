@@ -13,7 +13,14 @@ from overlapscope.ingest import formats
 from tests.kineto_writer import distributed, training, write
 
 FORMATS = {each.name for each in iter_modules(formats.__path__)}
-OF_OTHER_INPUTS = ("merge_logs", "inputs.archives", "inputs.remote", "repair", "worker", "processes", "read_beside")
+OF_OTHER_INPUTS = (
+    "merge_logs",
+    "inputs.archives",
+    "inputs.remote",
+    "repair",
+    "parallel.process_pool",
+    "parallel.read_parallel",
+)
 OF_OTHER_VERBS = ("whatif.replay", "whatif.from_run", "advice.by_replay", "analysis.compare", "gate", "timeline.store")
 
 
@@ -32,7 +39,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_reading_a_trace_loads_no_reader_of_another_format(trace: Path) -> None:
-    reads = "from pathlib import Path\nfrom overlapscope.ingest.read import read_inputs\n"
+    reads = "from pathlib import Path\nfrom overlapscope.ingest.read_run import read_inputs\n"
     loaded = loaded_by(f"{reads}assert read_inputs([Path({str(trace)!r})]).ranks")
     assert {name for name in FORMATS if f"overlapscope.ingest.formats.{name}" in loaded} == FORMATS
     assert {name for name in FORMATS if f"overlapscope.ingest.{name}" in loaded} == {"kineto"}

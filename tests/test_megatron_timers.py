@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.text_head import FURTHER_BYTES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overlapscope.errors import InputError
 from overlapscope.ingest.call_sequences import WILD, find_run
 from overlapscope.ingest.merge import Merged, merge_sources
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Group, RankTimeline

@@ -10,7 +10,7 @@ import pytest
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import dtype_name
 from overlapscope.ingest.merge import merge_sources
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
 from tests.builders import EPOCH_NS
 from tests.call_logs import Call, log

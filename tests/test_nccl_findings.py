@@ -6,7 +6,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import shared_file
 from tests.nccl_writer import VERSIONS, Communicator, Process, call, choice, initialised
 

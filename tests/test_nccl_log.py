@@ -25,7 +25,7 @@ from overlapscope.ingest.nccl_communicators import Communicator as Member
 from overlapscope.ingest.nccl_communicators import Communicators
 from overlapscope.ingest.nccl_text import Text
 from overlapscope.ingest.nccl_world import find_world, name_communicators
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import HEAD_BYTES, Head, ReadContext, Reading
 from overlapscope.timeline.columns import NONE, size

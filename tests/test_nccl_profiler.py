@@ -16,7 +16,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats.nccl_profiler import READER
 from overlapscope.ingest.json_objects import JsonObjects
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import NONE, size

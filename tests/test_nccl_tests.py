@@ -16,7 +16,7 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.bandwidth_lines import BandwidthLines
 from overlapscope.ingest.bandwidth_presets import reference_bandwidths
 from overlapscope.ingest.formats.nccl_tests import READER
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import size as rows_in

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import nsight
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, UNCLASSIFIED, size

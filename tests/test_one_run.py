@@ -9,7 +9,7 @@ import pytest
 from overlapscope.errors import InputError
 from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.formats.nccl_log import READER
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.run import Run, Source

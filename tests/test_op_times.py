@@ -9,8 +9,8 @@ import pytest
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.op_times import op_times
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.recorded_curves import recorded_curves
 from tests.conftest import ROOT, shared_file

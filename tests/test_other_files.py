@@ -9,7 +9,7 @@ import pytest
 from overlapscope.analysis.analyze import Analysis, analyze
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reading import HEAD_BYTES
 from overlapscope.ingest.text_head import FURTHER_BYTES
 from overlapscope.report.text import render

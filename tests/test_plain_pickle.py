@@ -129,7 +129,7 @@ def test_no_reader_can_unpickle_what_it_is_given() -> None:
     package = ROOT / "overlapscope"
     found = [path for path in sorted(package.rglob("*.py")) if importing.search(path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(package)) for path in found] == [
-        "ingest/handed_over.py",
+        "ingest/column_handoff.py",
         "ingest/plain_pickle.py",
     ]
     calls = re.compile(r"pickle\.(?!_Unpickler\b|UnpicklingError\b)\w+")

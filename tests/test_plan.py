@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.answer import answer
 from overlapscope.whatif.buckets import DdpSettings

@@ -15,7 +15,7 @@ from overlapscope.analysis.predictions import Noted, Observed, Prediction, joine
 from overlapscope.cli.main import main
 from overlapscope.cli.prediction_file import NAME, note, noted_in
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.json import schema as schema_of
 from overlapscope.timeline.baselines import runs_inside, save_baseline
 from overlapscope.timeline.run import Run

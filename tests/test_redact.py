@@ -15,7 +15,7 @@ from overlapscope.analysis.replicate import replicate
 from overlapscope.cli.main import main
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import json as as_json
 from overlapscope.report.document import Document
 from overlapscope.report.redact import redacted

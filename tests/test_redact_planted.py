@@ -27,7 +27,7 @@ from overlapscope.cli.main import main
 from overlapscope.errors import InputError
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, judge
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import BUILT_IN
 from overlapscope.report import gate_text
 from overlapscope.report import json as as_json

@@ -20,8 +20,8 @@ from overlapscope.cli.main import main
 from overlapscope.display_path import shown, url_of, without_secrets
 from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import remote
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import load_run, save_run

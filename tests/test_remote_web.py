@@ -15,7 +15,7 @@ import pytest
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.inputs import discover, remote
-from overlapscope.ingest.read import ReadOptions, read_inputs
+from overlapscope.ingest.read_run import ReadOptions, read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.kineto_writer import distributed, training, write
 from tests.test_write_run import Interrupting

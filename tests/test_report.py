@@ -25,7 +25,7 @@ from overlapscope.errors import InputError
 from overlapscope.gate.judge import Verdict
 from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import Gate, Whole, judge
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report import document_sheet, gate_text, html, junit, markdown, openmetrics, text
 from overlapscope.report import json as as_json
 from overlapscope.report.annotations import MOST, annotations

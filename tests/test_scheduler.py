@@ -13,9 +13,9 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import UsageError
-from overlapscope.ingest import scheduler
-from overlapscope.ingest.read_apart import Unwatched
-from overlapscope.ingest.scheduler import dask_executor
+from overlapscope.ingest.parallel import dask as scheduler
+from overlapscope.ingest.parallel.dask import dask_executor
+from overlapscope.ingest.progress import Unwatched
 from overlapscope.ingest.write_run import write_run
 from tests.kineto_writer import distributed, training, write
 from tests.test_write_run import assert_as_if_read_at_once, files_in

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,23 +21,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import bytestream, kineto_file, read_shared, start_ahead
-from overlapscope.ingest.cores import MOST_SHARES, shares_among, shares_for
+from overlapscope.ingest import bytestream, kineto_file
 from overlapscope.ingest.event_chunks import EventChunks
 from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.kineto_file import EventFile, read_events
-from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
+from overlapscope.ingest.parallel import read_parallel
+from overlapscope.ingest.parallel.task import task_of
+from overlapscope.ingest.parallel.worker_count import MOST_SHARES, shares_among, shares_for
 from overlapscope.ingest.ranges import Ranges
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reading import ReadContext, Sharing
-from overlapscope.ingest.task import task_of
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
+from tests.conftest import ROOT
 from tests.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write
+from tests.reading_processes import Here, PoolHere, dead
 from tests.test_write_run import wait_for_end
 
 CONTENTS = [
@@ -48,11 +51,10 @@ CONTENTS = [
 ]
 
 
-class _Counting(InThisProcess):
+class _Counting(Here):
     """Does each share here, and knows what came of them."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.given: list[bool] = []
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -79,7 +81,7 @@ def small_pieces() -> Iterator[None]:
 def told(
     path: Path,
     shares: int = 1,
-    executor: InThisProcess | None = None,
+    executor: Here | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
     """Give all that reading a file tells, names and lanes in words."""
@@ -225,7 +227,7 @@ def test_processes_that_read_several_files_have_others_help_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """They are real ones: each notes whose child it is."""
-    monkeypatch.setattr("overlapscope.ingest.cores.bytes_in", lambda _: 100 << 20)
+    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count.bytes_in", lambda _: 100 << 20)
     folder = tmp_path / "job"
     folder.mkdir()
     for rank in range(2):
@@ -236,7 +238,7 @@ def test_processes_that_read_several_files_have_others_help_them(
     (tmp_path / "sitecustomize.py").write_text(
         f"import os\nopen(os.path.join({str(noted)!r}, f'{{os.getpid()}} {{os.getppid()}}'), 'w').close()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     if way == "analyze":
         assert files_of(read_inputs([folder], workers=4), tmp_path / "shared") == alone
     else:
@@ -249,11 +251,11 @@ def test_processes_that_read_several_files_have_others_help_them(
 
 HELPERS_WAIT = """
 import os, sys, time
-import overlapscope.ingest.cores
-overlapscope.ingest.cores.bytes_in = lambda _: 100 << 20
+import overlapscope.ingest.parallel.worker_count
+overlapscope.ingest.parallel.worker_count.bytes_in = lambda _: 100 << 20
 parent = os.getppid()
 with open(f"/proc/{parent}/cmdline", "rb") as file:
-    helps = b"overlapscope.ingest.worker" in file.read()
+    helps = b"spawn_main" in file.read()
 if helps:
     open(os.path.join(os.environ["NOTED"], str(os.getpid())), "w").close()
 while helps and os.getppid() == parent:
@@ -270,7 +272,8 @@ def test_an_interruption_ends_those_that_help_and_leaves_nothing_of_theirs(tmp_p
     for rank in range(2):
         (places["job"] / f"rank{rank}.json").write_bytes(write(training(steps=3), metadata=distributed(rank)))
     (places["site"] / "sitecustomize.py").write_text(HELPERS_WAIT)
-    told = {"PYTHONPATH": str(places["site"]), "NOTED": str(places["noted"]), "TMPDIR": str(places["temporary"])}
+    path = os.pathsep.join([str(places["site"]), str(ROOT)])
+    told = {"PYTHONPATH": path, "NOTED": str(places["noted"]), "TMPDIR": str(places["temporary"])}
     words = [sys.executable, "-m", "overlapscope", "ingest", "--workers", "4", str(places["job"]), "-o", "run"]
     command = subprocess.Popen(words, env=os.environ | told, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while len(helpers := os.listdir(places["noted"])) < 2 and command.poll() is None:
@@ -284,19 +287,12 @@ def test_an_interruption_ends_those_that_help_and_leaves_nothing_of_theirs(tmp_p
     assert os.listdir(places["temporary"]) == []
 
 
-class _Dying(InThisProcess):
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        del function, args, kwargs
-        future: Future[Any] = Future()
-        future.set_exception(ProcessDiedError(-9))
-        return future
-
-
 def test_without_its_processes_the_file_is_read_here(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = files_of(read_inputs([job]), tmp_path / "alone")
-    monkeypatch.setattr(read_shared, "Processes", lambda *_, **__: _Dying())
+    monkeypatch.setattr(PoolHere, "submit", lambda *_, **__: dead())
+    monkeypatch.setattr(read_parallel, "WorkerPool", PoolHere)
     assert files_of(read_inputs([job], workers=2), tmp_path / "died") == alone
 
 
@@ -336,12 +332,12 @@ def test_where_nothing_can_be_written_the_file_is_read_here(
     alone = files_of(read_inputs([job]), tmp_path / "alone")
     full = tmp_path / "full"
     monkeypatch.setattr(kineto_file, "save", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    monkeypatch.setattr(read_shared, "Processes", lambda *_, **__: InThisProcess())
+    monkeypatch.setattr(read_parallel, "WorkerPool", PoolHere)
     assert files_of(read_inputs([job], workers=2), full) == alone
 
 
 def test_one_file_has_as_many_shares_as_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: 64)
+    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: 64)
     small, large = tmp_path / "small.json", tmp_path / "large.json"
     small.write_bytes(b"{}")
     with open(large, "wb") as file:
@@ -373,37 +369,13 @@ def test_cores_beyond_one_a_file_help_with_the_large_ones(
     sizes: list[int],
     shares: list[int],
 ) -> None:
-    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: cores)
+    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: cores)
     files = [tmp_path / f"{number}.json" for number in range(len(sizes))]
     for path, size in zip(files, sizes, strict=True):
         with open(path, "wb") as file:
             file.truncate(size)
     assert shares_among(asked, files) == shares
     assert shares_among(None, [tmp_path / "elsewhere"] * 3) == [1, 1, 1]
-
-
-def test_processes_start_before_the_rest_is_loaded_only_where_they_have_something_to_read(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("overlapscope.ingest.cores._usable_cores", lambda: 4)
-    started: list[tuple[int, str]] = []
-    monkeypatch.setattr(start_ahead, "_started", lambda count, module: started.append((count, module)))
-    run = tmp_path / "run"
-    save_run(read_inputs([job]), run, version=__version__)
-    with open(run / "ranks.bin", "wb") as file:
-        file.truncate(100 << 30)
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(3):
-        with open(many / f"rank{number}.json", "wb") as file:
-            file.truncate(1 << 30)
-    for inputs in ([job], [run], [many / "rank0.json"], [many], [tmp_path / "absent.json"], []):
-        start_ahead.start_beside(inputs, None)
-    assert [count for count, _ in started] == [0, 0, 3, 2, 0, 0]
-    assert [module for _, module in started[2:4]] == [start_ahead.SHARED, start_ahead.BESIDE]
-    started.clear()
-    start_ahead.start_beside([many], 1)
-    assert started[0][0] == 0
 
 
 def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_pieces: None) -> None:
@@ -442,11 +414,16 @@ def test_shares_of_two_files_are_not_put_together_however_alike(tmp_path: Path, 
     assert shared == told(path)
 
 
-def test_what_is_handed_over_goes_with_the_file_and_does_not_gather_up_to_the_end(job: Path, tmp_path: Path) -> None:
+def test_what_is_handed_over_goes_with_the_file_and_does_not_gather_up_to_the_end(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     found = Unpacked(inputs=Inputs(runs=(), files=(job,), passed_over=()))
-    task = replace(task_of(found, job, ReadOptions(), Path()), shares=2, handed_over=tmp_path / "0")
-    there: list[bool] = []
-    read = read_shared.read_shared(task, lambda _: there.append(task.handed_over.is_dir()))
-    assert there[0]
+    task = replace(task_of(found, job, ReadOptions()), shares=2)
+    there: list[int] = []
+    read = read_parallel.read_task_in_shares(task, lambda _: there.append(len(list(place.iterdir()))))
+    assert there[0] == 1
     assert len(read.readings) == 1
-    assert not task.handed_over.exists()
+    assert list(place.iterdir()) == []

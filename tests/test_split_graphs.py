@@ -6,7 +6,7 @@ import pytest
 
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.analyze import analyze
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import Annotations, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import COMPILED

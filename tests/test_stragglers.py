@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.analyze import Straggler, analyze
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,

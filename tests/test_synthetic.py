@@ -12,7 +12,7 @@ import pytest
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, NONE
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import Run

@@ -16,7 +16,7 @@ from overlapscope.analysis.told import told
 from overlapscope.analysis.topology_findings import topology_findings
 from overlapscope.errors import InputError
 from overlapscope.ingest.formats import topo_matrix, topo_xml
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext, Reader, Reading
 from overlapscope.timeline.facts import join_facts

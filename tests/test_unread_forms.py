@@ -14,7 +14,7 @@ import pytest
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from tests.conftest import shared_file
 from tests.nccl_writer import VERSIONS, Communicator, Process, initialised
 

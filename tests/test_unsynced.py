@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import COMPUTE, Columns, Spans, concat, make
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run

@@ -13,8 +13,8 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.c10d_watchdog import read_watchdog
 from overlapscope.ingest.formats import c10d_watchdog
 from overlapscope.ingest.formats.c10d_watchdog import FORMAT
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_file import read_file
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.ingest.reading import ReadContext
 from overlapscope.ingest.watchdog_facts import watchdog_facts

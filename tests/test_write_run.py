@@ -22,17 +22,18 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest import large_tables
 from overlapscope.ingest import write_run as module
-from overlapscope.ingest.processes import InThisProcess, ProcessDiedError, Processes, executor_of
-from overlapscope.ingest.read import read_inputs
-from overlapscope.ingest.read_apart import Unwatched
+from overlapscope.ingest import write_run_tables
+from overlapscope.ingest.parallel.process_pool import WorkerPool, can_start
+from overlapscope.ingest.progress import Unwatched
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import Written, write_run
 from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
 from tests.conftest import shared_file
 from tests.kineto_writer import TORCH_2022, distributed, training, write
+from tests.reading_processes import workers_die_over
 
 
 def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
@@ -310,7 +311,7 @@ def test_where_links_are_impossible_tables_are_copied(tmp_path: Path, monkeypatc
     def refuse(*_: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(large_tables.os, "link", refuse)
+    monkeypatch.setattr(write_run_tables.os, "link", refuse)
     assert_as_if_read_at_once(job(tmp_path / "job"), tmp_path, workers=1)
 
 
@@ -347,7 +348,7 @@ def workers() -> list[int]:
 
 def _is_worker(command: Path) -> bool:
     try:
-        return b"overlapscope.ingest.worker" in command.read_bytes()
+        return b"spawn_main" in command.read_bytes()
     except OSError:
         return False  # it has ended
 
@@ -414,27 +415,12 @@ def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(tmp_path
     assert written.ranks == (0, 1, 2)
 
 
-class _Dying(InThisProcess):
-    """Loses its process whenever one file is read."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-        self.died = 0
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if getattr(args[0], "named", Path()).name != self._name:
-            return super().submit(function, *args, **kwargs)
-        self.died += 1
-        future: Future[Any] = Future()
-        future.set_exception(ProcessDiedError(-signal.SIGKILL))
-        return future
-
-
-def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(tmp_path: Path) -> None:
-    dying = _Dying("rank_2.json")
-    written = write_run(job(tmp_path / "job"), tmp_path / "apart", executor=dying)
-    assert dying.died == 2
+def test_a_file_whose_reader_is_killed_again_costs_itself_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = workers_die_over("rank_2.json", tmp_path / "site", monkeypatch, times=9)
+    written = write_run(job(tmp_path / "job"), tmp_path / "apart", workers=2)
+    assert len(list(noted.iterdir())) == 2
     assert written.ranks == (0, 1)
     (lost,) = [source for source in written.sources if source.path.endswith("rank_2.json")]
     assert "killed (SIGKILL" in lost.warnings[0]
@@ -489,39 +475,15 @@ def test_progress_counts_files_and_bytes_on_a_terminal(
     assert re.search(r"5 of 6 files, [1-9][0-9.]* KiB, [1-9][0-9.]* [KM]iB/s, ", shown)
 
 
-def test_a_process_that_dies_costs_its_own_task_alone() -> None:
-    with Processes(2) as processes:
-        tasks = [processes.submit(os._exit if number == 1 else int, number) for number in range(4)]
-        answers = [task.exception() or task.result() for task in tasks]
-    assert [answers[0], *answers[2:]] == [0, 2, 3]
-    assert str(answers[1]) == "the process that read it ended with exit code 1"
-
-
-def test_a_process_that_dies_between_two_tasks_costs_none() -> None:
-    with Processes(1) as processes:
-        first = processes.submit(os.getpid).result()
-        os.kill(first, signal.SIGKILL)
-        wait_for_end(first)
-        assert processes.submit(os.getpid).result() != first
-
-
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
 def test_a_program_that_is_no_python_starts_none(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, name, value, raising=False)
-    with executor_of(2) as executor:
-        assert executor.submit(os.getpid).result() == os.getpid()
-
-
-def test_what_a_task_raises_is_told_and_costs_no_process() -> None:
-    with Processes(1) as processes:
-        own = processes.submit(os.getpid).result()
-        assert str(processes.submit(int, "x").exception()).startswith("ValueError: invalid literal")
-        assert processes.submit(os.getpid).result() == own
+    assert not can_start()
 
 
 def test_an_interrupted_wait_ends_the_processes_at_once() -> None:
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), Processes(2) as processes:  # noqa: PT012 - the block is what is interrupted
+    with pytest.raises(KeyboardInterrupt), WorkerPool(2) as processes:  # noqa: PT012 - the block is what is interrupted
         for _ in range(4):
             processes.submit(time.sleep, 100)
         while len(workers()) < 2:

@@ -19,7 +19,6 @@ from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read
 from overlapscope.display_path import shown
 
 if TYPE_CHECKING:
-    from overlapscope.ingest.processes import Process
     from overlapscope.ingest.write_run import Written
 
 
@@ -39,28 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the run directory."""
-    from overlapscope.errors import UsageError  # noqa: PLC0415 - keeps --help light
-
-    if args.scheduler and args.workers:
-        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
-    if args.scheduler or (os.path.exists(args.output) and not args.force):
-        return _run(args, [])
-    from overlapscope.ingest.start_ahead import start_apart  # noqa: PLC0415
-
-    with start_apart(args.inputs, args.workers) as processes:
-        return _run(args, processes)
-
-
-def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
-    import msgspec  # noqa: PLC0415 - keeps --help light, and lets processes start before
+    import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.ingest.scheduler import dask_executor  # noqa: PLC0415
-    from overlapscope.ingest.workplace import place_beside  # noqa: PLC0415
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.ingest.parallel.dask import dask_executor  # noqa: PLC0415
+    from overlapscope.ingest.parallel.work_dir import work_dir_of  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.amounts import count, size  # noqa: PLC0415
     from overlapscope.report.missing_words import missing_words  # noqa: PLC0415
 
+    if args.scheduler and args.workers:
+        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
     try:
         with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
             written = write_run(
@@ -71,10 +60,9 @@ def _run(args: argparse.Namespace, processes: "list[Process]") -> int:
                 executor=executor,
                 force=args.force,
                 watch=progress,
-                processes=processes,
             )
     except KeyboardInterrupt:
-        if place_beside(args.output).exists():
+        if work_dir_of(args.output).exists():
             print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
         raise
     warn("ingest", written.sources)

@@ -98,6 +98,6 @@ def _tables(document: "Document", folder: Path) -> "Facts | None":
 
 
 def _table(path: Path) -> "Facts":
-    from overlapscope.ingest.read import read_inputs  # noqa: PLC0415
+    from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
 
     return read_inputs([path]).facts

@@ -12,7 +12,7 @@ from overlapscope.ingest.merge import merge_sources
 from overlapscope.ingest.one_job import doubts
 from overlapscope.ingest.one_run import of_one_run, of_that_size
 from overlapscope.ingest.reading import Reading, rank_from_path
-from overlapscope.ingest.told_by_groups import told_by_groups
+from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.facts import Facts, join_facts, with_rank
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
@@ -47,7 +47,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
-        ranks=told_by_groups(merged.ranks, merged.groups, world_size),
+        ranks=fill_group_columns(merged.ranks, merged.groups, world_size),
         groups=merged.groups,
         sources=tuple(sources),
         fingerprint=dict(sorted(fingerprint.items())),

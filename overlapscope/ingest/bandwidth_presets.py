@@ -8,7 +8,7 @@ from typing import Any
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.fact_tables import fact_table
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import Facts, Measurements
 from overlapscope.timeline.names import NameTable

@@ -17,12 +17,11 @@ from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.classify import speaks_of_comm
+from overlapscope.ingest.column_handoff import load, save
 from overlapscope.ingest.event_chunks import EventChunks
-from overlapscope.ingest.handed_over import load, save
 from overlapscope.ingest.kineto_events import EventCollector
 from overlapscope.ingest.reading import ReadContext, Sharing
 from overlapscope.ingest.ready_gradients import ACCUMULATE
-from overlapscope.ingest.task import telling
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.timeline.file_state import FileState
 from overlapscope.values import dataclass
@@ -183,7 +182,7 @@ def _ends(shares: int) -> list[float]:
 
 def read_share(path: Path, begin: int, end: int, max_bytes: int, folder: Path) -> bool:
     """Read a share that is not the last, and leave its columns in `folder`; False where that cannot be done."""
-    stream = ByteStream(path, max_bytes, telling(0))  # when nobody listens any more, it ends
+    stream = ByteStream(path, max_bytes)
     share = _Share(begin=begin, end=end)
     try:
         share.read(stream, EventChunks(stream.blocks(), shown(path)))

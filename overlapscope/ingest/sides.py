@@ -6,8 +6,8 @@ from pathlib import Path
 
 from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError
-from overlapscope.ingest.read import read_inputs
 from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.run_directory import is_run_directory

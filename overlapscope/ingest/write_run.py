@@ -1,32 +1,40 @@
 """Any inputs to one run directory, in memory for one rank's tables a worker, and going on where it was interrupted.
 
-Each file is read apart and leaves its columns on disk. Then all that is small about all files is put together in this
+Each file's columns are spooled to disk by who reads it. Then all that is small about all files is put together in this
 process, as if they had been read here, and every rank's large tables are put where they belong: most often they stay
 the files they are.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from overlapscope.ingest.gather_apart import gather_apart, own_executor, shared_here, tasks_of
+import msgspec
+import pyarrow as pa
+
+from overlapscope.display_path import shown, url_of
+from overlapscope.errors import InputError, NewerSchemaError, UsageError
 from overlapscope.ingest.inputs import Unpacked, unpacked
-from overlapscope.ingest.older_run import require_free, require_no_less
-from overlapscope.ingest.processes import Process
-from overlapscope.ingest.read import joined, require_files, stored_run
-from overlapscope.ingest.read_apart import Unwatched, Watch, go_on_with
+from overlapscope.ingest.parallel.dask import read_by_executor
+from overlapscope.ingest.parallel.process_pool import CANNOT_START, WorkerPool, can_start
+from overlapscope.ingest.parallel.read_parallel import read_files
+from overlapscope.ingest.parallel.spool import is_spooled, remove_damaged, spool_tasks, spooled
+from overlapscope.ingest.parallel.spool_format import Part, load_outline
+from overlapscope.ingest.parallel.task import UNREAD, Read, Task, gathered
+from overlapscope.ingest.parallel.work_dir import READ, work_dir
+from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
+from overlapscope.ingest.progress import Unwatched, Watch
 from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading import Reading
-from overlapscope.ingest.reading_folder import Part, load_outline
-from overlapscope.ingest.workplace import READ, workplace
-from overlapscope.ingest.write_ranks import write_ranks
+from overlapscope.ingest.read_run import joined, require_files, stored_run
+from overlapscope.ingest.write_run_tables import Joining, join_all, write_ranks
 from overlapscope.timeline.flushed import Flushing
+from overlapscope.timeline.manifest import read_manifest
 from overlapscope.timeline.rank_files import table_file
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.run_folder import take_place
+from overlapscope.timeline.run_directory import is_run_directory
+from overlapscope.timeline.run_folder import exists_already, is_taken, take_place
 from overlapscope.timeline.store import save_run, write_job
 from overlapscope.timeline.stored import TABLES
 from overlapscope.values import dataclass
@@ -57,64 +65,137 @@ def write_run(
     executor: Executor | None = None,
     force: bool = False,
     watch: Watch | None = None,
-    processes: list[Process] | None = None,
 ) -> Written:
     """Read traces, logs and other sources of one job and write the run directory `out`.
 
     Files are read by `workers` processes of this machine (as many as are worth it if None), or by `executor`, whose
-    workers must see inputs and `out` under the same paths. The executor stays open. Of this machine's processes those
-    are taken first that are `started` already. A file that cannot be used costs only itself.
+    workers must see inputs and `out` under the same paths. The executor stays open. A file that cannot be used costs
+    only itself.
 
     Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable, `out` cannot be
     written, or it holds what was lost now for want of memory or processes; what was read until then need not be read
     again by the next call for the same `out`.
     """
-    require_free(out, force=force)  # before anything is read
+    require_output_free(out, force=force)  # before anything is read
     options = options or ReadOptions()
     out = out.absolute()
-    with workplace(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found, Flushing() as flushing:
-        require_free(out, force=force)  # another process may have written it meanwhile
+    with work_dir(out) as work, unpacked(list(paths), options.max_bytes, within=work) as found, Flushing() as flushing:
+        require_output_free(out, force=force)  # another process may have written it meanwhile
         found = _without(found, out)  # noqa: PLW2901 - the same inputs
         run = stored_run(found, options)
         if run is not None:
             save_run(run, out, version=__version__, force=force)
             return _written(out, run, sum(each.num_spans for each in run.ranks.values()), 0)
         require_files(found, paths)
-        watch = watch or Unwatched()
-        tasks = tasks_of(found, options, work / READ)
-        resumed = go_on_with(tasks)
+        tasks = spool_tasks(found, options, work / READ)
+        resumed = remove_damaged(tasks)
         parts: list[Part] = []
-        load = partial(_loaded, parts=parts, flushing=flushing)
-        with ExitStack() as held:
-            if executor is None:
-                tasks = held.enter_context(shared_here(tasks, workers))
-                executor = held.enter_context(own_executor(tasks, workers, watch, processes))
-            gathered = gather_apart(tasks, executor, watch, load)
-            require_no_less(out, gathered.lost)
-            run = joined(gathered, found, options)
-            prepared = work / "run"
-            prepared.mkdir()
-            entries = write_ranks(run, parts, prepared, executor)
+        read = _read(tasks, workers, executor, watch or Unwatched(), parts, flushing)
+        result = gathered(tasks, read)
+        refuse_lossy_overwrite(out, result.lost)
+        run = joined(result, found, options)
+        prepared = work / "run"
+        prepared.mkdir()
+        entries, joinings = write_ranks(run, parts, prepared)
+        if joinings:
+            _join(joinings, processes_for(workers, [task.path for task in tasks]), executor)
         write_job(run, entries, prepared, version=__version__)
         take_place(prepared, out, on_disk=flushing.done())
         return _written(out, run, sum(entry.spans for entry in entries), resumed)
 
 
+def require_output_free(out: Path, *, force: bool) -> None:
+    """Raise UsageError where something stands that may not be replaced, or nothing can."""
+    if url_of(out) is not None:
+        raise UsageError(f"{shown(out)}: a run is written to a disk of this machine; name a path, and copy it then")
+    taken = is_taken(out)
+    if taken and not force:
+        raise exists_already(out)
+    if taken and not is_run_directory(out):
+        raise UsageError(f"{shown(out)} exists and is no run directory: it is not replaced")
+
+
+def refuse_lossy_overwrite(out: Path, lost: Sequence[Source]) -> None:
+    """Raise InputError where a run stands that may hold files that were lost now though they may be as good as any.
+
+    One whose own `run.json` is damaged, or that could not read the same files, is no loss.
+    """
+    if not lost or not is_run_directory(out):
+        return
+    try:
+        without = {source.path for source in read_manifest(out).sources if source.format == UNREAD}
+    except NewerSchemaError:
+        without = set()
+    except InputError:
+        return
+    missing = [source for source in lost if source.path not in without]
+    if missing:
+        more = f" (and {len(missing) - 1} more like it)" if len(missing) > 1 else ""
+        raise InputError(
+            f"{shown(out)} is left as it was, since it may hold what the new run would lack: {missing[0].path}: "
+            f"{missing[0].warnings[0]}{more}; the same command goes on from there, and -o with another place "
+            "writes a run without them"
+        )
+
+
 def _without(found: Unpacked, out: Path) -> Unpacked:
-    """Give the inputs without the older run at `out`, where that stands among the traces that it was made of."""
+    """Return the inputs without the older run at `out`, where that stands among the traces that it was made of."""
     if not found.inputs.files:
         return found
     runs = tuple(each for each in found.inputs.runs if not (out.exists() and each.samefile(out)))
     return replace(found, inputs=replace(found.inputs, runs=runs))
 
 
-def _loaded(folder: Path, parts: list[Part], flushing: Flushing) -> Reading:
-    """Give what a file gave, adding its parts; their tables are brought to disk meanwhile."""
+def _read(
+    tasks: Sequence[Task],
+    workers: int | None,
+    executor: Executor | None,
+    watch: Watch,
+    parts: list[Part],
+    flushing: Flushing,
+) -> list[Read]:
+    """Have what was not read before read; return all readings without their large tables, which are put in `parts`."""
+    todo = [number for number, task in enumerate(tasks) if not is_spooled(task)]
+    watch.begin(len(tasks), len(tasks) - len(todo))
+    read = {number: _outline(tasks[number], parts, flushing) for number in sorted({*range(len(tasks))} - {*todo})}
+    paths = [tasks[number].path for number in todo]
+    if executor is not None:
+        outcomes = read_by_executor(tasks, todo, executor)
+    else:
+        shares = dict(zip(todo, shares_among(workers, paths), strict=True))
+        shared = [replace(task, shares=shares.get(number, 1)) for number, task in enumerate(tasks)]
+        outcomes = read_files(shared, todo, processes_for(workers, paths), watch)
+    with closing(outcomes):  # an interruption ends the workers
+        for number, outcome in outcomes:
+            watch.done(tasks[number].named)
+            read[number] = outcome if outcome.refused else _outline(tasks[number], parts, flushing)
+    return [read[number] for number in range(len(tasks))]
+
+
+def _outline(task: Task, parts: list[Part], flushing: Flushing) -> Read:
+    """Return what a file gave, adding its parts; their tables are brought to disk meanwhile. Raises InputError."""
     begin = len(parts)
-    reading = load_outline(folder, parts)
+    try:
+        folders, idle_patterns = spooled(task)
+        readings = tuple(load_outline(folder, parts) for folder in folders)
+    except (OSError, ValueError, KeyError, pa.ArrowException, msgspec.MsgspecError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise InputError(f"{shown(task.folder)}: damaged ({why}); delete {shown(task.folder.parent)}") from error
     for part in parts[begin:]:  # most tables stay the files that they are
         flushing.begin(table_file(part.folder, name) for name in TABLES)
-    return reading
+    return Read(readings=readings, idle_patterns=idle_patterns)
+
+
+def _join(joinings: Sequence[Joining], workers: int, executor: Executor | None) -> None:
+    if executor is not None:
+        join_all(joinings, executor)
+        return
+    if workers > 1 and can_start():
+        with suppress(*CANNOT_START), WorkerPool(min(workers, len(joinings))) as pool:
+            join_all(joinings, pool)
+            return
+    with ThreadPoolExecutor(1) as here:
+        join_all(joinings, here)
 
 
 def _written(out: Path, run: Run, spans: int, resumed: int) -> Written:

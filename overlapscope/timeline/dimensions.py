@@ -7,10 +7,12 @@ reading of it is possible. Else it stays unknown.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Group, RankTimeline
 
@@ -41,6 +43,22 @@ def dimension_of(text: str | None) -> str | None:
     if found == {EXPERT, TENSOR} and "expert" in words:
         return EXPERT if "and" in words else TENSOR  # EXPERT_TENSOR_AND_MODEL..., EXPERT_TENSOR_PARALLEL_GROUP
     return None
+
+
+def fill_group_columns(
+    ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
+) -> dict[int, RankTimeline]:
+    """Return the timelines with what the groups tell of calls that their own sources do not: size and dimension."""
+    sizes = {group.name: group.size for group in groups if group.size is not None}
+    return with_dimensions({rank: _with_sizes(each, sizes) for rank, each in ranks.items()}, groups, world_size)
+
+
+def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int]) -> RankTimeline:
+    """Fill the sizes that a rank's own source does not tell, so that one group's calls are of one kind on all ranks."""
+    calls = timeline.collectives
+    of_name = np.array([sizes.get(name, NONE) for name in timeline.names] + [NONE], np.int64)
+    filled = np.where(calls.group_size == NONE, of_name[calls.group], calls.group_size)
+    return replace(timeline, collectives=replace(calls, group_size=filled))
 
 
 def with_dimensions(

@@ -10,6 +10,7 @@ a reading without them: a row in place of its spans says which timeline they are
 row as it would move them.
 """
 
+import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from overlapscope.ingest.foreseen import calls_digest, foreseen
 from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.timeline.arrow import from_arrow, read_parquet
 from overlapscope.timeline.columns import (
@@ -33,6 +33,7 @@ from overlapscope.timeline.columns import (
     make,
     size,
 )
+from overlapscope.timeline.dimensions import fill_group_columns
 from overlapscope.timeline.fact_files import FACTS, load_facts, save_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rank_files import table_file, write_table
@@ -63,7 +64,7 @@ class _Timeline(msgspec.Struct, kw_only=True):
     written_rank: int
     """What stands in their column `rank`."""
     calls: str
-    """Digest of the calls as they are written, which is as `foreseen`."""
+    """Digest of the calls as they are written."""
 
 
 class _Summary(msgspec.Struct, kw_only=True):
@@ -100,7 +101,12 @@ def load_part(folder: Path) -> Part:
 def save_reading(reading: Reading, path: Path, folder: Path) -> None:
     """Write what the file `path` gave into an empty folder. Raises OSError."""
     timelines = []
-    for number, (timeline, ready) in enumerate(zip(reading.timelines, foreseen(reading), strict=True)):
+    # What the whole job tells of calls is known when all files are read. Mostly each file tells the same of its own
+    # calls: written so, their table can stay as it is.
+    by_number = dict(enumerate(reading.timelines))  # they may not have ranks yet
+    filled = fill_group_columns(by_number, reading.groups, reading.world_size)
+    for number, timeline in by_number.items():
+        ready = filled[number]
         place = folder / str(number)
         place.mkdir()
         # Most often the rank that it will have: then its tables can stay as they are.
@@ -133,6 +139,14 @@ def save_reading(reading: Reading, path: Path, folder: Path) -> None:
         timelines=timelines,
     )
     (folder / _SUMMARY).write_bytes(msgspec.json.encode(summary))
+
+
+def calls_digest(timeline: RankTimeline) -> str:
+    """Return what is the same for timelines whose calls are stored alike."""
+    digest = hashlib.blake2b(msgspec.json.encode(timeline.names), digest_size=16)
+    for column in column_kinds(timeline.collectives):
+        digest.update(np.ascontiguousarray(getattr(timeline.collectives, column)).data)
+    return digest.hexdigest()
 
 
 def load_outline(folder: Path, parts: list[Part]) -> Reading:

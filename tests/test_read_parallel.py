@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from overlapscope.errors import InputError
-from overlapscope.ingest import handed_over, read_beside
-from overlapscope.ingest.processes import InThisProcess, ProcessDiedError
-from overlapscope.ingest.read import read_inputs
+from overlapscope.ingest import column_handoff
+from overlapscope.ingest.parallel import read_parallel
+from overlapscope.ingest.read_run import read_inputs
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store import save_run
 from overlapscope.version import __version__
 from tests.kineto_writer import TORCH_2022, distributed, training, write
+from tests.reading_processes import Dying, PoolHere, workers_die_over
 
 
 @pytest.fixture
@@ -58,14 +59,14 @@ def test_what_another_process_hands_over_is_what_was_read(
     """All files are read before this process could take one."""
     given: list[str] = []
 
-    class All(InThisProcess):
+    class All(PoolHere):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             given.append(args[0].path.name)
             return super().submit(function, *args, **kwargs)
 
-    monkeypatch.setattr(read_beside, "Processes", lambda _, heard, __: All(heard))
+    monkeypatch.setattr(read_parallel, "WorkerPool", All)
     assert same(read_inputs([job], workers=2))
-    assert given == sorted(file.name for file in job.iterdir())
+    assert sorted(given) == sorted(file.name for file in job.iterdir())
 
 
 def test_where_nothing_can_be_written_this_process_reads_all(
@@ -75,45 +76,55 @@ def test_where_nothing_can_be_written_this_process_reads_all(
     assert same(read_inputs([job], workers=2))
 
 
-class _Dying(InThisProcess):
-    """Its process is killed over a file so many times."""
-
-    def __init__(self, name: str, times: int) -> None:
-        super().__init__()
-        self._name, self._left = name, times
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if args[0].path.name == self._name and self._left:
-            self._left -= 1
-            future: Future[Any] = Future()
-            future.set_exception(ProcessDiedError(-9))
-            return future
-        return super().submit(function, *args, **kwargs)
-
-
-def test_a_killed_process_costs_nothing_when_its_file_can_be_read_alone(
-    job: Path, same: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch
+def test_a_killed_worker_costs_nothing_when_its_file_can_be_read_alone(
+    job: Path, same: Callable[[Run], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_beside, "Processes", lambda *_: _Dying("rank1.json", 1))
+    noted = workers_die_over("rank1.json", tmp_path / "site", monkeypatch, times=1)
+    monkeypatch.setattr(read_parallel, "bytes_in", lambda path: path.name == "rank1.json")  # a worker begins with it
     assert same(read_inputs([job], workers=2))
+    assert len(list(noted.iterdir())) == 1
 
 
-def test_a_file_that_kills_whoever_reads_it_costs_itself(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_beside, "Processes", lambda *_: _Dying("rank1.json", 2))
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [("os.kill(os.getpid(), 9)", "was killed (SIGKILL; so do systems"), ("os._exit(1)", "ended with exit code 1")],
+)
+def test_a_file_that_kills_whoever_reads_it_costs_itself(
+    death: str, words: str, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = workers_die_over("rank1.json", tmp_path / "site", monkeypatch, times=9, death=death)
+    monkeypatch.setattr(read_parallel, "bytes_in", lambda path: path.name == "rank1.json")
     run = read_inputs([job], workers=2)
     assert list(run.ranks) == [0, 2]
     (lost,) = [source for source in run.sources if source.path.endswith("rank1.json")]
-    assert "was killed (SIGKILL" in lost.warnings[0]
+    assert words in lost.warnings[0]
+    assert len(list(noted.iterdir())) == 2
 
 
-def test_where_nothing_can_be_handed_over_files_are_read_here(
+def test_a_worker_that_dies_costs_no_file_but_its_own(
+    job: Path, same: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that were not begun are read by others, the one that was by a worker of its own."""
+    counts: list[int] = []
+
+    class Noted(Dying):
+        def __init__(self, count: int, *args: Any) -> None:
+            counts.append(count)
+            super().__init__(count, *args)
+
+    monkeypatch.setattr(read_parallel, "WorkerPool", Noted)
+    assert same(read_inputs([job], workers=3))
+    assert counts == [2, 1]
+
+
+def test_where_nothing_can_be_handed_over_readings_come_through_the_pipe(
     job: Path, same: Callable[[Run], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(read_beside, "Processes", lambda *_: InThisProcess())
-    monkeypatch.setattr(handed_over, "save", full)
+    monkeypatch.setattr(read_parallel, "WorkerPool", PoolHere)
+    monkeypatch.setattr(column_handoff, "save", full)
     assert same(read_inputs([job], workers=2))
 
 
@@ -121,9 +132,9 @@ def test_one_worker_starts_no_process(job: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(read_beside, "Processes", refuse)
+    monkeypatch.setattr(read_parallel, "WorkerPool", refuse)
     assert list(read_inputs([job], workers=1).ranks) == [0, 1, 2]
-    monkeypatch.setattr("overlapscope.ingest.processes.can_start", lambda: False)
+    monkeypatch.setattr(read_parallel, "can_start", lambda: False)
     assert list(read_inputs([job], workers=2).ranks) == [0, 1, 2]
 
 

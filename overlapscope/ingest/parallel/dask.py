@@ -1,13 +1,20 @@
-"""Workers of a Dask cluster as an executor."""
+"""Files read by an executor that the user brings, such as the workers of a Dask cluster."""
 
+import os
 import socket
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, as_completed
 from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from overlapscope.errors import UsageError
+from overlapscope.display_path import shown
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.parallel.process_pool import describe_failure
+from overlapscope.ingest.parallel.read_parallel import result_of, spool_task
+from overlapscope.ingest.parallel.spool import is_spooled
+from overlapscope.ingest.parallel.task import Read, Task
+from overlapscope.ingest.parallel.worker_count import bytes_in
 
 CONNECT_SECONDS: Final = 30
 PORT: Final = 8786
@@ -61,3 +68,28 @@ def _require_listener(address: str) -> None:
 def _nobody(address: str, error: object) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
     return f"--scheduler {address}: no Dask scheduler answers there ({said}); give its address, as tcp://HOST:{PORT}"
+
+
+def read_by_executor(
+    tasks: Sequence[Task], numbers: Sequence[int], executor: Executor
+) -> Generator[tuple[int, Read], None, None]:
+    """Have the files of the tasks with these numbers read, the largest first; yield each when it is done.
+
+    Raises InputError as `spool_task` does, and when the executor itself broke down.
+    """
+    order = sorted(numbers, key=lambda number: -bytes_in(tasks[number].path))
+    pending = {executor.submit(spool_task, tasks[number]): number for number in order}
+    for future in as_completed(pending):
+        task = tasks[pending[future]]
+        if isinstance(error := future.exception(), BrokenExecutor):
+            raise InputError(
+                f"{shown(task.named)}: the executor that was to read it broke down ({describe_failure(error)}); "
+                "what was read until then is kept, and the same call goes on from there"
+            )
+        read = result_of(future, lost=True)
+        os.listdir(task.folder.parent)  # network file systems look again at what they knew not to be there
+        if not read.refused and not is_spooled(task):
+            where = shown(task.folder.parent)
+            why = f"was read where {where} is another disk than here: choose a place for the run that all workers share"
+            read = Read(refused=why, lost=True)
+        yield pending[future], read

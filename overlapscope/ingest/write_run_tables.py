@@ -1,25 +1,51 @@
-"""The ranks of a run from what its files left on disk: each table that is as it will be stays the file it is."""
+"""The tables of a run's ranks from what workers left on disk: each that is as it will be stays the file it is."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.foreseen import calls_digest
-from overlapscope.ingest.large_tables import Joining, join_tables, places_of, stays, take_over
-from overlapscope.ingest.reading_folder import LARGE, SMALL, Part
-from overlapscope.timeline.columns import make, size
+from overlapscope.ingest.parallel.spool_format import LARGE, SMALL, Part, calls_digest, load_part
+from overlapscope.timeline.columns import Columns, Spans, concat, make, recode, shift, size
 from overlapscope.timeline.manifest import RankEntry, rank_folder
+from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rank_files import table_file, write_entry, write_table
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.values import dataclass
 
 
-def write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Executor) -> list[RankEntry]:
-    """Write the folders of all ranks: what decisions changed from memory, the rest from the files' own tables.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a file's timeline goes in its rank's: what its rows count from begins there."""
 
-    Raises OSError, InputError where a table cannot be put together.
+    folder: Path
+    recording: int
+    lane: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """One large table of a rank to write."""
+
+    table: str
+    rank: int
+    names: Path
+    """A file with the rank's names."""
+    places: tuple[Place, ...]
+    target: Path
+
+
+def write_ranks(run: Run, parts: Sequence[Part], folder: Path) -> tuple[list[RankEntry], list[Joining]]:
+    """Write the folders of all ranks, and return what is left to do: large tables to put together.
+
+    Small tables that decisions changed come from memory, the rest are the files' own. Raises OSError.
     """
     entries = []
     joinings: list[Joining] = []
@@ -30,6 +56,11 @@ def write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Executo
         entries.append(write_entry(timeline, place, spans=spans))
         _small_tables(timeline, parts, place)
         joinings += _large_tables(timeline, parts, place)
+    return entries, joinings
+
+
+def join_all(joinings: Sequence[Joining], executor: Executor) -> None:
+    """Put large tables together. Raises InputError where one cannot be, and what `submit` raises."""
     pending = {executor.submit(join_tables, each): each for each in joinings}
     wait(pending)
     for future, joining in pending.items():
@@ -39,7 +70,6 @@ def write_ranks(run: Run, parts: Sequence[Part], folder: Path, executor: Executo
                 f"rank {joining.rank}: its {joining.table} cannot be written ({type(error).__name__}: {error}); "
                 "what was read is kept, and the same call goes on from there"
             )
-    return entries
 
 
 def _small_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -> None:
@@ -88,3 +118,55 @@ def _large_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -
             chosen = tuple(place for place, _ in having)
             joinings.append(Joining(table=name, rank=timeline.rank, names=names, places=chosen, target=target))
     return joinings
+
+
+def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
+    """Give the places that the rows in an outline's spans stand for."""
+    rows = zip(
+        spans.correlation.tolist(),
+        spans.recording.tolist(),
+        spans.lane.tolist(),
+        spans.collective.tolist(),
+        strict=True,
+    )
+    return [
+        Place(folder=parts[part].folder, recording=recording, lane=lane, call=call)
+        for part, recording, lane, call in rows
+    ]
+
+
+def stays(place: Place, part: Part, rank: int) -> bool:
+    """Whether a file's tables are its rank's as they are."""
+    return part.written_rank == rank and (place.recording, place.lane, place.call) == (0, 0, 0)
+
+
+def take_over(table: str, part: Part, target: Path) -> None:
+    """Make a file's table its rank's, without a copy where the file system can. Raises OSError."""
+    source = table_file(part.folder, table)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def join_tables(joining: Joining) -> None:
+    """Write one table of a rank, in whatever process. Raises OSError, ValueError for damaged parts."""
+    names = msgspec.json.decode(joining.names.read_bytes(), type=list[str])
+    known = NameTable(names)
+    kind = LARGE[joining.table]
+    tables: list[Columns] = [make(kind, 0)]
+    for place in joining.places:
+        part = load_part(place.folder)
+        tables.append(_moved(recode(part.table(joining.table), part.names, known), place))
+    write_table(concat(tables), tuple(names), joining.rank, joining.target)
+
+
+def _moved(table: Any, place: Place) -> Columns:
+    changed: dict[str, Any] = {}
+    for column, by in (("recording", place.recording), ("lane", place.lane)):
+        if hasattr(table, column):
+            changed[column] = getattr(table, column) + by
+    if hasattr(table, "collective"):
+        changed["collective"] = shift(table.collective, place.call)
+    moved: Columns = replace(table, **changed)
+    return moved

@@ -1,0 +1,125 @@
+"""Worker processes: the standard library's pool, so set up that it is safe to use from any program.
+
+Workers never run the user's script, nor a module that lies in the current folder. Ctrl-C reaches this process alone,
+and workers end as soon as it has gone. Leaving the block ends them at once.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import current_process, parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+from overlapscope.cycles import search_seldom
+from overlapscope.timeline.held_folder import remove_left_by_readers
+
+CANNOT_START: Final = (OSError, RuntimeError)
+"""What a pool raises where the system starts no more processes or threads, or has no semaphores; or after a death."""
+_MALLOC: Final = {-1: 64 << 20, -2: 16 << 20, -3: 32 << 20}
+"""M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD: glibc comes to such values by itself, but late in files of some
+megabytes. To return memory to the system that is needed again at once takes a fifteenth of reading."""
+_STARTING: Final = threading.Lock()
+
+
+class _Worker(SpawnProcess):
+    def start(self) -> None:
+        with _STARTING, _as_a_worker_starts():
+            super().start()
+
+
+@contextmanager
+def _as_a_worker_starts() -> Iterator[None]:
+    """Have a process that starts now run no script of the user, look for no modules where it stands, ignore Ctrl-C."""
+    script, safe_path = sys.modules["__main__"], os.environ.get("PYTHONSAFEPATH")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = ModuleType("__main__")  # without a file there is nothing to run again
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+        if safe_path is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = safe_path
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class WorkerPool(ProcessPoolExecutor):
+    """At most `count` worker processes, each of which calls `prepare(*args)` first.
+
+    Raises CANNOT_START, as `submit` does.
+    """
+
+    def __init__(self, count: int, prepare: Callable[..., object] = int, *args: object) -> None:
+        self.count = count
+        self._workers: list[_Worker] = []
+        context = SpawnContext()
+        context.Process = self._new_worker  # type: ignore[assignment, misc]
+        super().__init__(count, context, initializer=partial(_prepare_worker, prepare, *args))
+
+    def _new_worker(self, *args: Any, **kwargs: Any) -> _Worker:
+        self._workers.append(_Worker(*args, **kwargs))
+        return self._workers[-1]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            if worker.pid:
+                worker.terminate()  # nobody waits for a result any more; to end tidily takes as long as a small file
+        self.shutdown(cancel_futures=True)
+        if kind is not None:
+            remove_left_by_readers()  # of those that were ended in the middle of a task
+
+    def cause_of_death(self) -> str:
+        """Say how a worker ended that was to go on; of a pool that is shut down."""
+        codes = [code for worker in self._workers if (code := worker.exitcode)]
+        # When one has died, the others are terminated.
+        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
+        if code >= 0:
+            return f"the process that read it ended with exit code {code}"
+        named = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        why = "; so do systems whose memory runs out: try fewer --workers" if code == -signal.SIGKILL else ""
+        return f"the process that read it was killed ({named}{why})"
+
+
+def can_start() -> bool:
+    """Whether this process may start workers: a frozen program is no Python, and a daemon may have no children."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False) and not current_process().daemon
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return in one line what a task raised."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def is_broken(error: BaseException | None) -> bool:
+    """Whether a task failed because a worker died, its own or another one."""
+    return isinstance(error, BrokenExecutor)
+
+
+def _prepare_worker(prepare: Callable[..., object], *args: object) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reading has no use of threads that take a third of a start
+    search_seldom()
+    with suppress(OSError, AttributeError):  # where there is no glibc
+        library = ctypes.CDLL(None)
+        for parameter, value in _MALLOC.items():
+            library.mallopt(parameter, value)
+    prepare(*args)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,104 @@
+"""Any inputs to one run: find the files, read each, put what they give together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import starmap
+from pathlib import Path
+
+from overlapscope.display_path import shown, shown_name
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.assemble import assemble
+from overlapscope.ingest.inputs import Unpacked, unpacked
+from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, read_task, refused, report_for, task_of
+from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
+from overlapscope.ingest.read_options import ReadOptions
+from overlapscope.timeline.run import Run
+
+
+def read_inputs(
+    paths: Sequence[Path],
+    options: ReadOptions | None = None,
+    *,
+    progress: Callable[[Path, int], None] | None = None,
+    workers: int | None = 1,
+) -> Run:
+    """Read traces, logs and other sources of one job, folders of them, or one run directory.
+
+    A file that cannot be used costs only itself: it stands in the run's sources with the reason. More than one worker,
+    or None where there are cores for it and the files are large, reads them in processes side by side. Raises
+    InputError when nothing is usable, UsageError when runs and traces are mixed.
+    """
+    options = options or ReadOptions()
+    with unpacked(list(paths), options.max_bytes) as found:
+        run = stored_run(found, options)
+        if run is not None:
+            return run
+        require_files(found, paths)
+        tasks = [task_of(found, path, options) for path in found.inputs.files]
+        return joined(gathered(tasks, _read(tasks, workers, progress)), found, options)
+
+
+def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
+    """Give the run if the inputs are one run directory, None without any. Raises UsageError for more than that."""
+    inputs = found.inputs
+    if not inputs.runs:
+        return None
+    if len(inputs.runs) > 1 or inputs.files:
+        listed = ", ".join(shown(path) for path in [*inputs.runs, *inputs.files][:4])
+        raise UsageError(f"a run directory stands alone, but these were found together: {listed}; name one of them")
+    if options.comm or options.compute or options.ranks:
+        said, how = (
+            f"{shown(inputs.runs[0])} is a run that was read before",
+            "say how to read traces; give those instead",
+        )
+        raise UsageError(
+            f"{said}: comm, compute and ranks {how}", in_shell=f"{said}: --comm, --compute and --rank {how}"
+        )
+    from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
+
+    return load_run(inputs.runs[0])
+
+
+def require_files(found: Unpacked, paths: Sequence[Path]) -> None:
+    """Raise InputError where no file may be a source."""
+    if not found.inputs.files:
+        others = found.inputs.passed_over
+        why = [f"none of the {len(others)} files is a trace ({_some(others)})"] if others else []
+        why += [each.warnings[0] for each in found.notes[:1]]
+        raise InputError(f"{', '.join(map(shown, paths))}: {': '.join(why)}")
+
+
+def _read(tasks: list[Task], workers: int | None, progress: Callable[[Path, int], None] | None) -> list[Read]:
+    """Read the files, where it is worth it by other processes besides this one."""
+    paths = [task.path for task in tasks]
+    count, shares = processes_for(workers, paths), shares_among(workers, paths)
+    if count == 1 and max(shares) == 1:
+        return [read_task(task, report_for(progress, task)) for task in tasks]
+    from overlapscope.ingest.parallel.read_parallel import read_into_memory  # noqa: PLC0415 - few inputs need it
+
+    tasks = [replace(task, shares=each) for task, each in zip(tasks, shares, strict=True)]
+    return read_into_memory(tasks, count, progress)
+
+
+def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
+    """Put together what the files gave, and say what was left. Raises InputError when none of them gave anything."""
+    failed = [*found.notes, *gathered.failed, *starmap(refused, found.inputs.unreadable.items())]
+    if not gathered.readings:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more like it)" if len(failed) > 1 else ""
+        raise InputError(f"{first.path}: {first.warnings[0]}{more}")
+    run = assemble(gathered.readings, options.ranks)
+    notes = []
+    if found.inputs.passed_over:
+        others = found.inputs.passed_over
+        notes.append(f"files passed over that look like no trace and no known log: {len(others)} ({_some(others)})")
+    idle = gathered.idle_patterns
+    if idle:
+        notes.append(f"no kernel matches {', '.join(repr(each) for each in idle)} (--comm, --compute)")
+    first, *rest = run.sources
+    return replace(run, sources=(replace(first, warnings=(*first.warnings, *notes)), *rest, *failed))
+
+
+def _some(paths: Sequence[Path]) -> str:
+    """Give the names of the first files of many."""
+    return ", ".join([*(shown_name(path) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])
