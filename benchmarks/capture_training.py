@@ -10,13 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import distributed, nn
 
 import overlapscope
 from overlapscope.capture import session, steps
 from overlapscope.capture.session import Session
-from overlapscope.values import dataclass
 
 WORLD_SIZE = 2
 WIDTH = 1536
@@ -28,8 +28,7 @@ WARMUP = 2
 """Steps of a block, in which caches and threads settle, before the measured ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What trains, and where its recordings go."""
 
     folder: Path

@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.inputs import HERE
 
@@ -27,8 +28,7 @@ STEPS_A_LIFE = 20_000
 """Steps after which the communicators are made anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     seconds: float
     peak_mib: float
     said: str

@@ -6,14 +6,14 @@ python -m benchmarks.run [NAME ...]
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
+
+import msgspec
 
 from benchmarks import capture, dashboard_speed, nccl_log, peer, reading, results, scale, start_up
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One benchmark and what a reader must know of it."""
 
     title: str

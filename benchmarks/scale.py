@@ -13,10 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from benchmarks.inputs import HERE, million_events
@@ -36,8 +36,7 @@ SOME: Final = 17
 INGEST_TURNS: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class Used(msgspec.Struct, frozen=True, kw_only=True):
     """What a process took."""
 
     wall_s: float

@@ -7,11 +7,11 @@ The model is that of the tests (`tests.synthetic`), which shares no code with th
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.rank_by_rank import save_job, save_rank
 from overlapscope.version import __version__

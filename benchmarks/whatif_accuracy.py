@@ -16,11 +16,13 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read_run import read_inputs
@@ -43,8 +45,7 @@ STEPS, RECORDED_STEPS = 3, 10
 LIMITS = {"mean error": 0.08, "regret": 0.03, "inside": 0.80, "width": 0.20, "spread": 0.15}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One prediction and what was measured."""
 
     shape: str
@@ -67,8 +68,7 @@ class Row:
         return self.predicted_ms / self.measured_ms - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One shape at one link rate."""
 
     rows: list[Row]
@@ -153,8 +153,7 @@ def cell(folder: Path, shape: str, rate: float, rounds: int, links: Network | No
     return Cell(rows=found, regret=word, said=said)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
+class _Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a job: what is recorded (no place), or one of the entries that are timed."""
 
     turn: int

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.values import dataclass
 from overlapscope_dashboards import comparison, listing
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.pages import pages
@@ -21,8 +21,7 @@ FIRST = "overview"
 """The page of a run whose address names none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What an address shows."""
 
     title: str

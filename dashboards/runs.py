@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.timeline.file_state import file_state
 from overlapscope.timeline.manifest import read_manifest, recorded_ranks
 from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import where_is
-from overlapscope.values import dataclass
 
 MAX_DEPTH: Final = 6
 """Folders below the root that are searched for runs ..."""
@@ -26,8 +27,7 @@ MAX_FILES: Final = 50_000
 """Files of one run that are looked at to see whether it changed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run lies. Only `id`, `name` and `typed` are ever sent to a browser."""
 
     id: str
@@ -40,16 +40,14 @@ class Place:
     """Its path for a command line, quoted, below the folder as that was typed; empty where it is several paths."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(msgspec.Struct, frozen=True, kw_only=True):
     """The runs below a root, in the order of their names, and what was passed over."""
 
     places: tuple[Place, ...]
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """What can be told of a run without opening its tables; None where that is not known before it is read."""
 
     place: Place

@@ -16,12 +16,12 @@ from html import escape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
+import msgspec
 from flask import Flask, Response, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
 from overlapscope.report.inert import inert
-from overlapscope.values import dataclass
 
 COOKIE: Final = "overlapscope"
 TOKEN: Final = "token"
@@ -33,8 +33,7 @@ LOOPBACK: Final = ("localhost",)
 _HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{1,5})?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(msgspec.Struct, frozen=True, kw_only=True):
     """Whom to answer."""
 
     names: frozenset[str]

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
-from dataclasses import field
 from threading import Condition, Thread
 from time import monotonic
 from typing import Final, Generic, TypeVar
 
-from overlapscope.values import dataclass
+import msgspec
 
 MAX_AT_ONCE: Final = 64
 """Pieces of work that are done at the same time ..."""
@@ -20,13 +19,12 @@ FORGOTTEN_S: Final = 15.0
 T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Piece(Generic[T]):
+class _Piece(msgspec.Struct, Generic[T], kw_only=True, eq=False):
     """One piece of work, what it is for, and when it was last asked for."""
 
     of: Hashable
     asked_s: float
-    future: "Future[T]" = field(default_factory=Future)
+    future: "Future[T]" = msgspec.field(default_factory=Future)
 
 
 class Work(Generic[T]):

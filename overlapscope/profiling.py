@@ -3,12 +3,12 @@
 import shlex
 import socket
 import sys
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.waited import Waited, waited

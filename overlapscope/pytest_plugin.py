@@ -13,7 +13,6 @@ ends, and torch never by this file: the test brings it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,6 +121,8 @@ def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
 
 def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
     """Give the policy of the file, with what the marker says itself."""
+    from msgspec.structs import replace  # noqa: PLC0415
+
     from overlapscope.cli.policy_file import read_policy  # noqa: PLC0415
     from overlapscope.gate.policy import policy_of  # noqa: PLC0415
 

@@ -1,7 +1,8 @@
 """Bandwidth tables as nccl-tests prints them (src/common.cu, src/util.cu and one file a program), for the tests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",
@@ -38,8 +39,7 @@ def time_text(time_us: float) -> str:
     return f"{time_us:7.1f}" if time_us >= 100 else f"{time_us:7.2f}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One size: what a run measured out of place and in place, in microseconds."""
 
     share: int

@@ -1,9 +1,9 @@
 """Small hand-made timelines and an oracle for sets of time, shared by the tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
@@ -80,8 +80,7 @@ def columns_of_pairs(pairs: Pairs, offset: int = 0) -> tuple[npt.NDArray[np.int6
 # --- timelines ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """One span; `step` is the number of the step that launched it."""
 
     start: int
@@ -93,8 +92,7 @@ class Span:
     launch: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One host annotation."""
 
     step: int
@@ -103,8 +101,7 @@ class Step:
     recording: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """One recording window."""
 
     start: int

@@ -1,9 +1,9 @@
 """Timelines written as lists of calls: a profiler's, a library's log, a flight recorder's dump."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.reading import Reading
@@ -26,8 +26,7 @@ from overlapscope.timeline.volume import ITEM_BYTES
 from tests.builders import EPOCH_NS
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One call; None is missing."""
 
     op: str | None

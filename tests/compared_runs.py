@@ -1,9 +1,9 @@
 """Small runs of several ranks and steps for the tests of comparisons, and a slow answer for every nanosecond."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
+import msgspec
 from hypothesis import strategies as st
 
 from overlapscope.timeline.columns import (
@@ -28,8 +28,7 @@ Kind = tuple[str, int]
 """Operation and bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rank:
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank does: each thing is (step that launched it, start, end, what)."""
 
     calls: Sequence[tuple[int, int, int, Kind]] = ()
@@ -40,15 +39,14 @@ class Rank:
     """Steps that were not recorded whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job; `steps_ns` is how long the step at each place lasts."""
 
     ranks: Mapping[int, Rank]
     lengths: Sequence[int]
     world_size: int = 3
     group: str = "0"
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = {}
 
     def window(self, step: int) -> tuple[int, int]:
         """Give the window of a step."""
@@ -136,8 +134,7 @@ def jobs(draw: st.DrawFn) -> Job:
 # --- the slow answer --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one rank."""
 
     window: int

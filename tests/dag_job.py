@@ -6,8 +6,10 @@ another; times are longest ways. Nothing here infers anything from times, and no
 """
 
 import random
-from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import (
     COMM,
@@ -36,8 +38,7 @@ Node = tuple[str, int, int]
 """What (`host`, `start`, `end`, `all arrived`), rank or call, number."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """One launch: the host works first; `waits` are numbers of earlier kernels, `call` is a collective's."""
 
     host_ns: int
@@ -52,12 +53,11 @@ class Kernel:
         return self.kind == COPY
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Programs of all ranks, members of each call, and how far each rank's clock goes wrong."""
 
     ranks: tuple[tuple[Kernel, ...], ...]
-    members: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    members: dict[int, tuple[int, ...]] = {}
     offsets: tuple[int, ...] = ()
 
 
@@ -146,8 +146,7 @@ def end_of(job: Job) -> int:
     return max(at for node, at in times(job).items() if node[0] == "end")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truth:
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """The critical path by the graph: nanoseconds by (part, kernel's name), from `begin` to the end on rank `rank`."""
 
     rank: int

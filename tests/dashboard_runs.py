@@ -2,11 +2,12 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any
+
+from msgspec.structs import replace
 
 from overlapscope_dashboards.serve import Served, serve
 from overlapscope_dashboards.site import Site

@@ -6,16 +6,16 @@ The keys are those of torch/csrc/distributed/c10d/FlightRecorderDetail.hpp (2.x)
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 BEGUN_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One call; its number counts up by itself where it is not given."""
 
     op: str = "all_reduce"

@@ -7,7 +7,8 @@ a dialect. Dialects of whole microseconds take only times that are multiples of 
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 US = 1_000
 MS = 1_000_000
@@ -17,8 +18,7 @@ GEMM = "ampere_sgemm_128x64_nn"
 NCCL_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event; `sort` is a category as of 2022, which the dialect translates."""
 
     sort: str | None
@@ -27,12 +27,11 @@ class Event:
     duration_ns: int | None = None
     process: int | str = PROCESS
     thread: int | str = MAIN
-    args: Mapping[str, object] = field(default_factory=dict)
+    args: Mapping[str, object] = {}
     phase: str = "X"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """How a torch version spells events: categories, where time begins, decimals, streams."""
 
     name: str
@@ -40,7 +39,7 @@ class Dialect:
     start_us: int
     """What the trace writes as the time at which the recording starts."""
     base_ns: int | None = None
-    categories: Mapping[str, str] = field(default_factory=dict)
+    categories: Mapping[str, str] = {}
     stream: str = "{}"
     external_id: str = "External id"
 

@@ -5,8 +5,8 @@ change at events, but what happens in each tick.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import (
@@ -29,8 +29,7 @@ TICK_NS = 20_000
 STEPS = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Made:
+class Made(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded: times in ticks of undisturbed compute, buckets as lists of gradients."""
 
     ready: Sequence[int]
@@ -57,8 +56,7 @@ class Made:
         return 4 * min(sum(self.elements[each] for each in bucket) for bucket in self.buckets) / 2**20
 
 
-@dataclass
-class _Seen:
+class _Seen(msgspec.Struct):
     ready: list[int]
     launched: list[int]
     done: list[int]

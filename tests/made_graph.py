@@ -1,9 +1,10 @@
 """Recordings of jobs whose truth is known: programmes timed by longest paths, which knows no events and no rates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import (
     COMM,
@@ -26,8 +27,7 @@ UNIT_NS = 50_000
 STEPS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class MadeCall:
+class MadeCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective, or a message from the first of its ranks to the second; one at a time on each rank of a group."""
 
     units: float
@@ -39,16 +39,14 @@ class MadeCall:
     group: str = "0"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Made:
+class Made(msgspec.Struct, frozen=True, kw_only=True):
     """One step; times in units."""
 
     programmes: Mapping[int, Sequence[Instruction]]
     calls: Sequence[MadeCall]
 
 
-@dataclass
-class _Times:
+class _Times(msgspec.Struct):
     launched: dict[tuple[int, int], float]
     begun: dict[tuple[int, int], float]
     ended: dict[int, float]

@@ -1,9 +1,9 @@
 """Recordings of devices made for rules: what a step holds is given in microseconds, and every step is 1,000 us."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import (
@@ -30,8 +30,7 @@ STEPS = 6
 H100 = {"backend": "nccl", "device": "NVIDIA H100 80GB HBM3", "nccl_version": "2.27.7", "torch_version": "2.8.0"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """Compute on lane 0."""
 
     start: float
@@ -41,8 +40,7 @@ class Kernel:
     host_op: str = "aten::mm"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """A collective on a lane of its own."""
 
     start: float
@@ -56,8 +54,7 @@ class Sent:
     algorithm: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(msgspec.Struct, frozen=True, kw_only=True):
     """A host annotation."""
 
     name: str
@@ -65,8 +62,7 @@ class Range:
     end: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A gradient."""
 
     name: str

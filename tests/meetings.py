@@ -1,7 +1,8 @@
 """Small jobs made by hand: who called what when, and computed when, in milliseconds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from overlapscope.timeline.columns import (
     COMM,
@@ -22,8 +23,7 @@ from tests.builders import EPOCH_NS
 MS = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Met:
+class Met(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a rank; received bytes other than `volume` make an all-to-all uneven."""
 
     start: float

@@ -1,10 +1,9 @@
 """NCCL's log lines as its versions write them, from the format strings of their sources."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a constructed job; `wrapper` is what a launcher puts before its lines."""
 
     rank: int
@@ -31,8 +30,7 @@ class Process:
         return f"\n{prefix} NCCL WARN {body}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Version:
+class Version(msgspec.Struct, frozen=True, kw_only=True):
     """What a version writes."""
 
     name: str
@@ -127,12 +125,11 @@ def choice(
     return f"{op}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{{low}..{high}}}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Communicator:
+class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     """A communicator of a constructed job."""
 
     id: str = "0x43cd2ca05a3d557"
-    pointers: dict[int, str] = field(default_factory=dict)
+    pointers: dict[int, str] = {}
 
     def pointer(self, member: int) -> str:
         """Give the address that a member has for it."""

@@ -3,8 +3,9 @@
 import sqlite3
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 PUSH_POP, START_END, MARK = 59, 60, 34
 EPOCH_NS = 1_779_782_330_176_752_435
@@ -15,8 +16,7 @@ def global_pid(pid: int) -> int:
     return (1 << 48) | (pid << 24)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     start: int
     end: int
@@ -26,8 +26,7 @@ class Kernel:
     correlation: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     end: int
     kind: int | None = 8
@@ -38,8 +37,7 @@ class Copy:
     correlation: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     start: int
     end: int
@@ -48,8 +46,7 @@ class Call:
     correlation: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     start: int
     end: int | None
@@ -60,17 +57,16 @@ class Range:
     blob: bytes | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Sequence[Kernel] = ()
     copies: Sequence[Copy] = ()
     calls: Sequence[Call] = ()
     ranges: Sequence[Range] = ()
     graphs: Sequence[Kernel] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     arguments: Sequence[str] = ()
     epoch_ns: int | None = EPOCH_NS
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = {}
     schemas: Sequence[tuple[int, int, int, Mapping[str, tuple[int | None, int]]]] = ()
     """(domain, schema, payload size, {field: (offset, type)})."""
     version: str = "new"

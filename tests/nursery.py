@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
+
+import msgspec
 
 from tests.conftest import ROOT
 
@@ -43,8 +44,7 @@ OF_ALLOCATOR = "jemalloc_bg_thd"
 """The one thread that may be there: it is pyarrow's allocator's, which sees to it at a fork."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended: its exit code, less than 0 for a signal, and all that it wrote."""
 
     code: int

@@ -4,12 +4,12 @@ The oracle is plain Python over the raw rows of the tables: calls by their place
 """
 
 from collections import defaultdict
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.across import across
@@ -34,7 +34,7 @@ def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
         return np.where(times == NONE, NONE, shifted)
 
     def table(each: Any) -> Any:
-        names = [name for name in each.__dataclass_fields__ if name in ("start_ns", "end_ns", "launch_ns")]
+        names = [name for name in each.__struct_fields__ if name in ("start_ns", "end_ns", "launch_ns")]
         return replace(each, **{name: told(getattr(each, name)) for name in names})
 
     changed = replace(

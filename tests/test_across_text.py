@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.analyze import Analysis, analyze
@@ -27,13 +26,13 @@ def said(analysis: Analysis) -> list[str]:
 
 
 def with_skew(analysis: Analysis, **changes: Any) -> Analysis:
-    return msgspec.structs.replace(analysis, skew=msgspec.structs.replace(analysis.skew, **changes))
+    return replace(analysis, skew=replace(analysis.skew, **changes))
 
 
 def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: kind >= 0, **columns: Any) -> Run:
     spans = replace(run.ranks[rank].spans, **columns)
     kept = keep(spans.kind)
-    spans = replace(spans, **{name: getattr(spans, name)[kept] for name in spans.__dataclass_fields__})
+    spans = replace(spans, **{name: getattr(spans, name)[kept] for name in spans.__struct_fields__})
     return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], spans=spans)})
 
 
@@ -57,7 +56,7 @@ def test_with_a_rank_missing_the_time_is_a_bound() -> None:
 def test_blame_that_the_table_does_not_hold_is_told_apart() -> None:
     analysis = analyze(job(fault="host"))
     (held,) = analysis.skew.stragglers
-    more = msgspec.structs.replace(held, blame_ns=held.blame_ns + 70 * MS)
+    more = replace(held, blame_ns=held.blame_ns + 70 * MS)
     line = next(each for each in said(with_skew(analysis, stragglers=[more])) if each.startswith(f"Rank {CULPRIT}"))
     listed = next(each.blame_ns for each in analysis.skew.ranks if each.rank == CULPRIT)
     assert f"{(held.blame_ns + 70 * MS - listed) / 1e6:,.3f} ms of it through ranks that waited for it" in line

@@ -3,12 +3,12 @@
 import ast
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
 from overlapscope.advice.buckets import bucket_advice
@@ -157,7 +157,7 @@ def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: py
     found = bucket_advice(with_views(0.03, 0.01, 0.05, verdict="change", best=best), 4)
     assert [each.id for each in found] == ["bucket_cap"]
     assert found[0].memory_bytes == -8 << 20
-    copies = msgspec.structs.replace(found[0], id="communication_copies", apply={"ddp": "..."})
+    copies = replace(found[0], id="communication_copies", apply={"ddp": "..."})
     both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
     monkeypatch.setattr("overlapscope.advice.by_replay.answer", lambda *_: both)
@@ -168,7 +168,7 @@ def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypat
     run = recorded(ONE)
     case = from_run(run)
     unset = replace(case, baseline=replace(case.baseline, gradient_as_bucket_view=False), copied_ns_per_byte=0.05)
-    copies = msgspec.structs.replace(
+    copies = replace(
         advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
     )
     monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
@@ -199,12 +199,12 @@ def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_e
     soon = told(replace(late, late=(0, 60)))
     assert not soon.waiting
     assert [each.id for each in bucket_advice(soon, 4)] == ["keep_buckets", "sixteen_bit_gradients"]
-    assert not bucket_advice(msgspec.structs.replace(soon, waiting=True), 4)
+    assert not bucket_advice(replace(soon, waiting=True), 4)
 
 
 def test_what_is_not_understood_gives_no_advice() -> None:
     base = told(ONE)
-    assert not bucket_advice(msgspec.structs.replace(base, verdict="insufficient_data"), 4)
+    assert not bucket_advice(replace(base, verdict="insufficient_data"), 4)
     found, reasons = advise(run := recorded(ONE, drop="gradients"), analyze(run))
     assert not found
     assert "no gradients" in reasons[0]

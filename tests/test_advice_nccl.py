@@ -1,10 +1,10 @@
 """What is recommended of NCCL and its links: by log, by version, and only where the source tells."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import by_rules
 from overlapscope.advice.nccl_settings import Library, fewer_channels, tuner_lines, version_of, without_algorithm

@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import RULES, advise, analyzed, by_rules, ranked
 from overlapscope.advice.given import Given

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -53,14 +53,12 @@ def test_the_file_has_no_name_and_lies_where_tempfile_says(tmp_path: Path, monke
     assert put.values().sum() == MANY.sum()
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     name: str
     numbers: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Both:
+class Both(msgspec.Struct, frozen=True):
     one: Pair
     flags: npt.NDArray[np.bool_]
 

@@ -1,11 +1,11 @@
 """Settings that are replayed where somebody asks for them: what is shown, what is said, what is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.channel_trial import channel_trials
 from overlapscope.advice.nccl_settings import Library, more_channels

@@ -1,10 +1,10 @@
 """What the files of one job gave becomes one run: ranks, groups, facts, and what does not go together."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.errors import InputError, UsageError

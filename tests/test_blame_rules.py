@@ -1,11 +1,11 @@
 """What counts as being late, how late, and from when on a rank is named for it: small jobs with figures by hand."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze

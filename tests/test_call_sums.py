@@ -1,10 +1,10 @@
 """Rows of collectives, against the same sums taken call by call."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows

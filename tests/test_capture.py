@@ -6,11 +6,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import overlapscope
@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
 TIMEOUT_SECONDS = 300
 
 
-@dataclass
-class Trained:
+class Trained(msgspec.Struct):
     """What came of one job."""
 
     results: list[dict[str, Any] | None]

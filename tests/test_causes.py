@@ -1,12 +1,12 @@
 """One cause for every exposed nanosecond: against a raster that looks at each nanosecond, and constructed truth."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.analyze import analyze
@@ -238,7 +238,7 @@ def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
             other.spans,
             **{
                 name: np.concatenate([getattr(other.spans, name), getattr(spans, name)])
-                for name in other.spans.__dataclass_fields__
+                for name in other.spans.__struct_fields__
             },
         ),
     )

@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.ingest import classify

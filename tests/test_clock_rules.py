@@ -1,10 +1,10 @@
 """Clocks that drift, clocks that nothing ties, and calls that are paired by how their ends lie: figures by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.analyze import analyze

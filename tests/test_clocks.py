@@ -5,10 +5,10 @@ with the wrong clock. All calls start together but where a test has one late; en
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.ingest.read_run import read_inputs

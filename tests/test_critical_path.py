@@ -1,7 +1,6 @@
 """What decided how long a step took: against graphs of known truth, what the graph says of changes, and real traces."""
 
 from collections import defaultdict
-from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.across import across
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 def pieces(run: Run, path: Path) -> list[Piece]:
     found = []
-    columns = [getattr(path.segments, each.name).tolist() for each in fields(path.segments)]
+    columns = [getattr(path.segments, name).tolist() for name in path.segments.__struct_fields__]
     for part, rank, row, code, start, end in zip(*columns, strict=True):
         found.append(Piece(PARTS[part], rank, row, start, end, run.ranks[rank].names[code] if code >= 0 else ""))
     return found

@@ -2,10 +2,10 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlapscope_dashboards.pages import pages
@@ -19,13 +19,12 @@ EVIL = "<img src=x onerror=alert(1)>"
 PATIENCE_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A page that is open, and what it did that it should not."""
 
     page: Any
-    elsewhere: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    elsewhere: list[str] = []
+    errors: list[str] = []
 
     def is_quiet(self) -> bool:
         return not self.elsewhere and not self.errors

@@ -1,10 +1,10 @@
 """Collectives, Ranks, What-if and Recommendations in a browser."""
 
-from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 from waitress.server import create_server
 
@@ -20,14 +20,13 @@ STANDS = """() => document.querySelector("main[aria-busy=false] h1")
   && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """An open page, and what it did that it should not."""
 
     page: Any
     address: str
     ids: dict[str, str]
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = []
 
     def go(self, run: str, page: str, query: dict[str, str] | None = None) -> None:
         self.page.goto(self.address + run_address(self.ids[run], page, query))

@@ -1,11 +1,10 @@
 """What the page of ranks shows, without a browser."""
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import Analysis, SkewRank, Straggler
 from overlapscope.analysis.clocks import Clocks
@@ -50,8 +49,8 @@ def test_a_rank_that_is_not_there_is_told(site: Site) -> None:
 
 def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> None:
     held = Straggler(rank=1, held_by="data_loading", blame_ns=5_000_000, evidence={"calls": 9, "chance": 1e-9})
-    skew = msgspec.structs.replace(analysis.skew, stragglers=[held])
-    told = msgspec.structs.replace(analysis, skew=skew)
+    skew = replace(analysis.skew, stragglers=[held])
+    told = replace(analysis, skew=skew)
     assert view.lead(told) == (
         "1 rank of 2 held the others up, rank 1 most, for 5.000 ms: it was between two steps, as in loading data."
     )
@@ -61,10 +60,10 @@ def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> No
 
 
 def test_why_nobody_is_named(analysis: Analysis) -> None:
-    unmatched = msgspec.structs.replace(analysis, skew=msgspec.structs.replace(analysis.skew, ranks=[]))
+    unmatched = replace(analysis, skew=replace(analysis.skew, ranks=[]))
     assert "could be matched" in view.nobody(unmatched)
     assert view.key_figures(unmatched) == []
-    one = msgspec.structs.replace(analysis, ranks=analysis.ranks[:1])
+    one = replace(analysis, ranks=analysis.ranks[:1])
     assert "One rank was recorded" in view.nobody(one)
 
 
@@ -72,18 +71,16 @@ def test_why_nobody_is_named(analysis: Analysis) -> None:
 def test_all_ranks_are_said_to_be_there_only_where_it_is_known_how_many_there_are(
     analysis: Analysis, world: int | None, told: str
 ) -> None:
-    some = msgspec.structs.replace(analysis, run=msgspec.structs.replace(analysis.run, world_size=world))
+    some = replace(analysis, run=replace(analysis.run, world_size=world))
     assert view.key_figures(some)[0][3] == told
 
 
 def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Analysis) -> None:
     (info, _), (skew, _) = analysis.ranks, analysis.skew.ranks
     many = 4_000
-    ranks = [msgspec.structs.replace(info, rank=rank) for rank in range(many)]
-    waited: list[SkewRank] = [
-        msgspec.structs.replace(skew, rank=rank, wait_ns=rank % 97 * 1_000_000) for rank in range(many)
-    ]
-    told = msgspec.structs.replace(analysis, ranks=ranks, skew=msgspec.structs.replace(analysis.skew, ranks=waited))
+    ranks = [replace(info, rank=rank) for rank in range(many)]
+    waited: list[SkewRank] = [replace(skew, rank=rank, wait_ns=rank % 97 * 1_000_000) for rank in range(many)]
+    told = replace(analysis, ranks=ranks, skew=replace(analysis.skew, ranks=waited))
     bars = view.bars(view.rows(told), "wait_ns")
     assert bars.width == 8
     assert len(bars.at) == 500
@@ -92,8 +89,8 @@ def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Anal
 
 
 def test_a_rank_of_which_nothing_is_known_has_no_bar_and_no_nought(analysis: Analysis) -> None:
-    half = msgspec.structs.replace(analysis.skew, ranks=analysis.skew.ranks[:1])
-    rows = view.rows(msgspec.structs.replace(analysis, skew=half))
+    half = replace(analysis.skew, ranks=analysis.skew.ranks[:1])
+    rows = view.rows(replace(analysis, skew=half))
     assert view.bars(rows, "wait_ns").values_ms[1] is None
     assert view.table_rows(rows)[1][1:5] == ("n/a", "n/a", "n/a", "n/a")
 
@@ -101,10 +98,10 @@ def test_a_rank_of_which_nothing_is_known_has_no_bar_and_no_nought(analysis: Ana
 def test_ranks_are_chosen_by_address_else_by_what_they_did(analysis: Analysis) -> None:
     assert view.chosen("1,0,1", analysis) == ((1, 0), ())
     assert view.chosen("1,x,9", analysis) == ((1,), ("x", "9"))
-    many = [msgspec.structs.replace(analysis.ranks[0], rank=rank) for rank in range(40)]
+    many = [replace(analysis.ranks[0], rank=rank) for rank in range(40)]
     held = Straggler(rank=33, held_by="host", blame_ns=1, evidence={})
-    skew = msgspec.structs.replace(analysis.skew, stragglers=[held])
-    told = msgspec.structs.replace(analysis, ranks=many, skew=skew)
+    skew = replace(analysis.skew, stragglers=[held])
+    told = replace(analysis, ranks=many, skew=skew)
     assert view.chosen(None, told)[0] == (0, 1, 2, 33)
     assert len(view.chosen(",".join(map(str, range(40))), told)[0]) == view.MAX_CHOSEN
 
@@ -132,7 +129,7 @@ def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
     clocks = opened.together.clocks
     bare = {
-        rank: replace(each, steps=make(Steps, 0, recording=[], step=[], start_ns=[], end_ns=[]))
+        rank: replace(each.at_hand(), steps=make(Steps, 0, recording=[], step=[], start_ns=[], end_ns=[]))
         for rank, each in opened.run.ranks.items()
     }
     run = replace(opened.run, ranks=bare)
@@ -151,7 +148,9 @@ def test_of_many_steps_few_are_shaded_and_clocks_that_nothing_ties_are_told(site
     opened = site.run(ids(site)["baseline"])
     many = np.arange(1_000)
     steps = make(Steps, 1_000, recording=0, step=many, start_ns=many * 1_000, end_ns=many * 1_000 + 900)
-    run = replace(opened.run, ranks={rank: replace(each, steps=steps) for rank, each in opened.run.ranks.items()})
+    run = replace(
+        opened.run, ranks={rank: replace(each.at_hand(), steps=steps) for rank, each in opened.run.ranks.items()}
+    )
     axis = view.axis(run, Clocks(tied={0: 0, 1: 1}), [0, 1], [])
     assert axis.words.startswith("shaded: one step in 10 of rank 0; nothing ties the clocks")
     assert [each.number for each in axis.shaded] == list(range(0, 1_000, 10))

@@ -1,10 +1,10 @@
 """What the pages What-if and Recommendations show, without a browser."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.predictions import Outcome, Prediction
@@ -102,8 +102,8 @@ def test_settings_are_replayed_once(site: Site, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_recording_that_cannot_be_replayed_says_why(site: Site) -> None:
     opened = Site(site.roots).run(ids(site)["baseline"])
-    alone = replace(opened.run, ranks={rank: replace(each, gradients=type(each.gradients)(
-        **{name: getattr(each.gradients, name)[:0] for name in each.gradients.__dataclass_fields__}
+    alone = replace(opened.run, ranks={rank: replace(each.at_hand(), gradients=type(each.gradients)(
+        **{name: getattr(each.gradients, name)[:0] for name in each.gradients.__struct_fields__}
     )) for rank, each in opened.run.ranks.items()})  # fmt: skip
     opened._known["run"] = alone
     said = words(page.layout(opened, {}))

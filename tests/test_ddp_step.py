@@ -69,7 +69,7 @@ def test_a_bucket_waits_for_those_before_it() -> None:
 def test_the_order_of_registration_counts_only_without_rebuilding() -> None:
     work = workload([40, 40, 40], [15, 20, 30])
     mixed = Workload(**{  # type: ignore[arg-type]
-        **{name: getattr(work, name) for name in Workload.__dataclass_fields__},
+        **{name: getattr(work, name) for name in Workload.__struct_fields__},
         "gradients": Gradients(
             names=work.gradients.names, sizes_bytes=work.gradients.sizes_bytes, kinds=work.gradients.kinds,
             ready_ns=work.gradients.ready_ns, registered=np.array([0, 2, 1]),

@@ -4,10 +4,10 @@ import math
 import random
 import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,8 +31,7 @@ LOGGED_AS = {
 }
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One call as it happened: the size is that of the whole buffer."""
 
     op: str

@@ -1,8 +1,8 @@
 """Real ranks, one of them disturbed: the clearest case, beside an undisturbed one; all of them: tests.disturbed."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import overlapscope
@@ -21,8 +21,7 @@ CALM = Recording(kind="control", mode="events", seed=0, rank=None, place="")
 SLOW_LINK = Recording(kind="one_slow_link", mode="events", seed=0, rank=2, place="both ways")
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """Where the recordings lie, and why there is none of a slow link."""
 
     folder: Path

@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import Counter, defaultdict
-from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.cli.main import main

@@ -2,13 +2,13 @@
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError

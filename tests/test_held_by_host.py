@@ -1,11 +1,11 @@
 """What held a late rank, by what was noted of its host: constructed jobs whose one late rank has one note more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import Straggler, analyze
 from overlapscope.analysis.held_by_host import LOADING

@@ -1,9 +1,8 @@
 """A replayed step as lanes, the step over the cap, and the code of a setting."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.setting_code import setting_code
 from overlapscope.ingest.read_options import ReadOptions

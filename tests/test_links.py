@@ -1,12 +1,13 @@
 """Links between devices from a fake of pynvml: through switches, direct, over PCIe, down, and of silent drivers."""
 
 import sys
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.capture import machine
@@ -32,13 +33,12 @@ SWITCH, GPU = 2, 0
 UP, DOWN = 1, 0
 
 
-@dataclass
-class FakeNvml:
+class FakeNvml(msgspec.Struct):
     """As much of nvidia-ml-py 13 as is asked; a port is (state, kind of the other end, its bus address)."""
 
     ports: list[list[tuple[int, int, str | None]]]
-    ancestors: dict[tuple[int, int], int] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)
+    ancestors: dict[tuple[int, int], int] = {}
+    silent: set[str] = set()
     NVML_NVLINK_MAX_LINKS: int = 36
     NVML_NVLINK_DEVICE_TYPE_SWITCH: int = SWITCH
     NVMLError: Any = NVMLError

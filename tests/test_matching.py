@@ -4,11 +4,12 @@ The oracle is plain Python over the frames a user sees.
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import overlapscope
 from overlapscope.analysis.across import across
@@ -23,8 +24,7 @@ from tests.conftest import ROOT, shared_file
 from tests.kineto_writer import MS, US
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     op: str = "all_to_all"
     start: int = 0
     length: int = MS
@@ -301,7 +301,8 @@ def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
 def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Run:
     """Give the run with these calls of a rank lost, and all numbers, where told."""
     ranks = {}
-    for each, timeline in run.ranks.items():
+    for each, stored in run.ranks.items():
+        timeline = stored.at_hand()
         table = timeline.collectives
         lost = np.isin(np.arange(table.op.size), sorted(rows) if each == rank else [])
         seq = table.seq if numbered else np.full(table.op.size, NONE)

@@ -1,12 +1,12 @@
 """Several sources of one rank become one timeline: what is certain is joined, what is not is named."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.call_sequences import WILD, find_run

@@ -1,9 +1,9 @@
 """NCCL's choice of algorithm: against choices that were observed, and the model's own figures computed by hand."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.whatif.nccl_choice import Fabric, choose, constants_of

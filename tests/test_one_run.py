@@ -1,10 +1,10 @@
 """Logs of several runs in one folder: a rank is one process, and what belongs to another run is left out and named."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.assemble import assemble

@@ -1,10 +1,10 @@
 """What operations cost a step, and the curves of their bandwidth, held against sums and formulas of their own."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze

@@ -4,12 +4,12 @@ Some of what ties clocks is taken away: the reductions across stages, then those
 exchanges of experts tie their ranks, then these, too, so that stages and replicas are tied by nothing but sends.
 """
 
-from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Analysis, analyze
@@ -60,7 +60,7 @@ def told_later(run: Run, ahead_ns: dict[int, int]) -> Run:
     times = ("start_ns", "end_ns", "launch_ns", "time_ns", "last_launch_ns", "lost_launch_ns")
 
     def moved(table: Any, by: int) -> Any:
-        columns = {each.name: getattr(table, each.name) for each in fields(table) if each.name in times}
+        columns = {name: getattr(table, name) for name in table.__struct_fields__ if name in times}
         return replace(table, **{name: np.where(own == NONE, NONE, own + by) for name, own in columns.items()})
 
     tables = ("recordings", "spans", "collectives", "steps", "annotations", "gradients", "telemetry")

@@ -1,9 +1,8 @@
 """Names are stored as numbers, which a run directory gives anew: no figure and no word follows from the numbers."""
 
-from dataclasses import asdict, replace
-
 import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from overlapscope.advice.advise import analyzed
 from overlapscope.analysis.clocks import Clocks

@@ -1,15 +1,15 @@
 """Tables that lie packed: every value comes back as it was, from fewer bytes, and copies are plain tables."""
 
 import pickle
-from copy import deepcopy
-from dataclasses import replace
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from overlapscope.timeline.columns import NONE, Collectives, Spans, column_kinds, make, size
+from overlapscope.timeline.columns import NONE, Collectives, Spans, column_kinds, make, size, take
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.packed import Packed, PackedCollectives, PackedIntervals, PackedTable
 from tests.builders import EPOCH_NS
@@ -80,6 +80,8 @@ def test_packed_calls_are_a_table_like_any_other() -> None:
 
 def test_copies_of_packed_calls_are_plain() -> None:
     packed = PackedCollectives.of(PackedTable.of(_calls()))
-    for copy in (replace(packed, op=packed.op + 1), deepcopy(packed), pickle.loads(pickle.dumps(packed))):
-        assert type(copy) is Collectives
-        assert copy.launch_ns.tolist() == _calls().launch_ns.tolist()
+    for found in (copy(packed), take(packed, np.arange(1000)), deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert type(found) is Collectives
+        assert found.launch_ns.tolist() == _calls().launch_ns.tolist()
+    with pytest.raises(AttributeError, match="unset"):
+        replace(packed, op=packed.op + 1)

@@ -1,10 +1,10 @@
 """The interval of a gain: what two replays have in common cancels, and nothing is advised where nothing is gained."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.whatif.answer import answer
 from overlapscope.whatif.buckets import DdpSettings

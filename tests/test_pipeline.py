@@ -1,9 +1,9 @@
 """The bubble of pipelines against the ideal: schedules are simulated here, message by message, in plain Python."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.pipeline import ideal_bubble_ns

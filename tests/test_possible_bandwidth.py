@@ -1,10 +1,10 @@
 """Measured bandwidth against what is possible: benchmarks' tables, presets, the speed of links."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding

@@ -1,11 +1,11 @@
 """A device's power that falls while its peers' does not, on constructed telemetry."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding

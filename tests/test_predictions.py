@@ -4,12 +4,12 @@ import json
 import os
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.predictions import Noted, Observed, Prediction, joined, outcomes, same_setting, trust
 from overlapscope.cli.main import main
@@ -102,7 +102,7 @@ def test_a_run_measured_twice_for_a_prediction_stands_once() -> None:
 def test_what_two_recordings_predicted_of_one_setting_stands_twice() -> None:
     one = prediction(4.0, 90, 110)
     for changes in ({"present": {"bucket_cap_mb": 1.0}}, {"present_step_ns": 101}, {"step_ns": 95}):
-        other = msgspec.structs.replace(one, **changes)
+        other = replace(one, **changes)
         tested = [outcome for each in (one, other) for outcome in outcomes([each], [seen(4.0, 100)])[0]]
         kept = joined(Noted(), tested=tested)
         assert [each.prediction for each in kept.outcomes] == [one, other], changes
@@ -136,7 +136,7 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
     told = observed(under_torchs_default(large), "new")
     for cap in (25.0, 29.0, None):
         assert len(outcomes([of_buckets(told, {"bucket_cap_mb": cap, **views})], [told])[0]) == 1
-    here = msgspec.structs.replace(of_buckets(told, {"bucket_cap_mb": 29.0, **views}), present={**told.knobs, **views})
+    here = replace(of_buckets(told, {"bucket_cap_mb": 29.0, **views}), present={**told.knobs, **views})
     assert outcomes([here], [told]) == ([], [])  # the recording itself tests no prediction made from it
     for nothing in (31.0, 0.0, -1.0, float("nan"), float("inf"), "25", True, 10**18):
         assert not outcomes([of_buckets(told, {"bucket_cap_mb": nothing, **views})], [told])[0], nothing
@@ -152,7 +152,7 @@ def under_torchs_default(made: Made) -> Run:
 
 def of_buckets(run: Observed, knobs: dict[str, object]) -> Prediction:
     one = prediction(1.0, 90, 110)
-    return msgspec.structs.replace(one, knobs=knobs, ranks=run.ranks, gradient_bytes=run.gradient_bytes)
+    return replace(one, knobs=knobs, ranks=run.ranks, gradient_bytes=run.gradient_bytes)
 
 
 def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_against_it(

@@ -1,9 +1,8 @@
 """Telemetry of chosen ranks on one time axis."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.readings import Readings, readings, thinned

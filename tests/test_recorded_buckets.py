@@ -1,14 +1,15 @@
 """Which gradients an all-reduce carried: told by DDP, proven by times and sizes, or not known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Collectives, Gradients, make
 from overlapscope.timeline.names import NameTable
@@ -19,8 +20,7 @@ from tests.builders import Step, timeline
 from tests.conftest import ROOT
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients in the order in which they become ready, `elements` of each, and what each bucket holds of them."""
 
     elements: Sequence[int]
@@ -162,7 +162,7 @@ def test_times_and_sizes_prove_the_buckets_that_ddp_tells_of_a_real_run(name: st
     run = load_run(ROOT / "traces" / name)
     checked = 0
     for own in run.ranks.values():
-        bare = replace(own, recorded={})
+        bare = replace(own.at_hand(), recorded={})
         for row in range(own.collectives.step.size):
             named, proven = bucket_of(own, row), bucket_of(bare, row)
             assert (named is None) == (proven is None)

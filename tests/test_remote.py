@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.cli.main import main
 from overlapscope.display_path import shown, url_of, without_secrets

@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from html import unescape
 from pathlib import Path
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
 from overlapscope.analysis.compare import compare

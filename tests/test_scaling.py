@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.analysis.scaling import Mode, scaling

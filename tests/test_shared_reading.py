@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest import bytestream, kineto_file
@@ -90,7 +90,7 @@ def told(
         file = read_events(path, ReadContext(sharing=sharing, progress=progress))
     except InputError as error:
         return str(error)
-    return {each.name: getattr(file, each.name) for each in fields(EventFile) if each.name != "columns"} | spelled(
+    return {name: getattr(file, name) for name in EventFile.__struct_fields__ if name != "columns"} | spelled(
         file.columns
     )
 
@@ -101,15 +101,15 @@ def spelled(columns: TraceColumns) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def add(prefix: str, table: Any) -> None:
-        for each in fields(table):
-            value = getattr(table, each.name)
+        for name in table.__struct_fields__:
+            value = getattr(table, name)
             if isinstance(value, Ranges):
-                add(f"{each.name}.", value)
+                add(f"{name}.", value)
             elif isinstance(value, np.ndarray):
-                words = names if each.name.endswith("name") else lanes if each.name.endswith("lane") else None
-                found[prefix + each.name] = (value if words is None else words[value]).tolist()
-            elif each.name not in ("names", "lanes"):
-                found[prefix + each.name] = value
+                words = names if name.endswith("name") else lanes if name.endswith("lane") else None
+                found[prefix + name] = (value if words is None else words[value]).tolist()
+            elif name not in ("names", "lanes"):
+                found[prefix + name] = value
 
     add("", columns)
     return found | {"names": sorted(names), "lanes": sorted(lanes), "window": columns.window}

@@ -1,11 +1,11 @@
 """Slow links: told by connections' counters or by groups that are slower than their equals, and by nothing else."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.connections import flows, whose

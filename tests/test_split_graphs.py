@@ -1,8 +1,7 @@
 """torch.compile's splitting of DDP's graph is told from its marks; then no cap is replayed, and else it is."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.analyze import analyze

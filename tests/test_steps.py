@@ -1,11 +1,11 @@
 """Step windows: by hand, against DESIGN section 2 in plain Python, and once through a trace file."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.ingest.read_run import read_inputs

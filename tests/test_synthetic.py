@@ -2,13 +2,13 @@
 was planted: clocks, waits, bounds, and a sum of causes without remainder."""
 
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import analyze

@@ -1,10 +1,10 @@
 """What is linked across ranks when something of the timeline is pointed at: buckets and steps."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope_dashboards.opened import Opened
@@ -67,7 +67,7 @@ def test_an_all_reduce_says_which_bucket_it_carries_and_marks_when_it_was_ready(
 
 def test_of_an_all_reduce_whose_bucket_is_not_known_nothing_is_said(opened: Opened) -> None:
     unknown = {
-        rank: replace(own, recorded={}, gradients=replace(own.gradients, elements=own.gradients.elements + 1))
+        rank: replace(own.at_hand(), recorded={}, gradients=replace(own.gradients, elements=own.gradients.elements + 1))
         for rank, own in opened.run.ranks.items()
     }
     own = Source(opened)
@@ -100,6 +100,6 @@ def test_a_span_of_no_step_links_nothing(opened: Opened) -> None:
     assert own.figures is not None
     first = opened.run.ranks[0]
     row = int(np.flatnonzero(first.spans.kind == COMPUTE)[5])
-    bare = replace(first, spans=replace(first.spans, step=np.full_like(first.spans.step, NONE)))
+    bare = replace(first.at_hand(), spans=replace(first.spans, step=np.full_like(first.spans.step, NONE)))
     own.figures = replace(own.figures, run=replace(opened.run, ranks={**opened.run.ranks, 0: bare}))
     assert pointed_at(own, 0, row).links == []

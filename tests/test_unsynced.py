@@ -1,11 +1,11 @@
 """Steps and passes that reduce nothing, and all-reduces that carry no gradients, are told from those that do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.read_run import read_inputs
@@ -34,7 +34,7 @@ def changed(run: Run, change: object) -> Run:
 
 def of_steps(table: Columns, steps: Sequence[int]) -> Columns:
     rows = np.isin(table.step, steps)  # type: ignore[attr-defined]
-    return replace(table, **{name: getattr(table, name)[rows] for name in table.__dataclass_fields__})
+    return replace(table, **{name: getattr(table, name)[rows] for name in table.__struct_fields__})
 
 
 def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
@@ -47,7 +47,7 @@ def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
     )  # fmt: skip
     calls = timeline.collectives
     first = np.searchsorted(calls.step, steps)
-    kept = {name: getattr(calls, name)[first].copy() for name in calls.__dataclass_fields__}
+    kept = {name: getattr(calls, name)[first].copy() for name in calls.__struct_fields__}
     kept |= {"elements": np.full(len(steps), 8 * MB), "bytes": np.full(len(steps), 32 * MB)}
     at = starts[np.isin(timeline.steps.step, steps)]
     kept |= {"launch_ns": at + 60 * TICK_NS, "start_ns": at + 60 * TICK_NS, "end_ns": at + 90 * TICK_NS}

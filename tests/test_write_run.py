@@ -41,7 +41,7 @@ def trace(rank: int, *, windows_later: int = 0, steps: int = 2) -> bytes:
     later = [
         # A later recording of the same rank: each event a second on.
         type(event)(
-            **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "start_ns"},
+            **{name: getattr(event, name) for name in event.__struct_fields__ if name != "start_ns"},
             start_ns=event.start_ns + windows_later * 10**9,
         )
         for event in events

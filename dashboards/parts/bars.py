@@ -5,19 +5,18 @@ They need no chart library: they are sharp at any size, take the page's colours,
 
 from collections.abc import Sequence
 
+import msgspec
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms, percent
-from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 LABELLED = 0.09
 """Share of the bar from which on a segment holds its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a whole, in nanoseconds; `kind` is its colour and pattern, a class of the style sheet."""
 
     name: str
@@ -25,8 +24,7 @@ class Segment:
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarRow:
+class BarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a table of bars."""
 
     name: str

@@ -2,24 +2,22 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms
-from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one part of every bar is; `kind` is its colour and pattern, a class of the style sheet."""
 
     name: str
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRow:
+class SplitRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row: a value in nanoseconds for each part, and cells that stand before them."""
 
     name: str

@@ -2,19 +2,18 @@
 
 from typing import Final
 
+import msgspec
 from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.amounts import ms, signed_ms
-from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.aria import aria
 
 FROM_NOUGHT: Final = 0.6
 """The axis begins at 0 where a waterfall comes below this share of its top, else a little below its foot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fall:
+class Fall(msgspec.Struct, frozen=True, kw_only=True):
     """One part: what it has on both sides, and where its bar begins and ends, in nanoseconds."""
 
     name: str
@@ -26,8 +25,7 @@ class Fall:
     """Its colour where it stands in a bar beside; a class of the style sheet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waterfall:
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """From `base_ns` to `candidate_ns`."""
 
     title: str

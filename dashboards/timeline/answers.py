@@ -11,12 +11,12 @@ browser would note any other status as a fault of the page.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 from dash import Dash
 from flask import Response, request
+from msgspec.structs import asdict
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.amounts import count, ms, percent
@@ -107,9 +107,9 @@ def state_of(now: Asked) -> dict[str, Any]:
 
 def asdict_but_cells(shown: View) -> dict[str, Any]:
     """Give what a view holds, without the cells of its rasters."""
-    told = {name: getattr(shown, name) for name in View.__slots__}
+    told = {name: getattr(shown, name) for name in View.__struct_fields__}
     told["rasters"] = [
-        {name: getattr(each, name) for name in type(each).__slots__ if name != "cells"} for each in shown.rasters
+        {name: getattr(each, name) for name in each.__struct_fields__ if name != "cells"} for each in shown.rasters
     ]
     return told
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope_dashboards.site import Unknown
 from overlapscope_dashboards.timeline.heat import DOMINATING, MODES
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS
@@ -15,8 +16,7 @@ FIRST_RANKS: Final = 4
 """So many ranks are shown by lane where the address names none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A view of the timeline. Times count from the run's begin."""
 
     window: Window

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import COLOURS, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.lanes import Lane, RankLanes, pieces
@@ -25,8 +25,7 @@ LETTER_PIXELS: Final = 7
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corner:
+class Corner(msgspec.Struct, frozen=True, kw_only=True):
     """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
 
     origin_ns: int = 0

@@ -7,11 +7,11 @@ to the other, with a number at both ends.
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import NONE, or_none
-from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bars import Corner
@@ -40,8 +40,7 @@ RIBBON_EDGE: Final = "rgba(134,142,150,0.5)"
 MAX_LABEL: Final = 18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one run on one rank."""
 
     name: str
@@ -60,8 +59,7 @@ class Side:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """The figure, its height, and what it leaves out."""
 
     figure: dict[str, Any]

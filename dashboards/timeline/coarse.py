@@ -7,11 +7,11 @@ one that looks closer adds up the states themselves, of which then few are in vi
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.heat import map_rows, spent_by_row
 from overlapscope_dashboards.timeline.window import MAX_BINS, MIN_BINS
 
@@ -25,8 +25,7 @@ MOST_NS: Final = 1 << 32
 """What a cell can hold; a run of several hours has no cells."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coarse:
+class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     """`spent[row, state, cell]` in nanoseconds, by the rows of the heat map."""
 
     cell_ns: int

@@ -7,9 +7,10 @@ from there: exact times stay here, and are asked for when something is pointed a
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.analysis.occupancy import spent_together
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import GRID, figure, plain
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.heat import heat, map_row_pixels, map_rows
@@ -40,8 +41,7 @@ _AXES: Final = tuple(
 """Nothing, on both axes: plotly draws no axis that has no trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and what belongs to it."""
 
     figure: dict[str, Any]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.breakdown import Coverage
@@ -10,7 +11,6 @@ from overlapscope.analysis.occupancy import COMPUTE_ONLY, COPY_ONLY, EXPOSED, HI
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope.timeline.intervals import Intervals, difference, intersection, union
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 MAX_RANKS: Final = 16
 MAX_LANES: Final = 8
@@ -19,8 +19,7 @@ MAX_SPANS: Final = 2_000
 """More would take a browser half a second and longer to draw, beside the map."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """The spans of one lane in order of their starts, on the common clock."""
 
     lane: int
@@ -41,8 +40,7 @@ class Lane:
         return at[(self.end_ns[at] > start_ns) | (self.start_ns[at] >= start_ns)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLanes:
+class RankLanes(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's lanes, and when its communication is exposed; all on the common clock."""
 
     rank: int

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linked:
+class Linked(msgspec.Struct, frozen=True, kw_only=True):
     """One call on its ranks: row of each in its `Collectives`."""
 
     ranks: tuple[int, ...]

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
+class Hits(msgspec.Struct, frozen=True, kw_only=True):
     """Spans in order of time, on the common clock."""
 
     rank: Ints

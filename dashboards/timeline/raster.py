@@ -1,14 +1,14 @@
 """The heat map above the lanes, as cells that the page draws by itself."""
 
+import msgspec
+
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.heat import DOMINATING, Cells, map_row_pixels
 from overlapscope_dashboards.timeline.plotted import axis_ms
 from overlapscope_dashboards.timeline.state_colours import Seen, fading, state_colours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raster:
+class Raster(msgspec.Struct, frozen=True, kw_only=True):
     """Cells that the page draws under the figure by itself: plotly would take longer than for all the rest."""
 
     part: str

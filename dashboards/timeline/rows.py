@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope_dashboards.timeline.lanes import Lane, RankLanes
 from overlapscope_dashboards.timeline.source import Source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the lower part: a lane of a rank, or why its communication was exposed (`lane` is None)."""
 
     rank: int

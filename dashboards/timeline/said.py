@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.occupancy import STATES, UNRECORDED, spent_together
 from overlapscope.report.amounts import ms, percent, size
 from overlapscope.timeline.columns import NONE
-from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.source import Source
 from overlapscope_dashboards.timeline.window import Window
 
@@ -23,8 +24,7 @@ ORDER: Final = ("compute", "hidden", "exposed", "copy", "idle", "unrecorded")
 MAX_NAME: Final = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """The time in one state; `share` is that of all recorded time."""
 
     state: str

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock, Thread
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Transfers
@@ -23,7 +24,6 @@ from overlapscope.report.perfetto_tracks import lane_name, on_common_clock
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store import load_rank
-from overlapscope.values import dataclass
 from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.coarse import Coarse
@@ -39,8 +39,7 @@ MAX_LOOKED_AT: Final = 2 * MAX_RANKS
 """Ranks of which tables, lanes and words are kept: those of two views."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What only all ranks together tell."""
 
     run: Run
@@ -49,8 +48,7 @@ class Figures:
     causes: Mapping[int, Causes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aligned:
+class Aligned(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks on one clock, as far as clocks are known; it is replaced whole, never changed but for kept lanes."""
 
     clocks: Clocks | None

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.clocks import Clocks
@@ -36,7 +36,6 @@ from overlapscope.timeline.own_files import opened_own, own_folder
 from overlapscope.timeline.plain_file import opened_plain
 from overlapscope.timeline.source_digest import source_digest
 from overlapscope.timeline.stored import check_rank
-from overlapscope.values import dataclass
 from overlapscope_dashboards.timeline.coarse import Coarse, cell_width, cells
 from overlapscope_dashboards.timeline.heat import map_rows
 from overlapscope_dashboards.timeline.mapped import mapped
@@ -66,8 +65,7 @@ class Told(msgspec.Struct, kw_only=True):
     clocks: Clocks | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """The states of ranks, all on the common clock where `clocks` are known, else each on its own."""
 
     states: States

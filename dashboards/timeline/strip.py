@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals
-from overlapscope.values import dataclass
 from overlapscope_dashboards.theme import COLOURS
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bars import Corner, cause_bars, span_bars
@@ -22,8 +22,7 @@ from overlapscope_dashboards.timeline.state_colours import STATE_COLOURS
 OWN: Final = Corner()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
+class Strip(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen ranks' lanes, drawn."""
 
     traces: list[dict[str, Any]]

@@ -1,17 +1,16 @@
 """A view of the timeline as a value: the figure, its words and its table; and what is pointed at in it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.amounts import ms
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.recent import Recent
 from overlapscope_dashboards.timeline.asked import Asked
 from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
@@ -43,8 +42,7 @@ MAX_DRAWN: Final = 32
 """Views kept of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True):
     """What the page shows."""
 
     figure: dict[str, Any]
@@ -64,13 +62,12 @@ class View:
     """Whether more will be known soon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pointed:
+class Pointed(msgspec.Struct, frozen=True, kw_only=True):
     """What is pointed at: words, and the same call on all ranks as marks of the figure."""
 
     title: str
     parts: list[str]
-    links: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = []
 
 
 _DRAWINGS: WeakKeyDictionary[Source, Recent[Drawn]] = WeakKeyDictionary()

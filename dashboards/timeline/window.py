@@ -6,10 +6,10 @@ bins, and one asked for again is the same window. All times are integer nanoseco
 
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 MIN_BINS: Final = 200
 MAX_BINS: Final = 2_000
@@ -17,8 +17,7 @@ SHORTEST_NS: Final = 20
 """Nobody looks closer; below it bins would be shorter than a nanosecond."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(msgspec.Struct, frozen=True, kw_only=True):
     """[start, end) in nanoseconds."""
 
     start_ns: int

@@ -4,11 +4,10 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from overlapscope.values import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of a step on one rank; None is not known. Times count from the step's start."""
 
     op: str
@@ -23,8 +22,7 @@ class Call:
     """Why most of what is exposed is exposed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The same communication in both runs: a call and its partner, or several that carry the same bytes together."""
 
     base: tuple[Call, ...]
@@ -60,8 +58,7 @@ class Link:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linked:
+class Linked(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of both sides; what has no partner stands apart."""
 
     links: tuple[Link, ...]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
@@ -12,7 +13,6 @@ from overlapscope.analysis.possible_bandwidth import Curve as Benchmark
 from overlapscope.analysis.rank_words import short
 from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
 from overlapscope.report.where import place
-from overlapscope.values import dataclass
 from overlapscope.whatif.curves import CLOSE
 from overlapscope.whatif.recorded_curves import RecordedCurve
 
@@ -26,8 +26,7 @@ AROUND: Final = 1.2
 LOG10_2: Final = 0.30102999566398120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Points:
+class Points(msgspec.Struct, frozen=True, kw_only=True):
     """Measured kinds of call of one series."""
 
     sizes_bytes: tuple[int, ...]
@@ -37,16 +36,14 @@ class Points:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidth by size; NaN parts pieces."""
 
     sizes_bytes: tuple[float, ...]
     busbw_gbs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One operation on groups of one size: what was measured, and the curve through it."""
 
     name: str
@@ -59,8 +56,7 @@ class Series:
     """Between those that are not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
     """Marks of a logarithmic axis, and its ends as powers of ten."""
 
     at: list[float]
@@ -68,8 +64,7 @@ class Axis:
     decades: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds:
+class Kinds(msgspec.Struct, frozen=True, kw_only=True):
     """A table of kinds of call, without columns that nothing is known of."""
 
     head: tuple[str, ...]

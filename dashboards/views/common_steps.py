@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope_dashboards.site import Unknown
 
 MAX_TRIED: Final = 16
@@ -15,8 +16,7 @@ Steps = dict[int, tuple[int, int]]
 StepsOf = Callable[[int], Steps]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """A step on a rank that both runs recorded whole; `steps` and `ranks` are what else there is."""
 
     rank: int

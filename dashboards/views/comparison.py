@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
+import msgspec
+
 from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
 from overlapscope.analysis.cause_table import CAUSES, cause_label
 from overlapscope.analysis.compare import Comparison
@@ -15,7 +17,6 @@ from overlapscope.report.chart import Chart, Series
 from overlapscope.report.compare_text import NAMES, collective_words, difference_words, relative_words, value_words
 from overlapscope.report.gate_sheet import metric_words
 from overlapscope.report.verdicts import GATE
-from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import Segment
 from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
 
@@ -24,8 +25,7 @@ MAX_FALLS: Final = 10
 KINDS: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one side; its segments add up to it."""
 
     side: str
@@ -33,8 +33,7 @@ class Bar:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricRow:
+class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     """One metric on both sides, in words."""
 
     name: str

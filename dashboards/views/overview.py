@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.analyze import Analysis
@@ -14,15 +15,13 @@ from overlapscope.analysis.held_words import HELD_BY
 from overlapscope.report.amounts import count, ms, percent
 from overlapscope.report.text import mean, sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.values import dataclass
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
 MAX_NAMES: Final = 8
 """Modules of the table; the others are one row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Where a step goes, mean over ranks and steps; the segments add up to `whole_ns`."""
 
     what: str
@@ -32,16 +31,14 @@ class Step:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByPlace:
+class ByPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed time by dimension, phase or module, the largest first."""
 
     name: str
     rows: tuple[BarRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Grid:
+class Grid(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Exposed nanoseconds by rank and step; NONE where a rank has no such whole step."""
 
     ranks: tuple[int, ...]
@@ -50,8 +47,7 @@ class Grid:
     """A row a rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HeatMap:
+class HeatMap(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A grid as it is drawn: a cell is the most of so many ranks beside each other, and steps after each other."""
 
     rows: tuple[str, ...]

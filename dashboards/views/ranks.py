@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.analyze import Analysis
@@ -14,7 +15,6 @@ from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent
 from overlapscope.report.evidence_words import evidence_words
 from overlapscope.report.missing_words import missing_words
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 MAX_BARS: Final = 512
 """Ranks up to which each has a bar."""
@@ -26,8 +26,7 @@ MAX_LATE: Final = 8
 MAX_REASONS: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
+class Late(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that the others waited for."""
 
     rank: int
@@ -35,8 +34,7 @@ class Late:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank waited, in all of the recording; None where nothing tells it."""
 
     rank: int
@@ -47,8 +45,7 @@ class Row:
     idle_ns: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(msgspec.Struct, frozen=True, kw_only=True):
     """Values by rank, or the greatest of each of several ranks beside each other."""
 
     at: tuple[float, ...]
@@ -58,16 +55,14 @@ class Bars:
     """Ranks in one bar."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """One measure over time."""
 
     title: str
     lines: tuple["Line", ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One source of one rank: seconds from the first step, and values."""
 
     rank: int
@@ -76,8 +71,7 @@ class Line:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Where a step was, in seconds from the first one."""
 
     number: int
@@ -85,8 +79,7 @@ class Step:
     ends: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
     """The time that readings are shown on."""
 
     origin_ns: float

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.predictions import Outcome, words
 from overlapscope.report.across_ranks import straggler_words
@@ -10,7 +12,6 @@ from overlapscope.report.amounts import count, ms, percent, signed_percent
 from overlapscope.report.evidence_words import evidence_words
 from overlapscope.report.text import mean, windows
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
-from overlapscope.values import dataclass
 
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
@@ -19,8 +20,7 @@ FRAMEWORKS: Final[Mapping[str, str]] = {
 MB: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """A predicted gain and its interval, for a bar on the scale of all of them."""
 
     gain_ns: int
@@ -28,8 +28,7 @@ class Gain:
     high_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A recommendation as it is shown."""
 
     id: str
@@ -45,8 +44,7 @@ class Shown:
     verify: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction that a later run measured."""
 
     settings: str
@@ -63,8 +61,7 @@ class Earlier:
         return self.low_ns <= self.measured_ns <= self.high_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class Now(msgspec.Struct, frozen=True, kw_only=True):
     """What is so today, as far as it is known: a step, what of it is exposed, and who held the others up."""
 
     step_ns: float | None = None

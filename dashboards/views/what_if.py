@@ -1,11 +1,12 @@
 """What a step would be under other settings: from an address to settings, and from replays to what is drawn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.report.amounts import ms, percent, signed_ms, size
-from overlapscope.values import dataclass
 from overlapscope.whatif.answer import scenarios
 from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
 from overlapscope.whatif.ddp_step import HALF, Settings
@@ -25,8 +26,7 @@ FRAMEWORKS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One control: a label, and its values as (words, value in the address or None where it is as recorded, chosen)."""
 
     name: str
@@ -34,8 +34,7 @@ class Choice:
     options: tuple[tuple[str, str | None, bool], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the replay tells of one set of settings, beside the present one."""
 
     settings: Settings

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.advice.given import Given, Windows, ms, recommended
@@ -12,7 +13,6 @@ from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.values import dataclass
 
 OF_BUCKET: Final = 0.5
 """Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""
@@ -23,8 +23,7 @@ MOST_STEPS: Final = 32
 EMBEDDING: Final = re.compile(r"emb|wte|vocab|lm_head|tok|shared", re.I)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tail:
+class _Tail(msgspec.Struct, frozen=True, kw_only=True):
     """The last gradient of the steps of one rank, and how long its bucket's transfer ran beside no compute."""
 
     name: str

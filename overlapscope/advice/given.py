@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any, Final, Literal, Self
 
+import msgspec
+
 from overlapscope.analysis.across import Across, Transfers
 from overlapscope.analysis.alone import Alone, alone_of
 from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.breakdown import Breakdown, Coverage
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 WORTH: Final = 0.02
 """Share of a step from which on a cause is worth a change: as much do two recordings of unchanged code differ (2.2 % in
@@ -21,8 +22,7 @@ VERIFY: Final = "record the new run, then: overlapscope compare RUN NEW_RUN"
 Windows = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(msgspec.Struct, frozen=True, kw_only=True):
     """A run with its figures; times in nanoseconds, means over complete steps and ranks."""
 
     run: Run

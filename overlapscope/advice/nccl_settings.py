@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 CTAS_SINCE: Final = (2, 17)
 FUNCTIONS_SINCE: Final = (2, 24)
@@ -25,8 +26,7 @@ TUNED: Final = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce"
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class Library(msgspec.Struct, frozen=True, kw_only=True):
     """The communication library of a run; a version is () where no source tells it."""
 
     version: tuple[int, ...] = ()

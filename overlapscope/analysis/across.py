@@ -1,11 +1,12 @@
 """Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlapscope.analysis.apart import apart
 from overlapscope.analysis.call_index import CallIndex
@@ -20,11 +21,9 @@ from overlapscope.analysis.waiting import RankWait, Split, by_rank, ended_early,
 from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
 
     transfer_ns: npt.NDArray[np.int64]
@@ -36,17 +35,16 @@ class Transfers:
     """Number of the matched call, the same on all its members."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Across:
+class Across(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks of a run tell together."""
 
-    matching: Matching = field(default_factory=Matching)
-    clocks: Clocks = field(default_factory=Clocks)
+    matching: Matching = msgspec.field(default_factory=Matching)
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
     splits: tuple[Split, ...] = ()
     uneven: tuple[Split, ...] = ()
     """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
-    waits: Mapping[int, RankWait] = field(default_factory=dict)
-    pairs: PairMatching = field(default_factory=PairMatching)
+    waits: Mapping[int, RankWait] = {}
+    pairs: PairMatching = msgspec.field(default_factory=PairMatching)
 
     @property
     def matched(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.breakdown import Breakdown, Coverage
@@ -18,14 +19,12 @@ from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.read_ahead import read_ahead
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
-from overlapscope.values import dataclass
 
 LISTED: Final = (UNCLASSIFIED, FUSED)
 """Notes of spans that a reader should know of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class Alone(msgspec.Struct, frozen=True, kw_only=True):
     """One rank, as its own spans show it."""
 
     windows: list[StepWindow]

@@ -5,6 +5,7 @@ Path after path leads through the same ranks, and of a rank on disk all steps ar
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,14 +13,12 @@ from overlapscope.analysis.host_waits import WaitNames
 from overlapscope.timeline.aside import Aside, PutFields
 from overlapscope.timeline.columns import NONE, Ints, Spans, size, take
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 Mask = npt.NDArray[np.bool_]
 Window = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class Around(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of a rank, all or those around a window, and what its names tell of waiting."""
 
     spans: Spans

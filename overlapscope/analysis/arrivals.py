@@ -6,6 +6,7 @@ and transfer (sends with their receives, uneven exchanges, groups of which some 
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
@@ -15,11 +16,9 @@ from overlapscope.analysis.each_rank import EachRank
 from overlapscope.analysis.pairs import Pairs
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """One row for each row of a rank's `Collectives`; NONE where nothing is known."""
 
     arrived_ns: Ints
@@ -48,8 +47,7 @@ def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
     return EachRank(run.ranks, lambda rank: _of_rank(run, index, clocks, rank, by_clocks.get(rank, ())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ByClocks:
+class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of which clocks tell who came last."""
 
     latest: Reals

@@ -8,6 +8,7 @@ and what its recorded calls of synchronisation wait for.
 
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +16,6 @@ from overlapscope.analysis.around import Around, Window, in_window
 from overlapscope.analysis.host_waits import LONG_AGO, NO_WAITS, HostWaits, host_waits
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints, Small
 from overlapscope.timeline.order import order_of
-from overlapscope.values import dataclass
 
 BY_NOTHING, BY_LANE, BY_OTHER_LANE, BY_LAUNCH = range(4)
 BACK_TO_BACK_NS: Final = 5_000
@@ -28,8 +28,7 @@ LOOK_BACK: Final = 32
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Awaited:
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
     """The spans that matter in a window, by their start. `on`, and what the host waited for, are positions in these."""
 
     row: Ints

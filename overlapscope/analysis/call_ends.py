@@ -6,11 +6,11 @@ With a thousand ranks there are hundreds of groups and as many clocks: numpy is 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 Reals = npt.NDArray[np.float64]
 Places = npt.NDArray[Any]
@@ -19,8 +19,7 @@ AT_ONCE: Final = 1 << 18
 """Ends that are laid out at a time, beside those that are held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSet:
+class RankSet(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of the same ranks."""
 
     ranks: tuple[int, ...]
@@ -28,8 +27,7 @@ class RankSet:
     """Distance from the reference, on the rank's own clock: a row for each rank, in order of time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallEnds:
+class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
     """Ends of calls, and whose they are. Values of ranks, as offsets, stand in the order of `ranks`."""
 
     ranks: tuple[int, ...]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.each_rank import EachRank
@@ -11,11 +12,9 @@ from overlapscope.analysis.waiting import Split
 from overlapscope.timeline.aside import Aside
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIndex:
+class CallIndex(msgspec.Struct, frozen=True, kw_only=True):
     """All matched calls that tell their transfer, numbered."""
 
     call: Mapping[int, Codes]

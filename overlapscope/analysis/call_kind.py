@@ -1,18 +1,17 @@
 """What makes two calls the same collective, in one run or in two, and how much of anything belongs to each."""
 
-from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import Ints, or_none
 from overlapscope.timeline.run import RankTimeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)  # the library's: ours knows no order
-class CallKind:
+class CallKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """One kind of call. The algorithm that ran it is not part of it: the same collective may get another one."""
 
     op: str
@@ -39,8 +38,7 @@ class CallFields(msgspec.Struct, kw_only=True, frozen=True):
     module: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """Amounts of one rank by kind of call and step, as triples: calls of uneven size make as many kinds as calls."""
 
     kinds: tuple[CallKind | None, ...]

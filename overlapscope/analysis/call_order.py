@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
@@ -16,14 +17,12 @@ from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.listed import listed
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 ONE_SIDED: Final = ("send", "recv", "put_signal", "signal", "wait_signal")
 MAX_LISTED: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
+class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one rank in one communicator, in order; operation and type as codes that all ranks share."""
 
     rank: int

@@ -1,9 +1,9 @@
 """What the calls of each kind come to, gathered rank by rank: no kind of call is looked at by itself before the end."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +13,6 @@ from overlapscope.timeline.columns import NONE, Ints, or_none
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.packed import Packed
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 NAMES: Final = ("op", "group", "dtype", "dimension", "phase", "module", "algorithm", "protocol")
 NUMBERS: Final = ("group_size", "bytes")
@@ -24,8 +23,7 @@ SUMS: Final = ("ranks", "most", "exposed_ns", "timed", "total_ns", "split", "wai
 these took; calls of which waiting could be split off, and that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindSums:
+class KindSums(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of call on all ranks."""
 
     key: Mapping[str, Any]
@@ -42,20 +40,19 @@ class KindSums:
         return 0 < self.sums["timed"] == self.sums["split"]
 
 
-@dataclass(slots=True)
-class CallSums:
+class CallSums(msgspec.Struct):
     """All kinds, while ranks are added."""
 
-    names: NameTable = field(default_factory=NameTable)
-    kinds: dict[tuple[int, ...], int] = field(default_factory=dict)
+    names: NameTable = msgspec.field(default_factory=NameTable)
+    kinds: dict[tuple[int, ...], int] = {}
     """The number of each kind; its names as codes."""
-    sums: dict[str, Ints] = field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
-    durations: list[tuple[Packed, Packed]] = field(default_factory=list)
+    sums: dict[str, Ints] = msgspec.field(default_factory=lambda: {name: np.zeros(0, np.int64) for name in SUMS})
+    durations: list[tuple[Packed, Packed]] = []
     """Kind and duration of each rank's calls."""
-    kind_of_call: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    kind_of_call: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     """Of each call by its number; -1 for none yet ..."""
-    transfer_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    others: list[tuple[Ints, Ints]] = field(default_factory=list)
+    transfer_ns: Ints = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    others: list[tuple[Ints, Ints]] = []
     """... and, of calls that are of another kind on another member, number and kind."""
 
     def add(self, timeline: RankTimeline, rows: Ints, transfers: Transfers, exposed_ns: Ints) -> None:

@@ -9,6 +9,7 @@ known, the time before the last member came is waiting all the same, and the res
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,15 +27,13 @@ from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.window_sets import WindowSets
-from overlapscope.values import dataclass
 
 PIPELINE: Final = "pipeline"
 ROWS_AT_ONCE: Final = 250_000
 """Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of one rank, each moment given to one collective or lone span: `[start, until)` is its own."""
 
     row: Ints
@@ -44,8 +43,7 @@ class Owned:
     until_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnParts:
+class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's own spans tell of the causes of its communication; a row for each owner."""
 
     mine: Owned
@@ -59,8 +57,7 @@ class OwnParts:
     """Compute other than the optimizer's follows in the step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Causes:
+class Causes(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed time of one rank by cause, and by collective; hidden time that was waiting."""
 
     busy: Mapping[str, BusyTime]
@@ -153,8 +150,7 @@ def each_causes(
     yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waits:
+class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank shows of its waiting, before others are asked what they did meanwhile."""
 
     exposed: Intervals

@@ -7,9 +7,9 @@ the centre of their calls, by medians, repeated until it rests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from heapq import heappop, heappush
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +17,6 @@ from overlapscope.analysis.call_ends import CallEnds, RankSet
 from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.ties import tied
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 ROUNDS = 50
 RESTS_WITHIN_NS = 1.0
@@ -31,17 +30,16 @@ DRIFT_ROUNDS = 5
 Reals = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """Offset and drift of each rank that shares calls with another; `reference_ns` is where drift is nought."""
 
-    offset_ns: Mapping[int, float] = field(default_factory=dict)
-    drift: Mapping[int, float] = field(default_factory=dict)
+    offset_ns: Mapping[int, float] = {}
+    drift: Mapping[int, float] = {}
     """Nanoseconds gained a nanosecond, against the middle one; empty where no clock drifts."""
     reference_ns: int = 0
     residual_ns: float | None = None
     """Median distance of an end to the centre of its call, on aligned clocks."""
-    tied: Mapping[int, int] = field(default_factory=dict)
+    tied: Mapping[int, int] = {}
     """The lowest rank of those whose clocks are tied to a rank's, by calls or by a host."""
 
     def comparable(self, ranks: Sequence[int]) -> bool:

@@ -2,18 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from fractions import Fraction
 from statistics import median
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.analysis.attribution import REMAINDER, Attribution, Part, attribution
 from overlapscope.analysis.call_kind import CallFields, CallKind
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.analysis.step_table import StepTable
-from overlapscope.values import dataclass
 
 MANY_SIZES: Final = 16
 """Calls that are alike but for more sizes than this, as an uneven all-to-all's, are one kind: no size comes again."""
@@ -69,13 +68,12 @@ class FamilyChange(msgspec.Struct, kw_only=True, frozen=True):
     exposed_difference_ns: int
 
 
-@dataclass(slots=True)
-class _Side:
+class _Side(msgspec.Struct):
     """What one side has of one kind."""
 
     calls: float = 0.0
     exposed: Fraction = Fraction(0)
-    rows: list[list[CollectiveRow]] = field(default_factory=list)
+    rows: list[list[CollectiveRow]] = []
     """Of each run that has any."""
 
 
@@ -105,8 +103,8 @@ def collective_changes(
     named = []
     for part in shares.parts:
         row, name = place.get(part.name, (None, REMAINDER if part.name == REMAINDER else OUTSIDE))
-        named.append(msgspec.structs.replace(part, name=name, collective=row))
-    return [change for change, _ in changes], msgspec.structs.replace(shares, parts=named)
+        named.append(replace(part, name=name, collective=row))
+    return [change for change, _ in changes], replace(shares, parts=named)
 
 
 def family_changes(changes: Iterable[CollectiveChange]) -> list[FamilyChange]:
@@ -216,7 +214,7 @@ def _gather(
 
 
 def _kind(row: CollectiveRow) -> CallKind:
-    return CallKind(**{name: getattr(row, name) for name in CallKind.__dataclass_fields__})
+    return CallKind(**{name: getattr(row, name) for name in CallKind.__struct_fields__})
 
 
 def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> CollectiveChange:
@@ -224,7 +222,7 @@ def _change(kind: CallKind, base: _Side, candidate: _Side, part: Part) -> Collec
     comparable = ours.estimate is not None and ours.estimate == theirs.estimate
     both = ours.busbw_gbs and theirs.busbw_gbs
     return CollectiveChange(
-        **{name: getattr(kind, name) for name in CallKind.__dataclass_fields__},
+        **{name: getattr(kind, name) for name in CallKind.__struct_fields__},
         change=change_of((ours.calls, ours.bytes), (theirs.calls, theirs.bytes)),
         base=ours,
         candidate=theirs,
@@ -248,7 +246,7 @@ def _told(kind: CallKind, side: _Side, exposed_ns: int) -> CollectiveSide:
         known = [value for row in chosen if (value := getattr(row, name)) is not None]
         return median(known) if known else None
 
-    return msgspec.structs.replace(
+    return replace(
         plain,
         estimate=estimates.pop(),
         transfer_ns=middle("transfer_ns_median"),

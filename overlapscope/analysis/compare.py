@@ -25,7 +25,6 @@ from overlapscope.analysis.predictions import Outcome
 from overlapscope.analysis.replicate import Replicate
 from overlapscope.analysis.step_table import WHOLE, StepTable
 from overlapscope.analysis.straggler_changes import straggler_changes
-from overlapscope.values import dataclass
 
 SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 
@@ -88,8 +87,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "
     """What was predicted from the base (`advise --record`) and the candidate's runs measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class Alike(msgspec.Struct, frozen=True, kw_only=True):
     """What of two sides is compared, so that every figure of a step is over the same ranks."""
 
     window: Literal["step", "recording"] | None

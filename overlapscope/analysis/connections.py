@@ -7,11 +7,11 @@ where all that is slow is its own, and what is not slow does not pass its link t
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 SLOW: Final = 0.25
 """A pair of ranks is slow up to this share of what the fastest pair reaches ..."""
@@ -31,8 +31,7 @@ AMBIGUOUS: Final = -1
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank sent another on the connection between them that carried most."""
 
     sender: int

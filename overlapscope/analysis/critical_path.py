@@ -22,7 +22,6 @@ from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import NONE, Codes, Ints, Small
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 MOST_STEPS: Final = 11
 """Steps whose path is followed: where there are more, of every length from the shortest to the longest."""
@@ -64,8 +63,7 @@ class CriticalPath(msgspec.Struct, kw_only=True, frozen=True):
     """Steps whose path was not followed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """The paths that were followed, with all their segments."""
 
     scope: Literal["ranks", "rank"] | None = None

@@ -8,6 +8,8 @@ something had waited too long. Sends and receives have numbers of their own on e
 from collections.abc import Mapping, Sequence, Set
 from typing import Final, Literal
 
+import msgspec
+
 from overlapscope.analysis.findings import Finding
 from overlapscope.analysis.mismatch import mismatched
 from overlapscope.analysis.rank_words import MAX_LISTED, call_label, first_of, group_label, id_part, listed, rank_list
@@ -22,7 +24,6 @@ from overlapscope.analysis.standing import (
 )
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 LONG_PENDING_NS: Final = 30_000_000_000
 """A collective that is still pending while its rank entered others for this long is stuck, not just under way."""
@@ -74,8 +75,7 @@ def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, cert
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Awaited:
+class _Awaited(msgspec.Struct, frozen=True, kw_only=True):
     """The first collective of a group in which ranks wait."""
 
     seq: int

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
@@ -21,7 +22,6 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.dimensions import EXPERT
 from overlapscope.timeline.intervals import BusyTime
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 MIN_IMBALANCE: Final = 1.2
 """The rank with the most bytes gets at least this many times the mean, over all calls, ..."""
@@ -32,8 +32,7 @@ MIN_SHARE: Final = 0.01
 """... and the mean wait for it makes up this share of the recording, and a millisecond."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchanges:
+class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
     """The uneven all-to-all calls of one group in order of time; rows are ranks, columns calls."""
 
     group: str | None

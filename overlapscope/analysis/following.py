@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,15 +12,13 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Ints
 from overlapscope.timeline.intervals import union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
 """torch's own annotation around every optimizer's step, and our own mark of the phase."""
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
+class Following(msgspec.Struct, frozen=True, kw_only=True):
     """For each step: when the last compute other than the optimizer's begins, and whether an optimizer was seen."""
 
     last_start_ns: dict[int, int]

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import NONE, Codes, Ints, or_none
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 EXCHANGE = "all_to_all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """What makes two calls comparable; of uneven ones (False for `even`) `bytes` is None."""
 
     op: str
@@ -25,8 +24,7 @@ class Kind:
         return f"{self.op} of {spelled_size(self.bytes)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCalls:
+class GroupCalls(msgspec.Struct, frozen=True, kw_only=True):
     """One row a call, rank by rank, on each in order of time."""
 
     ranks: tuple[int, ...]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Floats, Ints
@@ -16,7 +17,6 @@ from overlapscope.timeline.intervals import BusyTime, Intervals, difference, uni
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 MOST: Final = 0.5
 """An explanation must account for this share of the leads."""
@@ -50,8 +50,7 @@ EXPLAINS: Final = 0.5
 """... and throttled is what that explains so much of: of how much slower it computes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
+class Met(msgspec.Struct, frozen=True, kw_only=True):
     """The stretches from one call to the next of a set of ranks, for the calls that one of them was late for.
 
     Rows are the ranks, columns the calls; each rank's times are on its own clock.
@@ -157,8 +156,7 @@ def recording_cost(timeline: RankTimeline) -> float | None:
     return float(cost) if isinstance(cost, int | float) and np.isfinite(cost) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(msgspec.Struct, frozen=True):
     """A sum that only rises, known at some moments; between them it is taken to rise evenly."""
 
     time_ns: Ints
@@ -178,8 +176,7 @@ class _Running:
         return rose
 
 
-@dataclass(frozen=True, slots=True)
-class _Lasting:
+class _Lasting(msgspec.Struct, frozen=True):
     """Time itself."""
 
     def within(self, starts: Ints, ends: Ints) -> Ints:

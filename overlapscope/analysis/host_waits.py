@@ -3,6 +3,7 @@
 import re
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,7 +12,6 @@ from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)
 CLOCKS_AGREE_NS: Final = 5_000
@@ -27,8 +27,7 @@ WENT_ON_WITHIN: Final = 0.05
 LONG_AGO: Final = int(np.iinfo(np.int64).min) // 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWaits:
+class HostWaits(msgspec.Struct, frozen=True, kw_only=True):
     """When a host went on after it had waited for its device, in order of time, and for which span."""
 
     resumed_ns: Ints
@@ -43,8 +42,7 @@ class HostWaits:
         return int(self.span[at]) if at >= 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitNames:
+class WaitNames(msgspec.Struct, frozen=True, kw_only=True):
     """What of a rank's names tells that its host waited."""
 
     to_host: npt.NDArray[np.bool_]

@@ -5,9 +5,9 @@ even calls: they join sets of ranks that nothing else ties, and leave each set a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.clocks import Clocks, clock_offsets, from_the_middle
 from overlapscope.analysis.matched import Matched
@@ -22,7 +22,7 @@ def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) 
     if not loose:
         return clocks
     begin = clocks.reference_ns
-    aligned = [replace(block, end_ns=begin + np.rint(clocks.ends(block)).astype(np.int64)) for block in loose]
+    aligned = [block.with_values(end_ns=begin + np.rint(clocks.ends(block)).astype(np.int64)) for block in loose]
     ranks = sorted({*clocks.tied, *(rank for block in loose for rank in block.ranks)})
     of_set = {rank: str(clocks.tied.get(rank, rank)) for rank in ranks}
     between = clock_offsets(aligned, of_set)

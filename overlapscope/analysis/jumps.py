@@ -6,18 +6,18 @@ them: what it tells there of who came late is the jump.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlapscope.analysis.clocks import Clocks, Reals, clock_offsets
 from overlapscope.analysis.matched import Matched, Matching
 from overlapscope.analysis.ties import connected
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.listed import listed
-from overlapscope.values import dataclass
 
 LEAST_NS: Final = 200_000
 """Levels closer than this are no jump ..."""
@@ -35,8 +35,7 @@ MOST: Final = 4
 """What changes its level more often than this is no clock that was set anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jump:
+class Jump(msgspec.Struct, frozen=True, kw_only=True):
     """When clocks moved: between two times on the common clock, by nanoseconds for each rank whose clock did."""
 
     begin_ns: float
@@ -46,8 +45,7 @@ class Jump:
     """Which of these clocks moved, or when, cannot be told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspected:
+class _Suspected(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ends of some ranks change their level, on the common clock; wider by what that may be wrong."""
 
     begin_ns: float
@@ -199,8 +197,7 @@ def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterato
 
 
 def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Matched:
-    return replace(
-        block,
+    return block.with_values(
         ranks=tuple(block.ranks[place] for place in places),
         rows=block.rows[places][:, columns],
         start_ns=block.start_ns[places][:, columns],

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.distinct import distinct
@@ -10,7 +11,6 @@ from overlapscope.analysis.steps import StepWindow
 from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, size
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 UNNAMED = "(without a name)"
 
@@ -23,8 +23,7 @@ class Kernel(NamedTuple):
     host_op: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSums:
+class KernelSums(msgspec.Struct, frozen=True, kw_only=True):
     """The compute kernels and copies of one rank's complete steps, or of its recording where there are none."""
 
     steps: int

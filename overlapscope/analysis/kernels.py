@@ -9,13 +9,13 @@ however much it is given, so that it seems slow; then the others tell.
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.order import order_of
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 FEWEST_RANKS: Final = 2
 """A kernel has a usual time where so many ranks run it."""
@@ -23,8 +23,7 @@ LARGER: Final = 1.02
 """A kernel has more work than the others' of its name from this factor of their grid."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's compute beside the others'."""
 
     compute_ns: int
@@ -40,8 +39,7 @@ class Work:
     """What its kernels would take at the usual speed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's kernels by name and grid, in the order of their first span."""
 
     name: tuple[str, ...]
@@ -56,8 +54,7 @@ def compared(tables: Mapping[int, Kernels]) -> dict[int, Work]:
     return {rank: _compared(table, usual) for rank, table in tables.items() if table.name}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Usual:
+class _Usual(msgspec.Struct, frozen=True, kw_only=True):
     """What kernels usually take on the ranks that run them; NaN where too few do."""
 
     names: NameTable

@@ -6,10 +6,11 @@ than its peers did, the blame is not its own but belongs to the rank that came l
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.held_by_host import Met
@@ -19,14 +20,12 @@ from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 ROUNDS: Final = 100
 """Blame is passed on so often at most; it never passes whole in a circle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
+class Late(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one set of ranks that one of them came late to."""
 
     rank: int
@@ -51,8 +50,7 @@ def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverag
     return [replace(each, passed_ns=its) for each, its in zip(found, passed, strict=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Meetings:
+class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one set of ranks that one of them came late to; rows are its ranks, columns the calls."""
 
     ranks: tuple[int, ...]

@@ -1,18 +1,17 @@
 """What matching finds: the same call on all ranks that made it together, kind by kind."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from overlapscope.timeline.aside import Aside, Put
-from overlapscope.values import dataclass
+from overlapscope.timeline.aside import Aside, Put, without_fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class Matched(msgspec.Struct, frozen=True, kw_only=True):
     """All matched calls of one kind: row i of each array is `ranks[i]`, column k the k-th call."""
 
     group: str | None
@@ -51,27 +50,26 @@ class Matched:
         """Give the same calls, their arrays put aside: each is read when it is asked for."""
         return _PutMatched.of(self, aside)
 
+    def with_values(self, **changed: Any) -> "Matched":
+        """Return a copy with other values, which holds its arrays itself."""
+        kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in changed}
+        return Matched(**kept, **changed)
+
 
 _ARRAYS: Final = ("rows", "start_ns", "end_ns")
 
 
-class _PutMatched(Matched):
-    """Matched calls whose arrays were put aside. A copy, also one with other values, holds its own."""
+class _PutMatched(Matched, frozen=True, kw_only=True, dict=True):
+    """Matched calls whose arrays were put aside."""
 
-    __slots__ = ("_put",)
-
-    def __new__(cls, **values: Any) -> Any:
-        """Give what copies are."""
-        return Matched(**values)
+    __repr__ = object.__repr__  # shows no array
 
     @classmethod
     def of(cls, plain: Matched, aside: Aside) -> "_PutMatched":
         """Put the arrays aside."""
-        found = object.__new__(cls)
-        for name in Matched.__dataclass_fields__:
-            if name not in _ARRAYS:
-                object.__setattr__(found, name, getattr(plain, name))
-        object.__setattr__(found, "_put", {name: aside.put(getattr(plain, name)) for name in _ARRAYS})
+        values = {name: getattr(plain, name) for name in plain.__struct_fields__ if name not in _ARRAYS}
+        found = without_fields(cls, _ARRAYS, **values)
+        vars(found)["_put"] = {name: aside.put(getattr(plain, name)) for name in _ARRAYS}
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -93,8 +91,7 @@ class _PutMatched(Matched):
         return put["rows"].shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matching:
+class Matching(msgspec.Struct, frozen=True, kw_only=True):
     """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
 
     blocks: tuple[Matched, ...] = ()

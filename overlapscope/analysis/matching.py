@@ -7,9 +7,9 @@ kind (`order_numbers`), and `agreeing` drops what does not end together once clo
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.group_calls import named, spelled_size

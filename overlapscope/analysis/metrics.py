@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from overlapscope.analysis.step_table import StepTable
 from overlapscope.timeline.columns import NONE
-from overlapscope.values import dataclass
 
 Unit = Literal["ns", "ratio"]
 Fold = Literal["mean", "max", "sum"]
@@ -48,8 +47,7 @@ class Metric(msgspec.Struct, kw_only=True, frozen=True):
     """difference / base; null where the base is 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """How a metric is calculated: `series` gives one figure a step, NaN where it is not known."""
 
     name: str

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding, in_ms
-from overlapscope.values import dataclass
 
 ODD_FACTOR: Final = 1.5
 """A step stands out when a figure is at least this many times the median of its neighbours ..."""
@@ -29,8 +30,7 @@ Steps = Sequence[tuple[int, int | None, int | None]]
 """(number, window_ns, comm_ns) of complete steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Odd:
+class Odd(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one rank that stands out by one figure; `usual_ns` is the median of its other steps."""
 
     rank: int

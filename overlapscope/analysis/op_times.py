@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
@@ -9,11 +10,9 @@ from overlapscope.analysis.collectives import chosen_rows
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.columns import NONE, Ints, or_none
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTime:
+class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     """Sums of durations of one operation in one group: a step's mean, over the ranks that made such calls.
 
     Durations of calls that run at once count twice: this is no part of a step.

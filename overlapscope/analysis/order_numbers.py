@@ -5,15 +5,15 @@ its place is where the kinds agree and the times between the ends do, by far bet
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls
 from overlapscope.timeline.columns import Codes, Ints
 from overlapscope.timeline.listed import listed
-from overlapscope.values import dataclass
 
 FEWEST: Final = 8
 """Fewer calls than this do not show where in the order they stand."""
@@ -25,8 +25,7 @@ OF_INTERVAL: Final = 0.1
 """... and by less than this share of the usual time between calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     """The calls, and a number for each that is one call's on all ranks; -1 where it cannot be told."""
 
     calls: GroupCalls

@@ -8,13 +8,13 @@ message is taken.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.group_calls import named
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 SEND, RECV, BOTH = "send", "recv", "send_recv"
 EARLY_NS: Final = 50_000
@@ -25,8 +25,7 @@ MAX_EARLY: Final = 0.05
 MAX_REASONS: Final = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True, kw_only=True):
     """The matched messages of one group from one rank to another, in order."""
 
     group: str | None
@@ -39,8 +38,7 @@ class Pairs:
     recv_rows: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairMatching:
+class PairMatching(msgspec.Struct, frozen=True, kw_only=True):
     """What could be paired; `unmatched` counts the recorded calls that were not, one for each rank."""
 
     pairs: tuple[Pairs, ...] = ()
@@ -53,8 +51,7 @@ class PairMatching:
         return sum(each.send_rows.size for each in self.pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(msgspec.Struct, frozen=True):
     group: str | None
     sender: int
     receiver: int

@@ -2,8 +2,9 @@
 
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.columns import Codes, Ints, Small
-from overlapscope.values import dataclass
 
 PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
 """`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
@@ -12,8 +13,7 @@ COMPUTING, TRANSFER, COMMUNICATION, COPYING, LAUNCH, HOST, HOST_OR_WAIT, IDLE = 
 """Their places in `PARTS`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class Segments(msgspec.Struct, frozen=True, kw_only=True):
     """The pieces of a path, in order of time: each begins where the one before it ends."""
 
     part: Small
@@ -28,8 +28,7 @@ class Segments:
     """On the clock of the path's rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Path(msgspec.Struct, frozen=True, kw_only=True):
     """What decided how long a step took."""
 
     step: int | None

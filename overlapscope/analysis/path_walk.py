@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.around import AroundWindows, Window
@@ -25,7 +26,6 @@ from overlapscope.analysis.path import (
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
 from overlapscope.timeline.order import order_of, unique
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 _RUNNING: Final = np.array([COMPUTING, COMMUNICATION, COPYING], np.int8)
 """What a span of each kind is on a path."""
@@ -39,8 +39,7 @@ class NoPathError(Exception):
     """The path could not be followed; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a walk stands: in a span that ran until now (`inside`), or just before it began."""
 
     rank: int

@@ -7,19 +7,18 @@ time, and answer all of them; no more of a run need be laid out at once.
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.clocks import Clocks, Reals
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.intervals import Intervals, union
-from overlapscope.values import dataclass
 
 ROUNDING_NS: Final = 2
 """Clocks are moved by whole nanoseconds: what lies this near to a piece is looked at, and then cut exactly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces of one rank's time, disjoint, on its own clock, and the other rank of each."""
 
     pieces: Intervals
@@ -56,8 +55,7 @@ def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], cloc
     return {rank: union((starts, ends)) for rank, starts, ends in parts}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moved:
+class _Moved(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank's clock stands against those of the ranks that ask, piece by piece."""
 
     apart: Reals

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import MILLISECOND_NS, Finding
@@ -24,7 +25,6 @@ from overlapscope.timeline.dimensions import PIPELINE
 from overlapscope.timeline.intervals import BusyTime, union
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Group, RankTimeline, Run
-from overlapscope.values import dataclass
 
 MIN_SHARE: Final = 0.05
 """The excess is a finding from this share of the step ..."""
@@ -32,8 +32,7 @@ MIN_NS: Final = MILLISECOND_NS
 """... and this long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded stage of a pipeline, median over its complete steps: the last one ends early, with its last span."""
 
     rank: int

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
@@ -20,7 +21,6 @@ from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, or_none, size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 FAR_BELOW: Final = 0.5
 MIN_CALLS: Final = 5
@@ -37,8 +37,7 @@ _LANE_OF: Final = re.compile(r"\b(?:[VA]100|H[128]00|H20|GH200)\b")
 LINKS: Final = "NVLinks a device"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """Bus bandwidth by size of one operation on so many ranks (None: not told), as one source measured it."""
 
     source: str
@@ -81,8 +80,7 @@ def possible_bandwidth(run: Run, rows: Sequence[CollectiveRow], reference: Facts
     return [*found, _held_against(rows, curves, against)] if reference is not None else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Against:
+class _Against(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one operation, group and size, and what is possible: GB/s of bus bandwidth, and who says so."""
 
     op: str

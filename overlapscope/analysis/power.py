@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.findings import Finding
@@ -15,7 +16,6 @@ from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 POWER: Final = re.compile(r"^gpu\d+\.power_w$")
 WINDOW_NS: Final = 5_000_000_000
@@ -34,8 +34,7 @@ PEERS: Final = 2
 """Devices of other ranks that must stay up, and at least half of those that there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Levels:
+class _Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Power of one device: numbers of its windows, ascending, and the median in each, in watts."""
 
     rank: int

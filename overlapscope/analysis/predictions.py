@@ -6,8 +6,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from overlapscope.values import dataclass
-
 SCHEMA: Literal["overlapscope.predictions/1"] = "overlapscope.predictions/1"
 SAME: Final = 1e-3
 """Share by which a setting may differ and be the same: torch keeps a cap in whole bytes."""
@@ -64,8 +62,7 @@ class Noted(msgspec.Struct, kw_only=True, frozen=True, rename={"schema_": "schem
     outcomes: list[Outcome] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What a run tells that a prediction is held against."""
 
     run: str
@@ -77,8 +74,7 @@ class Observed:
     """Whether other knobs make the very buckets that this run has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
     """How often predictions held."""
 
     measured: int

@@ -8,21 +8,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.held_by_host import taken
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 GB: Final = 1e9
 KIB: Final = 1024
 NS: Final = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of reading: which names are of it, and what they are times `factor` in its unit."""
 
     name: str
@@ -33,8 +32,7 @@ class Measure:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Readings:
+class Readings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One measure of one source of one rank, in order of time."""
 
     rank: int

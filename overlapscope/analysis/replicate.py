@@ -1,7 +1,8 @@
 """A run as one side of a comparison holds it: every figure that is compared, and none of the run's own tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+
+import msgspec
 
 from overlapscope.analysis.across import across
 from overlapscope.analysis.analyze import Straggler, analyze
@@ -13,11 +14,9 @@ from overlapscope.analysis.kernel_sums import KernelSums, kernel_sums
 from overlapscope.analysis.step_table import StepTable, step_table, whole_table
 from overlapscope.analysis.steps import step_windows
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicate:
+class Replicate(msgspec.Struct, frozen=True, kw_only=True):
     """One run, measured. A side of a comparison is one of these or several, of the same code."""
 
     name: str
@@ -32,8 +31,8 @@ class Replicate:
     """Whole recordings, one column."""
     kernels: Mapping[int, KernelSums]
     collectives: Sequence[CollectiveRow]
-    stragglers: Sequence[Straggler] = field(default_factory=tuple)
-    damaged: Sequence[Finding] = field(default_factory=tuple)
+    stragglers: Sequence[Straggler] = ()
+    damaged: Sequence[Finding] = ()
     """What its files lack."""
 
     @property

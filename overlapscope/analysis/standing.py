@@ -1,14 +1,14 @@
 """Where each rank stood in each process group when it was dumped, or when its watchdog gave up."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 DUMP = "flight_recorder"
 """Format of the sources that hold a rank's calls as they were entered."""
@@ -17,8 +17,7 @@ DEFAULT = "default_pg"
 _NUMBERS = ("enqueued", "completed", "pending", "stuck_at", "timeout_ns", "elements")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in one group; numbers of collectives, None where not known."""
 
     entered: int | None = None
@@ -35,8 +34,7 @@ class Standing:
     """Path of the dump that tells of it; None where only a log does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStandings:
+class GroupStandings(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks that something is known of, in one group of one library: groups may use two, each with its count."""
 
     group: str | None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +16,6 @@ from overlapscope.analysis.exposed_shares import ExposedShares
 from overlapscope.analysis.steps import StepWindow, whole_windows
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 FIGURES: Final = (
     "window_ns", "comm_ns", "compute_ns", "copy_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns",
@@ -27,8 +27,7 @@ Places = Mapping[tuple[int, int], int]
 """Column by (recording, number of the step)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTable:
+class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of every rank (row) and step (column); NONE where a step was not recorded whole or a figure not known."""
 
     ranks: tuple[int, ...]

@@ -6,18 +6,17 @@ Device work lags the host, by up to more than a step: a window cut at host times
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.by_group import largest_by, smallest_by, sum_by
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindow:
+class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one rank; `window` is None for a step that launched no computation."""
 
     step: int

@@ -9,6 +9,7 @@ it did more of than its peers (`held`).
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +23,6 @@ from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 
 WEIGHS: Final = 0.05
 WEIGHS_ON_HOST: Final = 0.1
@@ -40,8 +40,7 @@ ALONE: Final = 0.1
 Reals = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A straggler, and what held it, as `held` spells it. `blame_ns` holds what it passed on to others."""
 
     rank: int

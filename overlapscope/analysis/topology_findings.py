@@ -18,14 +18,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import Facts
-from overlapscope.values import dataclass
 
 WHOLE_BOARDS = (4, 8, 16)
 FAST = ("NVLink", "XGMI")
@@ -37,8 +37,7 @@ _Pairs = dict[tuple[str, str], tuple[str, int]]
 """(kind, lanes) by ordered pair; lanes are 0 where the source does not count them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Host:
+class _Host(msgspec.Struct, frozen=True, kw_only=True):
     """The links of one host."""
 
     name: str | None

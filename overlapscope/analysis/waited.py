@@ -2,13 +2,13 @@
 
 from statistics import fmean
 
+import msgspec
+
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.cause_table import WAITS_FOR_LATE_RANK
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waited:
+class Waited(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed waiting a step, in nanoseconds: the mean over ranks of the mean over their complete steps."""
 
     step_ns: float

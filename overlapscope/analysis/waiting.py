@@ -7,13 +7,13 @@ by 3 %, where means over ranks were off by 70 to 850 %.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.clocks import Clocks
 from overlapscope.analysis.matched import Matched
 from overlapscope.analysis.rank_sets import bounds, by_ranks, side_by_side
-from overlapscope.values import dataclass
 
 LEADS_COUNT_NS = 50_000
 """Leads up to this, or three residuals of the clocks, do not count as being last."""
@@ -23,8 +23,7 @@ BASELINE_CALLS = 5
 Reals = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A block of matched calls, split: rows are its ranks, columns its calls. Nanoseconds."""
 
     block: Matched
@@ -51,8 +50,7 @@ class Split:
         return float(np.quantile(self.transfer_ns, BASELINE_QUANTILE))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWait:
+class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank waited in matched calls, and what others waited for it."""
 
     collective_ns: int = 0

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 OPERATIONS: Final[dict[str, tuple[str, int | None, int | None]]] = {
     # dispatcher name: (operation, argument sent, argument received)
@@ -40,8 +40,7 @@ OPERATIONS: Final[dict[str, tuple[str, int | None, int | None]]] = {
 KEY: Final = "BackendSelect"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A collective as the dispatcher knows it: its name, and where its arguments hold what."""
 
     op: str

@@ -1,10 +1,10 @@
 """Records of `events` mode to columns: collectives from ready to done, phases less the time they were blocked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlapscope.capture.bucket_waits import bucket_waits
@@ -32,7 +32,6 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import volume_bytes
-from overlapscope.values import dataclass
 
 BucketCopies = Literal["copied", "viewed"]
 """Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
@@ -61,8 +60,7 @@ class _Lasted(NamedTuple):
     """When the host began it."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Growing:
+class _Growing(msgspec.Struct, kw_only=True):
     """Columns of spans, collectives and annotations while they grow, and what all steps share."""
 
     points: Points
@@ -72,10 +70,10 @@ class _Growing:
     numbered: frozenset[str]
     """Groups whose calls have the same number on every member."""
     buckets: BucketCopies | None
-    spans: dict[str, list[int]] = field(default_factory=lambda: _columns(Spans))
-    calls: dict[str, list[int]] = field(default_factory=lambda: _columns(Collectives))
-    notes: dict[str, list[int]] = field(default_factory=lambda: _columns(Annotations))
-    last_done: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Spans))
+    calls: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Collectives))
+    notes: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Annotations))
+    last_done: dict[str, int] = {}
     """When the last call of a group was done."""
     unfinished: int = 0
 

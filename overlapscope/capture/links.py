@@ -4,17 +4,16 @@ Names and kinds are those of `nvidia-smi topo -m` (GPU0, PIX, PXB, PHB, NODE, SY
 Each field degrades alone: what a driver does not tell is None.
 """
 
-from dataclasses import asdict
 from typing import Any, Final
 
-from overlapscope.values import dataclass
+import msgspec
+from msgspec.structs import asdict
 
 PCIE_KINDS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Names of `nvmlGpuTopologyLevel_t`; two devices of one board (0) are at most one bridge apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The way from one device to another."""
 
     a: str
@@ -27,8 +26,7 @@ class Link:
     """NVLinks of `a`, to wherever, that are there and not up; None where NVML does not tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """The NVLinks of one device: how many lead to a switch or to each bus address, and how many are down."""
 
     to_switch: int

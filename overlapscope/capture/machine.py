@@ -7,12 +7,12 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+import msgspec
+
 from overlapscope.capture.links import links
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One capability: whether it is there, what was found, how to get it."""
 
     name: str

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-
-from overlapscope.values import dataclass
 
 RESAMPLES = 2000
 FEWEST = 4
@@ -15,8 +14,7 @@ NEAR = 12
 Times = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """The median difference a step, with the 95 % interval of a seeded bootstrap over steps."""
 
     median_ns: float

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from overlapscope.values import dataclass
+import msgspec
 
 
 class Points(Protocol):
@@ -99,8 +99,7 @@ class HostPoints:
         return [None if mark is None else mark + self._offset for mark in marks]
 
 
-@dataclass(slots=True)
-class _Anchor:
+class _Anchor(msgspec.Struct):
     """An event at the beginning of a step; once its time is known, the ones before it are no longer held."""
 
     event: Any

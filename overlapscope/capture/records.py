@@ -1,16 +1,14 @@
 """What is noted while a step runs: small mutable records, turned into columns later."""
 
-from dataclasses import field
 from typing import Any, Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 COMM_REGION: Final = "comm:"
 """Begins the name of a region that communicates."""
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One collective, from its data being ready to its being done."""
 
     op: str
@@ -31,8 +29,7 @@ class Call:
     """Number of the call in its group, as the backend counts."""
 
 
-@dataclass(slots=True)
-class Stretch:
+class Stretch(msgspec.Struct):
     """A named stretch between two marks: a phase, a wait, a region."""
 
     name: str
@@ -42,8 +39,7 @@ class Stretch:
     end: Any = None
 
 
-@dataclass(slots=True)
-class StepRecord:
+class StepRecord(msgspec.Struct):
     """One step."""
 
     number: int
@@ -56,11 +52,11 @@ class StepRecord:
     end_ns: int = 0
     cut: bool = False
     """Whether it raised, or something in it could not be recorded."""
-    phases: list[Stretch] = field(default_factory=list)
-    waits: list[Stretch] = field(default_factory=list)
-    regions: list[Stretch] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    gradients: list[tuple[int, int]] = field(default_factory=list)
+    phases: list[Stretch] = []
+    waits: list[Stretch] = []
+    regions: list[Stretch] = []
+    calls: list[Call] = []
+    gradients: list[tuple[int, int]] = []
     """(parameter, monotonic time of its gradient)."""
-    readings: list[tuple[str, int, float]] = field(default_factory=list)
+    readings: list[tuple[str, int, float]] = []
     """(name, monotonic time, value)."""

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
+import msgspec
+
 from overlapscope.errors import UsageError
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How to record."""
 
     mode: Literal["trace", "events"] = "trace"

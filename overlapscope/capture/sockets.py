@@ -9,12 +9,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import field
 from statistics import median
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.capture.interfaces import by_address, rate_bytes_s
-from overlapscope.values import dataclass
 
 DESCRIPTORS: Final = "/proc/self/fd"
 MAX_DESCRIPTORS: Final = 4096
@@ -28,8 +28,7 @@ KNOWN_BYTES: Final = 216
 """A kernel that tells less (before 4.19) is not asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of one connection since it was made, and the rate at which the last of its data were delivered."""
 
     acked_bytes: int
@@ -43,13 +42,12 @@ class Counts:
     """None where the last data were too few to fill the link."""
 
 
-@dataclass(slots=True)
-class _Connection:
+class _Connection(msgspec.Struct):
     local: str
     peer: str
     first: Counts
     last: Counts
-    rates: list[int] = field(default_factory=list)
+    rates: list[int] = []
 
 
 class SocketWatch:

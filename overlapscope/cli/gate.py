@@ -14,9 +14,10 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
 from overlapscope.cli.policy_file import read_floor, read_policy
@@ -79,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.cli.tested import Tested  # noqa: PLC0415
     from overlapscope.gate.verdict import judge  # noqa: PLC0415
@@ -90,8 +90,8 @@ def _judge(args: argparse.Namespace) -> int:
     tested = Tested("gate", [args.base], args)
     (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
-    comparison = msgspec.structs.replace(gate.comparison, predictions=tested.outcomes)
-    gate = msgspec.structs.replace(gate, comparison=comparison)
+    comparison = replace(gate.comparison, predictions=tested.outcomes)
+    gate = replace(gate, comparison=comparison)
     if args.redact:
         from overlapscope.report.redact import redacted  # noqa: PLC0415
 

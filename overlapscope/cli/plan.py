@@ -8,9 +8,10 @@ examples:
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, emit
 from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channel_tables

@@ -1,9 +1,10 @@
 """The gate's policy and noise floor, read from the files that hold them."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 

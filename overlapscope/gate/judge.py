@@ -12,7 +12,6 @@ from overlapscope.analysis.step_table import StepTable
 from overlapscope.gate.calibrate import NoiseFloor, least_told, noise_of, own_spread
 from overlapscope.gate.policy import JUDGED, Policy
 from overlapscope.gate.statistics import ROUNDING, bootstrap, holm, permutation_test, shift_interval, tail_probabilities
-from overlapscope.values import dataclass
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive", "not_applicable"]
 Reason = Literal[
@@ -57,8 +56,7 @@ class MetricVerdict(msgspec.Struct, kw_only=True, frozen=True):
     """Whether the floor was measured; if not, it is the documented default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tested:
+class _Tested(msgspec.Struct, frozen=True, kw_only=True):
     """What the test of a metric says, before several of them are taken together."""
 
     test: Literal["permutation", "bootstrap"]

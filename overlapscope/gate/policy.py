@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
+
+import msgspec
 
 from overlapscope.analysis.metrics import METRICS, STEP_TIME
 from overlapscope.errors import UsageError
 from overlapscope.gate.comparable import BLOCKING
 from overlapscope.gate.nearest import unknown
-from overlapscope.values import dataclass
 
 GATING: Final = (STEP_TIME, "exposed_comm_ns")
 JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}
@@ -17,8 +17,7 @@ JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}
 INCONCLUSIVE: Final = "inconclusive"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The table `[tool.overlapscope.gate]`, with its defaults."""
 
     metrics: tuple[str, ...] = GATING
@@ -31,7 +30,7 @@ class Policy:
     """... or this much of a ratio. Both must be reached."""
     alpha: float = 0.05
     """How often, at most, runs of unchanged code may fail."""
-    budgets: Mapping[str, float] = field(default_factory=dict)
+    budgets: Mapping[str, float] = {}
     """Limits of the candidate's value, by metric, in its unit; a least value where more is better."""
     allow_mismatch: tuple[str, ...] = ()
     """Keys in which the runs may differ and still be judged."""
@@ -45,7 +44,7 @@ class Policy:
 
 def policy_of(table: Mapping[str, Any]) -> Policy:
     """Give the policy of a TOML table; raises UsageError, naming the key and the nearest known one."""
-    known = Policy.__slots__
+    known = Policy.__struct_fields__
     for key in table:
         if key not in known:
             raise UsageError(unknown("key", key, known))

@@ -6,6 +6,7 @@ PyTorch and most others call inside `ncclGroupStart` ... `ncclGroupEnd`; kernels
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +14,6 @@ from overlapscope.ingest.classify import API_RANGE, operation
 from overlapscope.ingest.trace_columns import ApiCall
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.volume import possible
-from overlapscope.values import dataclass
 
 GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"})
@@ -21,8 +21,7 @@ _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "a
 _UNEVEN = "ncclAllToAllv"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
     """What a library attached to one of its ranges; None where it did not."""
 
     group: str | None = None

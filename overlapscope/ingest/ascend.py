@@ -5,10 +5,10 @@ a collective is made of stand in the file twice more, on HCCL's planes and on th
 counted again. The vendor's own `Overlap Analysis` rows are no work and are not used.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError

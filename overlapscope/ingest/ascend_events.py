@@ -19,7 +19,6 @@ from overlapscope.ingest.repair import Mended, mend
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints, integers
 from overlapscope.timeline.names import Codes, NameTable
-from overlapscope.values import dataclass
 
 UNREAD_CATEGORIES = frozenset({"python_function"})
 """Host stacks: most of a file, and nothing that this project asks for."""
@@ -56,8 +55,7 @@ class _TaskArgs(msgspec.Struct, gc=False):
 _events = msgspec.json.Decoder(list[_Event])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AscendColumns:
+class AscendColumns(msgspec.Struct, frozen=True, kw_only=True):
     """All that is kept of one file. Times are nanoseconds since the epoch."""
 
     names: NameTable

@@ -1,15 +1,14 @@
 """The arrows of an Ascend trace from host to device: from the call, or the operation, to the task it enqueued."""
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.innermost import NOWHERE
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flows:
+class Flows(msgspec.Struct, frozen=True, kw_only=True):
     """Arrows from host to device: both ends of each, joined by their id."""
 
     from_lane: Ints

@@ -5,10 +5,10 @@ the accelerator `HCCL` or `COMMUNICATION` are collectives, all others compute. T
 or step marks in it, so it gives one lane for each of the two, and whole recordings only.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError

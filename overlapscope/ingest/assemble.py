@@ -1,10 +1,10 @@
 """What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError, UsageError

@@ -8,13 +8,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from overlapscope.ingest.bandwidth_rows import DTYPES, Row, Timing, agrees, read_row
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.volume import bus_factor
-from overlapscope.values import dataclass
 
 MAX_LINE: Final = 4096
 MAX_TOKENS: Final = 64
@@ -46,8 +46,7 @@ _GAP: Final = re.compile(r"\S\s{25,}\S")
 _STAMP: Final = re.compile(r"\d{4}-\d{2}-\d{2}\s+\d{2}:\d{2}:\d{2}\s*$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandwidthTable:
+class BandwidthTable(msgspec.Struct, frozen=True, kw_only=True):
     """The lines of one run of one test program, and what is known of them."""
 
     rows: tuple[Row, ...]
@@ -58,28 +57,27 @@ class BandwidthTable:
     """The time column holds what the host spent, not what the operation took."""
 
 
-@dataclass(slots=True)
-class BandwidthLines:
+class BandwidthLines(msgspec.Struct):
     """Takes the lines of a text in order; `finish` gives the tables that stood in it."""
 
     file_name: str = ""
     """Tells the operation of a table where the text does not."""
-    tables: list[BandwidthTable] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    tables: list[BandwidthTable] = []
+    warnings: list[str] = []
     broken: int = 0
     """Lines of a table that cannot be read."""
     headers: int = 0
-    devices: Counter[str] = field(default_factory=Counter)
+    devices: Counter[str] = msgspec.field(default_factory=Counter)
     """Names of the devices the tests ran on."""
-    _rows: list[Row] = field(default_factory=list)
+    _rows: list[Row] = []
     _header: bool = False
     _width: int = 4
     _cpu_time: bool = False
     _sides: str = ""
     _halves: int = 2
-    _named: set[str] = field(default_factory=set)
+    _named: set[str] = set()
     _started: str | None = None
-    _groups: Counter[str] = field(default_factory=Counter)
+    _groups: Counter[str] = msgspec.field(default_factory=Counter)
     _last_rank: int = -1
     _per_process: int = 1
     _pending: str = ""

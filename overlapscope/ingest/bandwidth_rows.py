@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.volume import ITEM_BYTES, MAX_COUNT
-from overlapscope.values import dataclass
 
 DTYPES: Final = {
     "int8": "int8",
@@ -36,8 +37,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}(?:\.([0-9]{1,20}))?(?:e([+-][0-9]{1,3}
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """A printed number and half a unit of its last digit: the value itself lies within `value` -/+ `half`."""
 
     value: float
@@ -54,8 +54,7 @@ class Figure:
         return self.value + self.half
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """The out-of-place or the in-place half of a line; None where no number stands."""
 
     time_us: Figure | None
@@ -66,8 +65,7 @@ class Timing:
     """Whether results were compared: `N/A` stands there otherwise. None when the column is missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line: a collective of one size."""
 
     size_bytes: int

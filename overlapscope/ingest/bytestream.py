@@ -3,17 +3,17 @@
 import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
+import msgspec
+
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.timeline.file_state import FileState, file_state
 from overlapscope.timeline.size_text import size_text
-from overlapscope.values import dataclass
 
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -29,8 +29,7 @@ DAMAGED = "gzip data is damaged; read up to the damage"
 DIFFERS = "gzip data does not match its own checksum: some of it may be wrong"
 
 
-@dataclass(slots=True)
-class ByteStream:
+class ByteStream(msgspec.Struct):
     """Blocks of a file's decompressed bytes; after the last one, `truncated` and `warnings` tell how it ended."""
 
     path: Path
@@ -42,7 +41,7 @@ class ByteStream:
     state: FileState | None = None
     """Which file it was when it was opened."""
     truncated: bool = False
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = []
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the content in order.

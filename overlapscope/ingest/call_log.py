@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from overlapscope.ingest.calls_alone import calls_alone
 from overlapscope.timeline.columns import (
     Collectives,
@@ -10,11 +12,9 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One collective that a log names; None for what it does not tell."""
 
     op: str

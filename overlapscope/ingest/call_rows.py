@@ -2,9 +2,9 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.calls_alone import calls_alone
@@ -21,7 +21,6 @@ from overlapscope.timeline.facts import Facts, Measurements, Members
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline
 from overlapscope.timeline.volume import MAX_COUNT, bus_factor, full_elements
-from overlapscope.values import dataclass
 
 _WHOLE: Final = (
     "comm",
@@ -39,24 +38,22 @@ _WHOLE: Final = (
 _REAL: Final = ("time_ns", "algbw_gbs", "busbw_gbs")
 
 
-@dataclass(slots=True, kw_only=True)
-class Communicator:
+class Communicator(msgspec.Struct, kw_only=True):
     """What the records tell of one communicator."""
 
     name: str
     size: int | None = None
     nodes: int | None = None
-    members: dict[int, dict[str, Any]] = field(default_factory=dict)
+    members: dict[int, dict[str, Any]] = {}
     """By rank in it: further columns of the table of members."""
 
 
-@dataclass(slots=True)
-class CallRows:
+class CallRows(msgspec.Struct):
     """Collects calls of any number of communicators and ranks."""
 
-    names: NameTable = field(default_factory=NameTable)
-    communicators: dict[str, Communicator] = field(default_factory=dict)
-    columns: dict[str, "array[Any]"] = field(
+    names: NameTable = msgspec.field(default_factory=NameTable)
+    communicators: dict[str, Communicator] = {}
+    columns: dict[str, "array[Any]"] = msgspec.field(
         default_factory=lambda: {**{name: array("q") for name in _WHOLE}, **{name: array("d") for name in _REAL}}
     )
 

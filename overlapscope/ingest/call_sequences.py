@@ -5,10 +5,11 @@ element, an all-to-all is a group of sends and receives, an all-gather of unequa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
@@ -16,7 +17,6 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.values import dataclass
 
 WILD: Final = -1
 """A token that fits every other."""
@@ -35,8 +35,7 @@ _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 _ONE_BYTE: Final = "one byte"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in order, each one or several rows of the source's table. Names are codes into a table of both sides."""
 
     rows: Ints
@@ -62,8 +61,7 @@ class Calls:
         return np.where(least == most, least, NONE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of a timeline, and where they lie in a log."""
 
     short: Calls

@@ -7,8 +7,9 @@ from functools import cache, lru_cache
 from pkgutil import get_data
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.errors import UsageError
-from overlapscope.values import dataclass
 
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
 """What the rules say of a kernel: nothing, computes, communicates, does both."""
@@ -32,16 +33,14 @@ API_RANGE: Final = re.compile(
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """What is known of a kernel by its name: what it does, and which operation if it communicates."""
 
     role: int
     op: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     pattern: str
     role: int
     op: str | None = None

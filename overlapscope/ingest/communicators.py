@@ -1,9 +1,9 @@
 """Which communicator of a library's log serves which process group: by their ranks, else by the calls made on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.call_sequences import Located, in_order, locate
@@ -12,14 +12,12 @@ from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import Group, RankTimeline
-from overlapscope.values import dataclass
 
 Pair = tuple[RankTimeline, RankTimeline]
 """What a rank recorded, and its library's log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a process group or a communicator."""
 
     name: str
@@ -39,15 +37,14 @@ class Known:
         return len(sizes) < 2 and all(len(together) <= size for size in sizes)
 
 
-@dataclass(slots=True)
-class Served:
+class Served(msgspec.Struct):
     """What was found."""
 
-    groups: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, str] = {}
     """Process group by communicator."""
-    located: dict[int, list[tuple[str | None, Located]]] = field(default_factory=dict)
+    located: dict[int, list[tuple[str | None, Located]]] = {}
     """By rank: process group, and its calls in the log."""
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Note] = []
 
 
 def communicators_of(logs: Iterable[RankTimeline], groups: Sequence[Group], facts: Facts) -> dict[str, Known]:
@@ -148,8 +145,7 @@ def _by_ranks(process_groups: Mapping[str, Known], communicators: Mapping[str, K
                 served.groups[communicator.name] = same[0].name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True, kw_only=True):
     """Looks for calls of process groups in the logs."""
 
     pairs: Mapping[int, Pair]

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.classify import CALL, ENTERS, HOST_COLLECTIVE, operation
@@ -22,7 +23,6 @@ from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints
 from overlapscope.timeline.intervals import difference, union
 from overlapscope.timeline.run import Group
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
-from overlapscope.values import dataclass
 
 _NO_ARGS = CollectiveArgs()
 _EXECUTED_AS = {"reduce_scatter": "all_reduce"}
@@ -34,8 +34,7 @@ COMPUTATION = "host operations"
 """Name of the computing spans: unions of host operations, which have no one name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuSpans:
+class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of a CPU run, in the trace's own base, and its collectives."""
 
     lane: Ints

@@ -15,11 +15,11 @@ does not stand in the log, but the factor and n do: in the printed figures, with
 """
 
 import math
-from dataclasses import field
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.run import MAX_RANKS
-from overlapscope.values import dataclass
 
 _HALF: Final = 0.005
 """Every figure is rounded to two decimals."""
@@ -27,8 +27,7 @@ _SPREAD: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_t
 """Operations whose busbw depends on the number of ranks."""
 
 
-@dataclass(slots=True)
-class Range:
+class Range(msgspec.Struct):
     """Where a number that several rounded figures agree on must lie."""
 
     low: float = 0.0
@@ -49,12 +48,11 @@ class Range:
         return chosen[0] if len(chosen) == 1 else None
 
 
-@dataclass(slots=True)
-class Convention:
+class Convention(msgspec.Struct):
     """Takes the printed figures of all calls, gives the factors they were made with."""
 
-    world: Range = field(default_factory=Range)
-    factor: dict[str, Range] = field(default_factory=dict)
+    world: Range = msgspec.field(default_factory=Range)
+    factor: dict[str, Range] = {}
 
     def add(self, op: str, size_bytes: int, off_by: float, time_ms: float, algbw: float, busbw: float) -> None:
         """Take one call; bandwidths in Gbit/s as printed."""

@@ -3,16 +3,16 @@
 import re
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.volume import MAX_COUNT
-from overlapscope.values import dataclass
 
 PATTERN: Final = r"0B|[0-9]{1,4}(?:\.[0-9]{1,2})? [KMGTPEZY]?B"
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
 _HALF: Final = 0.005
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(msgspec.Struct, frozen=True, kw_only=True):
     """A size as it is written: the nearest whole number of bytes, and how far the true one may be off."""
 
     bytes: int

@@ -11,13 +11,13 @@ one that a later one goes on from is left out. Straggler times are too small in 
 
 import re
 from collections import Counter
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from overlapscope.ingest.deepspeed_sizes import PATTERN
 from overlapscope.ingest.fact_tables import FigureRows
 from overlapscope.timeline.facts import Facts
-from overlapscope.values import dataclass
 
 HEADING: Final = b"Comm. Op"
 _HEADING: Final = re.compile(r"Comm\. Op +Message Size +Count +(\S.*)")
@@ -39,12 +39,11 @@ MAX_TABLES: Final = 1000
 MAX_ROWS: Final = 100_000
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(msgspec.Struct):
     columns: list[str]
-    rows: dict[str, tuple[int, list[float]]] = field(default_factory=dict)
+    rows: dict[str, tuple[int, list[float]]] = {}
     """Calls and figures by operation and size."""
-    sizes: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[str] = msgspec.field(default_factory=Counter)
 
     def continues(self, earlier: "_Table") -> bool:
         """Whether this table is the earlier one, grown since."""

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.classify import API_RANGE, CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.collective_args import (

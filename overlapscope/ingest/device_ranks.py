@@ -5,17 +5,16 @@ touches a device on which another process does more (a context on GPU 0 is a com
 that work counts with the process's own device. A process that runs no kernel is no rank.
 """
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 NO_RANK = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankUnit:
+class RankUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a device."""
 
     process: int

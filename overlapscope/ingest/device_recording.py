@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlapscope.ingest.api_ranges import Payload, api_calls
 from overlapscope.ingest.classify import Classifier
@@ -19,14 +20,12 @@ from overlapscope.ingest.trace_timeline import Built, device_timeline
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
-from overlapscope.values import dataclass
 
 MAX_SHOWN = 16
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWork:
+class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels and copies of all processes."""
 
     process: Ints
@@ -43,8 +42,7 @@ class DeviceWork:
     """Work whose parts were not recorded, such as a whole graph."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launches:
+class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that enqueued device work, or waited for it."""
 
     process: Ints
@@ -55,8 +53,7 @@ class Launches:
     correlation: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRanges:
+class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
     """Ranges that the user, the framework or a library set."""
 
     process: Ints
@@ -67,8 +64,7 @@ class HostRanges:
     is_annotation: Mask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRecording:
+class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     """All that one file recorded."""
 
     names: NameTable
@@ -84,8 +80,7 @@ class DeviceRecording:
     """To be added to all times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankBuilt:
+class RankBuilt(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a recording."""
 
     unit: RankUnit

@@ -1,5 +1,6 @@
 """Device events to spans: link each to its launch and host operation, and tell communication from computation."""
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,13 +19,11 @@ from overlapscope.ingest.ranges import Ranges
 from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 from overlapscope.timeline.order import unique
-from overlapscope.values import dataclass
 
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSpans:
+class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
     """One row a device span that counts; `row` points into the device columns of the trace."""
 
     row: Ints

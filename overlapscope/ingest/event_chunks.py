@@ -14,7 +14,6 @@ import msgspec
 
 from overlapscope.errors import NotATraceError
 from overlapscope.ingest.json_scan import scan
-from overlapscope.values import dataclass
 
 PIECE_BYTES = 1 << 20
 """Small enough that its text and events stay in a core's cache: of 4 MiB it took a quarter longer."""
@@ -53,8 +52,7 @@ def _decodes(array: bytes) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class EventChunks:
+class EventChunks(msgspec.Struct):
     """The pieces of one trace; `head` is complete before the first piece, `tail` holds what follows the last.
 
     `head` is the text before the first event, up to and with the bracket that opens the array; `tail` begins with the

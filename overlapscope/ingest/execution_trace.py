@@ -5,7 +5,6 @@ adds to a profiler's trace are groups, sizes and sequence numbers, joined by the
 """
 
 import re
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from overlapscope.ingest.json_file import MAX_BYTES
 from overlapscope.ingest.json_scan import scan
 from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
-from overlapscope.values import dataclass
 
 
 class _Trace(msgspec.Struct):
@@ -43,11 +41,10 @@ _trace = msgspec.json.Decoder(_Trace)
 _node = msgspec.json.Decoder(Node)
 
 
-@dataclass(slots=True)
-class _Nodes:
+class _Nodes(msgspec.Struct):
     """Those of a file's nodes that tell something, and what reading them took."""
 
-    telling: list[Node] = field(default_factory=list)
+    telling: list[Node] = []
     total: int = 0
     dropped: int = 0
     truncated: bool = False

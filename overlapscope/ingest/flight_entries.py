@@ -5,12 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import count, dtype_name
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED, UNKNOWN
 from overlapscope.timeline.operations import POINT_TO_POINT
 from overlapscope.timeline.volume import VOLUMELESS, full_elements, volume_bytes
-from overlapscope.values import dataclass
 
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 64
@@ -22,8 +23,7 @@ _TORCH: Final = re.compile(r"(?:^|[/\\])torch[/\\](?:distributed|nn|autograd|uti
 _USER_CODE: Final = re.compile(r"\.py$|^<ipython|\.ipynb")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One entry. What it does not tell is None."""
 
     record: int | None

@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from overlapscope.ingest.collective_args import MAX_GROUP_SIZE, count, parse_ranks
 from overlapscope.ingest.flight_entries import Call, described, text
 from overlapscope.timeline.columns import COMPLETED, SCHEDULED, STARTED
 from overlapscope.timeline.run import MAX_RANKS, Group
-from overlapscope.values import dataclass
 
 DEFAULT: Final = "default_pg"
 """Description of the group of all ranks, since torch 2.3."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """How far the rank had come in one group; None where it is not told."""
 
     group: str | None

@@ -7,7 +7,7 @@ one batch.
 
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 TOGETHER_US: Final = 100
 """Stamps of one batch follow each other within this time."""
@@ -16,8 +16,7 @@ FUSABLE: Final = frozenset({"ALLREDUCE", "ADASUM", "ALLGATHER", "REDUCESCATTER"}
 """Operations of which Horovod puts several tensors into one transfer."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """Tensors whose transfer began together."""
 
     activity: str
@@ -31,8 +30,7 @@ class Batch:
     unclear: bool = False
 
 
-@dataclass(slots=True)
-class Batches:
+class Batches(msgspec.Struct):
     """Takes beginnings and ends of transfers in the order of the file; the sums stand in its fields."""
 
     transfers: int = 0

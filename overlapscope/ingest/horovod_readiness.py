@@ -6,10 +6,9 @@ that are answered from the response cache have no ticks (horovod#2370).
 """
 
 from collections import Counter
-from dataclasses import field
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 CYCLE_GAP_US: Final = 500
 """Reports of one cycle are taken in a loop, microseconds apart; between cycles rank 0 sleeps about a millisecond."""
@@ -17,8 +16,7 @@ LATE_US: Final = 1000
 """A smaller lead says nothing: reports wait for the next cycle."""
 
 
-@dataclass(slots=True)
-class Ticks:
+class Ticks(msgspec.Struct):
     """The ticks of one negotiation."""
 
     count: int = 0
@@ -39,14 +37,13 @@ class Ticks:
         self.rank, self.at_us, self.cycle = rank, at_us, cycle
 
 
-@dataclass(slots=True)
-class Readiness:
+class Readiness(msgspec.Struct):
     """Takes the ticks of all tensors in the order of the file, and each negotiation when it is over."""
 
-    ranks: set[int] = field(default_factory=set)
-    _judged: Counter[int] = field(default_factory=Counter)
-    _late: Counter[tuple[int, int]] = field(default_factory=Counter)
-    _late_us: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ranks: set[int] = set()
+    _judged: Counter[int] = msgspec.field(default_factory=Counter)
+    _late: Counter[tuple[int, int]] = msgspec.field(default_factory=Counter)
+    _late_us: Counter[tuple[int, int]] = msgspec.field(default_factory=Counter)
     _cycle: int = 0
     _rank: int = -1
     _at_us: int = 0

@@ -6,13 +6,13 @@ same tensor.
 """
 
 import re
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from overlapscope.ingest.horovod_batches import FUSABLE, Batch, Batches
 from overlapscope.ingest.horovod_readiness import Readiness, Ticks
 from overlapscope.timeline.volume import ITEM_BYTES, volume_bytes
-from overlapscope.values import dataclass
 
 PARTS: Final = ("negotiation", "waiting", "fusion_copy", "transfer", "other", "unaccounted")
 NEGOTIATION, WAITING, FUSION_COPY, TRANSFER, OTHER, UNACCOUNTED = range(6)
@@ -39,8 +39,7 @@ def no_time() -> list[int]:
     return [0] * len(PARTS)
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(msgspec.Struct):
     """One tensor: what is open on it, and the sums over its whole operations."""
 
     negotiating_us: int | None = None
@@ -50,7 +49,7 @@ class Tensor:
     ticks: Ticks | None = None
     operation: str | None = None
     start_us: int = 0
-    spent_us: list[int] = field(default_factory=no_time)
+    spent_us: list[int] = msgspec.field(default_factory=no_time)
     sound: bool = True
     activity: tuple[int, int, Batch | None] | None = None
     """Part, start and batch of the activity that is open."""
@@ -60,19 +59,18 @@ class Tensor:
     bytes: int | None = None
     calls: int = 0
     total_us: int = 0
-    parts_us: list[int] = field(default_factory=no_time)
+    parts_us: list[int] = msgspec.field(default_factory=no_time)
     alone: int = 0
     """Negotiations that no operation follows."""
     alone_us: int = 0
 
 
-@dataclass(slots=True)
-class Tensors:
+class Tensors(msgspec.Struct):
     """Takes the events of a timeline in the order of the file; the sums stand in its fields."""
 
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-    readiness: Readiness = field(default_factory=Readiness)
-    batches: Batches = field(default_factory=Batches)
+    tensors: dict[int, Tensor] = {}
+    readiness: Readiness = msgspec.field(default_factory=Readiness)
+    batches: Batches = msgspec.field(default_factory=Batches)
     contradictory: int = 0
     """Operations and negotiations whose times contradict each other, such as an end before the beginning."""
     unfinished: int = 0

@@ -1,25 +1,24 @@
 """A timeline gains what a log knows of its calls: only what is certain, and nothing that it says itself is replaced."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.call_sequences import ANY_CALL, Located, contradict, spelled
 from overlapscope.timeline.columns import MISSING, NONE, UNKNOWN, Ints, column_kinds
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.timeline.volume import VOLUMELESS
-from overlapscope.values import dataclass
 
 CHOSEN: Final = ("algorithm", "protocol", "channels")
 """What the library chose: known to its log alone."""
 VOLUME: Final = ("elements", "dtype", "bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline with what a log added to it."""
 
     timeline: RankTimeline

@@ -1,9 +1,9 @@
 """Join an execution trace to a timed recording of the same rank, by the id of the operation that made each call."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import NONE, Ints, column_kinds, recode

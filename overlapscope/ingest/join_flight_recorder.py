@@ -1,9 +1,9 @@
 """A flight recorder's dump and a trace of one rank: by torch's own sequence numbers, else by the order of calls."""
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.call_sequences import calls_of, contradict, in_order, locate, spelled
 from overlapscope.ingest.join_calls import VOLUME, join_calls

@@ -8,15 +8,13 @@ import msgspec
 from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.json_scan import object_end
 from overlapscope.ingest.lines import lines
-from overlapscope.values import dataclass
 
 MAX_OBJECT_BYTES = 256 << 10
 """A longer object is taken for damage; one that spans lines is looked at anew with each of them."""
 _BETWEEN = b" \t\r\n,"
 
 
-@dataclass(slots=True)
-class JsonObjects:
+class JsonObjects(msgspec.Struct):
     """Yields the objects of a file as dictionaries; afterwards the counts tell what it took."""
 
     stream: ByteStream

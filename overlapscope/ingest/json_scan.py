@@ -2,7 +2,7 @@
 
 import re
 
-from overlapscope.values import dataclass
+import msgspec
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
 """A whole string, a bracket, or a quote whose string the text does not end."""
@@ -47,8 +47,7 @@ def object_end(text: bytes, start: int, limit: int) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """What stands directly in the array."""
 
     objects: list[tuple[int, int]]

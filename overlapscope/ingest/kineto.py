@@ -1,9 +1,9 @@
 """Read one Kineto (torch.profiler) trace of any age into a rank's timeline."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError

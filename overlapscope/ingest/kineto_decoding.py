@@ -13,7 +13,6 @@ from overlapscope.ingest.event_text import BROKEN, is_utf8
 from overlapscope.ingest.kineto_dialect import HOST, MODULE_CALL, SORT_OF, STACK
 from overlapscope.ingest.timestamps import text_to_ns
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 
 class _Timed(msgspec.Struct, gc=False):
@@ -77,8 +76,7 @@ _exact_by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [_ExactEvent, _IN
 _any_exact: Final = msgspec.json.Decoder(list[_AnyExactEvent])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one piece of text, in their order."""
 
     num_events: int

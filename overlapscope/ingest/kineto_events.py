@@ -2,11 +2,11 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.event_numbers import blocks, correlations
@@ -283,9 +283,9 @@ def without_impossible(columns: TraceColumns) -> tuple[TraceColumns, int]:
     rows = np.flatnonzero(keep)
     moved = {int(old): new for new, old in enumerate(rows.tolist())}
     chosen = {
-        each.name: getattr(columns, each.name)[keep]
-        for each in fields(columns)
-        if each.name.startswith("device_") and each.name not in ("device_collectives", "device_notes")
+        name: getattr(columns, name)[keep]
+        for name in columns.__struct_fields__
+        if name.startswith("device_") and name not in ("device_collectives", "device_notes")
     }
     collectives = {moved[row]: args for row, args in columns.device_collectives.items() if row in moved}
     lost = int((~keep).sum())

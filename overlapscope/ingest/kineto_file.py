@@ -8,10 +8,12 @@ alone: what is found is always what one process finds.
 """
 
 from collections.abc import Callable
-from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
@@ -24,14 +26,12 @@ from overlapscope.ingest.reading import ReadContext, Sharing
 from overlapscope.ingest.ready_gradients import ACCUMULATE
 from overlapscope.ingest.trace_columns import TraceColumns, behind_each_other
 from overlapscope.timeline.file_state import FileState
-from overlapscope.values import dataclass
 
 DECODING: Final = 0.84
 """What is divided of the time that one process takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFile:
+class EventFile(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole file holds."""
 
     columns: TraceColumns
@@ -60,8 +60,7 @@ def read_events(path: Path, context: ReadContext) -> EventFile:
     return _read_from(_Share(begin=0), path, context)
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(msgspec.Struct):
     """The pieces of a file that one process decodes: from the first at which so many bytes of the file were read."""
 
     begin: int
@@ -71,7 +70,7 @@ class _Share:
     """How many bytes of events the pieces before the next one hold ..."""
     begun: int | None = None
     """... and how many those before the share held."""
-    collector: EventCollector = field(
+    collector: EventCollector = msgspec.field(
         default_factory=lambda: EventCollector(lambda name: name == ACCUMULATE or speaks_of_comm(name))
     )
 
@@ -95,8 +94,7 @@ class _Share:
             self.collector.take_broken(piece)
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(msgspec.Struct):
     """How much was said to have been read, for a reading that may have been in vain."""
 
     progress: Callable[[int], None] | None
@@ -111,8 +109,7 @@ class _Told:
         self(-self.read)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
     """What a process found in its share, between which bytes of events, and of which file."""
 
     begun: int | None

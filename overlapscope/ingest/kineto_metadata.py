@@ -1,14 +1,12 @@
 """What a Kineto trace says of itself, before or after its events: rank, world, groups, time base, versions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
 import msgspec
 
 from overlapscope.ingest.collective_args import count, parse_ranks
 from overlapscope.timeline.run import MAX_RANKS, Group
-from overlapscope.values import dataclass
 
 
 class _Fields(msgspec.Struct, gc=False):
@@ -24,15 +22,14 @@ class _Fields(msgspec.Struct, gc=False):
     host: Any = msgspec.field(default=None, name="host_name")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMetadata:
+class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What could be read; None where the trace does not say."""
 
     base_ns: int = 0
     rank: int | None = None
     world_size: int | None = None
     groups: tuple[Group, ...] = ()
-    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
+    fingerprint: Mapping[str, str | int | None] = {}
     warnings: tuple[str, ...] = ()
 
 

@@ -7,6 +7,7 @@ set. What is launched outside all of them has no phase.
 import re
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +17,6 @@ from overlapscope.timeline.columns import NONE, Codes, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.order import unique
-from overlapscope.values import dataclass
 
 _AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")
 _PHASES: Final = {
@@ -43,8 +43,7 @@ _SUMS: Final = ("all_reduce", "reduce_scatter")
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchContext:
+class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
     """One row a launch; -1 where its thread's ranges do not tell."""
 
     phase: Codes

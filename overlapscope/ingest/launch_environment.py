@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.run import MAX_RANKS
-from overlapscope.values import dataclass
 
 _VARIABLES: Final = (
     ("RANK", "WORLD_SIZE"),
@@ -23,8 +24,7 @@ KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
 _OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]node)(?:=(?P<value>.*))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankHint:
+class RankHint(msgspec.Struct, frozen=True, kw_only=True):
     """The rank of a recording's first process, and the size of the job; None where it is not said."""
 
     first: int | None = None

@@ -1,18 +1,17 @@
 """The contract of a format whose lines stand among the others of a training log."""
 
 from collections.abc import Callable
-from dataclasses import field
 from typing import Protocol
 
+import msgspec
+
 from overlapscope.timeline.facts import Facts
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, kw_only=True):
     """What the lines of one format gave."""
 
-    facts: Facts = field(default_factory=Facts)
+    facts: Facts = msgspec.field(default_factory=Facts)
     lines: int = 0
     """Lines that were understood; 0 when the log has none of the format."""
     dropped: int = 0
@@ -33,8 +32,7 @@ class LogLines(Protocol):
         """Give what all lines told; `source` is the log as it is shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFormat:
+class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
     """One format of lines."""
 
     name: str

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Group, RankTimeline, join_recordings
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks of a job, one timeline each."""
 
     ranks: Mapping[int, RankTimeline]

@@ -1,10 +1,10 @@
 """Logs of ranks joined to their recordings: the one that knows times gains what the others know besides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.communicators import Pair, Served, communicators_of, find_served

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 
-from overlapscope.values import dataclass
+import msgspec
 
 MAX_RANKS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a user should know of one rank and one group."""
 
     rank: int

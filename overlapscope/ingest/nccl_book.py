@@ -5,11 +5,12 @@ added before that line is. Calls whose choices may still follow are held back, a
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlapscope.ingest import nccl_calls, nccl_choices
 from overlapscope.ingest.nccl_calls import Calls, Kind, Tail, times
@@ -20,7 +21,6 @@ from overlapscope.ingest.nccl_scan import Block, Rows
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
-from overlapscope.values import dataclass
 
 MAX_HELD: Final = 256
 """Calls of one process that wait for their choices."""
@@ -44,8 +44,7 @@ Worker = tuple[Process, int]
 """A rank as its lines tell of it: a process and one of its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct, frozen=True):
     """Calls that are not stored yet, or choices, as columns in the log's order."""
 
     line: Ints
@@ -59,7 +58,7 @@ class _Waiting:
     """Empty where no line has a time."""
 
     def columns(self) -> list[Any]:
-        return [getattr(self, name) for name in self.__slots__]
+        return [getattr(self, name) for name in self.__struct_fields__]
 
     def take(self, rows: Ints | Flags) -> "_Waiting":
         return _Waiting(*(column[rows] if column.size else column for column in self.columns()))

@@ -10,9 +10,9 @@ hexadecimal. `count` is what one rank gives for all-gather, gets for reduce-scat
 
 import re
 from array import array
-from dataclasses import field
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator
@@ -21,7 +21,6 @@ from overlapscope.ingest.nccl_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.timeline.volume import ITEM_BYTES, MAX_COUNT
-from overlapscope.values import dataclass
 
 DTYPES: Final = (
     "int8",
@@ -54,16 +53,14 @@ CALL: Final = re.compile(
 """A whole call behind its prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What stands before a call's numbers."""
 
     writer: Writer
     op: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """What stands behind them."""
 
     dtype: str | None
@@ -74,8 +71,7 @@ class Tail:
     """NO_NUMBER where the line does not tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """What calls have in common."""
 
     communicator: Communicator
@@ -119,17 +115,16 @@ def tail_of(text: bytes) -> Tail | None:
     )
 
 
-@dataclass(slots=True)
-class Calls:
+class Calls(msgspec.Struct):
     """The calls of one rank in order, 24 bytes each: counted, not kept as objects."""
 
-    kind: "array[int]" = field(default_factory=lambda: array("i"))
+    kind: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """Number of the Kind."""
-    choice: "array[int]" = field(default_factory=lambda: array("i"))
+    choice: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """Number of the choice that NCCL told for it; NO_NUMBER without."""
-    seq: "array[int]" = field(default_factory=lambda: array("q"))
-    count: "array[int]" = field(default_factory=lambda: array("q"))
-    launch_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    seq: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
+    count: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
+    launch_ns: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
     """Empty where no line has a time; else NONE for those before the first that has."""
 
     def add(self, kind: Ints, choice: Ints, seq: Ints, count: Ints, launch_ns: Ints) -> None:

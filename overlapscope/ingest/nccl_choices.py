@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.nccl_communicators import NO_NUMBER
 from overlapscope.ingest.nccl_costs import operation, spelled
 from overlapscope.ingest.nccl_prefix import Writer, writer_at_end
 from overlapscope.timeline.columns import Codes, Flags, Ints
-from overlapscope.values import dataclass
 
 ALGORITHMS: Final = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")
@@ -40,8 +40,7 @@ _SYMMETRIC: Final = re.compile(
 _ENGINES: Final = re.compile(rb" Bytes -> (cudaMemcpy|RMA proxy \+ CE)(?:; .{1,100})?\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """What NCCL chose."""
 
     algorithm: str | None
@@ -51,8 +50,7 @@ class Choice:
     """Whether its line counts the whole buffer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceHead:
+class ChoiceHead(msgspec.Struct, frozen=True):
     """What stands before the bytes of a choice."""
 
     writer: Writer
@@ -118,8 +116,7 @@ class Choices:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class Events(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of members 0, and choices, as equally long columns: those of a process together, in the log's order."""
 
     process: Codes

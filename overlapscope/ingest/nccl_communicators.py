@@ -7,30 +7,29 @@ the log was begun late, or without the subsystem INIT.
 
 from array import array
 from collections import Counter
-from dataclasses import field
+
+import msgspec
 
 from overlapscope.ingest.nccl_prefix import Writer
-from overlapscope.values import dataclass
 
 NO_NUMBER = -1
 
 
-@dataclass(slots=True)
-class Told:
+class Told(msgspec.Struct):
     """What a thread's lines tell of the communicator it initialises, or of one that is not clear."""
 
-    connections: "array[int]" = field(default_factory=lambda: array("i"))
+    connections: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """Numbers of connections in the log's table of them; repeated as the log repeats them."""
-    paths: "array[int]" = field(default_factory=lambda: array("i"))
+    paths: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """Pattern, channel, member and next member, one after the other."""
-    rings: "list[tuple[int, array[int]]]" = field(default_factory=list)
+    rings: "list[tuple[int, array[int]]]" = []
     """Channel, and its members in order."""
-    costs: list[tuple[str, str, str, float, float]] = field(default_factory=list)
+    costs: list[tuple[str, str, str, float, float]] = []
     """Operation, algorithm, protocol, latency in microseconds, bandwidth in GB/s."""
     channels: tuple[int, int, int] | None = None
     """For collectives, for point-to-point, for NVLS; NO_NUMBER where not told."""
     network: str | None = None
-    seen: set[bytes] = field(default_factory=set)
+    seen: set[bytes] = set()
     """Lines on rings and trees that were taken: some logs repeat them."""
 
     def add(self, other: "Told") -> None:
@@ -43,8 +42,7 @@ class Told:
         self.network = other.network or self.network
 
 
-@dataclass(slots=True, eq=False)
-class Communicator:
+class Communicator(msgspec.Struct, eq=False):
     """A communicator as one of its members sees it."""
 
     process: "Process"
@@ -64,41 +62,39 @@ class Communicator:
     complete: bool = False
     nodes: int = NO_NUMBER
     init_seconds: float | None = None
-    told: Told = field(default_factory=Told)
+    told: Told = msgspec.field(default_factory=Told)
     name: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Process:
+class Process(msgspec.Struct, eq=False):
     """One process of the job."""
 
     host: str
     number: int
-    labels: Counter[int] = field(default_factory=Counter)
+    labels: Counter[int] = msgspec.field(default_factory=Counter)
     """Ranks that a launcher's labels on its lines tell."""
     library: str | None = None
     network: str | None = None
-    cards: dict[tuple[str, int], str] = field(default_factory=dict)
+    cards: dict[tuple[str, int], str] = {}
     """Network card by family (`IB`, `Socket`) and number."""
-    by_pointer: dict[int, Communicator] = field(default_factory=dict)
-    late: "list[tuple[int, array[int]]]" = field(default_factory=list)
+    by_pointer: dict[int, Communicator] = {}
+    late: "list[tuple[int, array[int]]]" = []
     """Device, and connections that were made after initialisation."""
 
 
-@dataclass(slots=True, eq=False)
-class Thread:
+class Thread(msgspec.Struct, eq=False):
     """One thread of a process: initialisation is told line by line in one thread."""
 
     process: Process
     device: int
-    told: Told = field(default_factory=Told)
+    told: Told = msgspec.field(default_factory=Told)
     open: Communicator | None = None
     """The communicator whose initialisation has begun and not ended."""
     last: Communicator | None = None
     """The communicator whose initialisation ended last."""
-    columns: list[tuple[str, str]] = field(default_factory=list)
+    columns: list[tuple[str, str]] = []
     """Algorithm and protocol of each column of the table of costs that is being printed."""
-    algorithms: list[str] = field(default_factory=list)
+    algorithms: list[str] = []
 
 
 class Communicators:

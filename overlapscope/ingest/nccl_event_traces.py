@@ -5,14 +5,14 @@ and end. Their difference is how long it took; host times here only tell when th
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any, Final
+
+import msgspec
 
 from overlapscope.ingest.call_rows import CallRows, bandwidths, called_elements, rank_number, whole_number
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.run import MAX_RANKS
 from overlapscope.timeline.volume import volume_bytes
-from overlapscope.values import dataclass
 
 MAX_DURATION_NS: Final = 3600 * 10**9
 """Two readings of the device's clock farther apart do not belong together."""
@@ -37,14 +37,13 @@ DTYPES: Final = {
 }
 
 
-@dataclass(slots=True)
-class Traced:
+class Traced(msgspec.Struct):
     """What the events hold."""
 
-    calls: CallRows = field(default_factory=CallRows)
+    calls: CallRows = msgspec.field(default_factory=CallRows)
     events: int = 0
     unusable: int = 0
-    _clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _clocks: dict[int, tuple[int, int]] = {}
 
     def clock(self, row: int, start: object, end: object) -> None:
         """Take the device's clock of one channel of a call."""

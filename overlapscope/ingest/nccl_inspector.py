@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any, Final
+
+import msgspec
 
 from overlapscope.ingest.call_rows import CallRows, called_elements, rank_number, whole_number
 from overlapscope.ingest.classify import operation
 from overlapscope.timeline.run import MAX_RANKS
-from overlapscope.values import dataclass
 
 EPOCH_US: Final = (10**15, 10**16)
 """Microseconds since 1970 that lie between 2001 and 2286."""
@@ -16,16 +16,15 @@ TOLERANCE: Final = 0.01
 """Inspector computes bandwidths from the same whole microseconds it writes: they agree but for rounding."""
 
 
-@dataclass(slots=True)
-class Inspected:
+class Inspected(msgspec.Struct):
     """What the records hold."""
 
-    calls: CallRows = field(default_factory=CallRows)
+    calls: CallRows = msgspec.field(default_factory=CallRows)
     records: int = 0
     unusable: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = msgspec.field(default_factory=Counter)
     """How each operation was timed, in Inspector's words."""
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] = {}
     """Operations that fell out of Inspector's ring, by communicator and rank."""
     contradicted: int = 0
 

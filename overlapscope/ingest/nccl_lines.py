@@ -6,8 +6,9 @@ read; a piece is counted as dropped; of two prefixes in a row the text decides w
 
 import re
 from collections.abc import Callable
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from overlapscope.ingest import nccl_graph, nccl_init
 from overlapscope.ingest.nccl_book import Book
@@ -19,7 +20,6 @@ from overlapscope.ingest.nccl_prefix import INFO, LOUD, Writer, rank_of_wrapper,
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.facts import INFO as INFORMATION
 from overlapscope.timeline.facts import TIMEOUT, WARNING
-from overlapscope.values import dataclass
 
 MAX_MESSAGES: Final = 10_000
 """Warnings that are kept; the others are counted."""
@@ -51,8 +51,7 @@ _ANY_PREFIX: Final = re.compile(rb"\[-?[0-9]{1,5}\]$")
 _WHOLE_NUMBER: Final = re.compile(rb"-?[0-9]+\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A line worth reading, as written."""
 
     process: Process
@@ -63,27 +62,26 @@ class Message:
     time_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Lines:
+class Lines(msgspec.Struct, kw_only=True):
     """What the lines of a log told so far."""
 
     log: Communicators
     book: Book
     before_change: Callable[[], None]
     """Called before a line changes what a pointer means."""
-    connections: Connections = field(default_factory=Connections)
-    settings: dict[str, str] = field(default_factory=dict)
-    versions: dict[int | None, str] = field(default_factory=dict)
+    connections: Connections = msgspec.field(default_factory=Connections)
+    settings: dict[str, str] = {}
+    versions: dict[int | None, str] = {}
     """Versions on lines without a prefix, by the rank of the launcher's label."""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Message] = []
     warnings: int = 0
     read: int = 0
     """Lines with a prefix that were read."""
     repaired: int = 0
     dropped: int = 0
-    _repeats: dict[bytes, bool] = field(default_factory=dict)
-    _threads: dict[bytes, tuple[Thread, int]] = field(default_factory=dict)
-    _listed: set[tuple[str, str]] = field(default_factory=set)
+    _repeats: dict[bytes, bool] = {}
+    _threads: dict[bytes, tuple[Thread, int]] = {}
+    _listed: set[tuple[str, str]] = set()
 
     def repeats(self, text: bytes) -> bool:
         """Whether a line says the same again where it stands again, as long as no communicator begins or ends."""

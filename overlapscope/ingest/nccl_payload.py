@@ -10,9 +10,10 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from overlapscope.ingest.api_ranges import Payload
 from overlapscope.timeline.volume import possible
-from overlapscope.values import dataclass
 
 _HEADER: Final = struct.Struct("<IIIIQQ")
 _INT, _UINT64, _SIZE = 5, 18, 22
@@ -28,8 +29,7 @@ COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE = (
 MAX_BLOB: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schema:
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """A payload's size, None where it is not told, and (offset, type) of each of its fields by name."""
 
     size: int | None

@@ -8,8 +8,9 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from overlapscope.timeline.run import MAX_RANKS
-from overlapscope.values import dataclass
 
 INFO: Final = b" NCCL INFO "
 LOUD: Final = re.compile(rb" NCCL (?:WARN|ATTN|ERROR) ")
@@ -38,8 +39,7 @@ _TIME: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(msgspec.Struct, frozen=True):
     """Who wrote a line."""
 
     host: str

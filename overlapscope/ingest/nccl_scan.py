@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.bytestream import BLOCK_BYTES, ByteStream
 from overlapscope.ingest.lines import MAX_LINE_BYTES
 from overlapscope.ingest.nccl_text import Text, Texts, distinct_pieces
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 _OP_COUNT: Final = b"opCount "
 _BYTES: Final = b"Bytes ->"
@@ -32,8 +32,7 @@ _OWN_TIME: Final = re.compile(_TIME.pattern.replace(b"[^ ]{0,6} ", rb"\] ?(?=[A-
 """The library's own time stands in brackets right before the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of one shape: where they start, the pieces around their numbers, and the numbers."""
 
     line: Ints
@@ -62,8 +61,7 @@ class Rows:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One block of whole lines; its bytes hold until the next block is asked for."""
 
     ends: Ints

@@ -1,18 +1,17 @@
 """What NCCL chose for a call is written by member 0 alone and holds for all: the other members' calls get it too."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import Flags, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one group on the rank that knows what was chosen."""
 
     timeline: RankTimeline

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +18,6 @@ from overlapscope.timeline.columns import NONE, Ints, make
 from overlapscope.timeline.facts import RECEIVING, Connections, CostModels, Members, Messages, Paths
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group
-from overlapscope.values import dataclass
 
 
 def none_if_untold(number: int) -> int:
@@ -65,8 +65,7 @@ def _hosts(communicators: Sequence[Communicator]) -> dict[str, int]:
     return {name: len(set(seen[name].values())) for name in whole}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ends:
+class _Ends(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct connections of a log as columns."""
 
     channel: Ints

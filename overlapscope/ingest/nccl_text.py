@@ -6,11 +6,11 @@ Numpy works on all places at once, and on eight bytes at once where that is poss
 import re
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
-from overlapscope.values import dataclass
 
 _U: Final = np.uint64
 _EVEN: Final = np.uint8(0xFE)
@@ -26,8 +26,7 @@ _DIGITS: Final = np.full(256, 99, np.int64)
 _DIGITS[list(b"0123456789abcdef")] = range(16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
+class Texts(msgspec.Struct, frozen=True, kw_only=True):
     """A column of texts: codes into the distinct ones, among which there may be those of other columns."""
 
     codes: Codes

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from overlapscope.ingest.nccl_communicators import NO_NUMBER, Communicator, Process
 from overlapscope.timeline.listed import listed
-from overlapscope.values import dataclass
 
 MAX_LISTED: Final = 3
 _MAX_NAME: Final = 200
@@ -71,8 +72,7 @@ def _collide(members: Sequence[Communicator]) -> bool:
     return len(set(places)) < len(places) or len({each.size for each in members}) > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class World(msgspec.Struct, frozen=True, kw_only=True):
     """Who is which rank."""
 
     size: int | None

@@ -1,9 +1,9 @@
 """The NVTX ranges of an Nsight Systems export, with what NCCL attached to its own."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.api_ranges import Payload
@@ -15,7 +15,6 @@ from overlapscope.ingest.nvtx_names import RangeNames
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.names import NameTable
-from overlapscope.values import dataclass
 
 RANGES: Final = "NVTX_EVENTS"
 _SCHEMAS: Final = "NVTX_PAYLOAD_SCHEMAS"
@@ -24,8 +23,7 @@ _PUSH_POP, _START_END = 59, 60
 _NUMBERS: Final = ("start", "end", "globalTid", "textId", "domainId", "eventType")
 
 
-@dataclass(slots=True)
-class NsightRanges:
+class NsightRanges(msgspec.Struct):
     """Reads the ranges of one export; the counts tell what it met."""
 
     file: SqliteFile
@@ -35,9 +33,9 @@ class NsightRanges:
     unended: int = 0
     """Ranges without an end."""
     unread_payloads: int = 0
-    payloads: dict[int, Payload] = field(default_factory=dict)
+    payloads: dict[int, Payload] = {}
     """What NCCL attached, by row of the ranges."""
-    _parts: list[tuple[Ints, Ints, Ints, Codes]] = field(default_factory=list)
+    _parts: list[tuple[Ints, Ints, Ints, Codes]] = []
     _kept: int = 0
 
     def read(self) -> HostRanges:

@@ -1,26 +1,24 @@
 """Nsight's StringIds: ids to codes of names, looked up as they are met, for an export may hold millions of strings."""
 
 from collections.abc import Callable
-from dataclasses import field
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.sqlite_file import SqliteFile, as_text
 from overlapscope.timeline.columns import NONE, Codes, Ints
-from overlapscope.values import dataclass
 
 STRINGS: Final = "StringIds"
 _MAX_REMEMBERED: Final = 1 << 20
 
 
-@dataclass(slots=True)
-class Strings:
+class Strings(msgspec.Struct):
     """Ids of StringIds to codes of names."""
 
     file: SqliteFile
     code: Callable[[str], int]
-    _known: dict[int, int] = field(default_factory=dict)
+    _known: dict[int, int] = {}
     _whole: bool = False
 
     def codes(self, ids: Ints) -> Codes:

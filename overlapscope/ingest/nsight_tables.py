@@ -1,9 +1,9 @@
 """The device work and the calls of an Nsight Systems export, chunk by chunk; what a version does not have is absent."""
 
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.ingest.device_recording import DeviceRecording, DeviceWork, Launches
@@ -16,7 +16,6 @@ from overlapscope.ingest.trace_columns import KERNEL, MEMCPY, MEMSET
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
-from overlapscope.values import dataclass
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -33,12 +32,11 @@ _COPY_KINDS: Final = {
 """CUpti_ActivityMemcpyKind, and Nsight's own for unified memory."""
 
 
-@dataclass(slots=True)
-class NsightTables:
+class NsightTables(msgspec.Struct):
     """Reads one export; the counts tell what it met."""
 
     file: SqliteFile
-    names: NameTable = field(default_factory=NameTable)
+    names: NameTable = msgspec.field(default_factory=NameTable)
     events: int = 0
     repaired: int = 0
     dropped: int = 0
@@ -47,7 +45,7 @@ class NsightTables:
     unread_payloads: int = 0
     graphs: int = 0
     """Graphs that were recorded as a whole."""
-    _work: dict[str, list[Any]] = field(default_factory=dict)
+    _work: dict[str, list[Any]] = {}
 
     def read(self) -> DeviceRecording:
         """Give all that is used of the export. Times are as stored."""

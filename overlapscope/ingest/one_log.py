@@ -1,9 +1,9 @@
 """Several logs of one rank and one kind to one: rotated files, two dumps, the same calls written twice."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.merge_notes import Note
 from overlapscope.timeline.columns import NONE, Collectives, Ints, size, take

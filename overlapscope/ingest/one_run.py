@@ -7,15 +7,16 @@ cannot be told which logs belong together, and none of those that contradict eac
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.display_path import shown
 from overlapscope.ingest.reading import Reading
 from overlapscope.timeline.columns import NONE, size
-from overlapscope.values import dataclass
 
 _ID: Final = "0x"
 """How the names of communicators begin that are known by their id."""
@@ -25,8 +26,7 @@ Process = tuple[str, int]
 """Host and number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
+class _Log(msgspec.Struct, frozen=True, kw_only=True):
     """What tells of which run a log is."""
 
     at: int
@@ -36,8 +36,7 @@ class _Log:
     calls: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Odd:
+class _Odd(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that is one process in one log and another one in another."""
 
     rank: int

@@ -1,20 +1,18 @@
 """Columns of timed ranges as a trace is read: they grow piece by piece and are joined at the end."""
 
-from dataclasses import field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes
-from overlapscope.values import dataclass
 
 
-@dataclass(slots=True)
-class Growing:
+class Growing(msgspec.Struct):
     """Named columns that grow piece by piece."""
 
-    parts: dict[str, list[Any]] = field(default_factory=dict)
+    parts: dict[str, list[Any]] = {}
 
     def add(self, **columns: Any) -> None:
         """Put one piece of each column behind what is there."""
@@ -27,8 +25,7 @@ class Growing:
         return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
+class Ranges(msgspec.Struct, frozen=True, kw_only=True):
     """Timed host or device ranges: thread (code of its lane), name code, start and end."""
 
     lane: Ints

@@ -1,8 +1,9 @@
 """One file to what it tells: with all readers that know it."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError

@@ -2,30 +2,29 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from overlapscope.errors import UsageError
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.run import MAX_RANKS
-from overlapscope.values import dataclass
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to read. Raises UsageError for a pattern that is no regular expression."""
 
     comm: tuple[str, ...] = ()
     """Patterns of kernel names that communicate, besides the known ones."""
     compute: tuple[str, ...] = ()
     """Patterns of kernel names that compute."""
-    ranks: Mapping[str, int] = field(default_factory=dict)
+    ranks: Mapping[str, int] = {}
     """Rank by file name; the name "" stands for a single file."""
     max_bytes: int = MAX_BYTES
 

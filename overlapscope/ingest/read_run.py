@@ -1,9 +1,10 @@
 """Any inputs to one run: find the files, read each, put what they give together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown, shown_name
 from overlapscope.errors import InputError, UsageError

@@ -4,10 +4,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError, OverlapScopeError

@@ -3,16 +3,17 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.ingest.bytestream import MAX_BYTES
 from overlapscope.ingest.classify import Classifier
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Source
-from overlapscope.values import dataclass
 
 HEAD_BYTES = 64 << 10
 ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06")
@@ -23,8 +24,7 @@ _RANK: Final = re.compile(
 """A rank in the world; not `local_rank1`, `dp_rank_1` and their like, which are ranks in something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The beginning of a file, by which readers tell whether it is theirs."""
 
     path: Path
@@ -44,8 +44,7 @@ class Head:
         return self.content.startswith(*_TAR_MAGIC) or self.content.startswith(ZIP_MAGIC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """Other processes of this machine that may read parts of a file."""
 
     executor: Executor
@@ -55,11 +54,10 @@ class Sharing:
     """Where they leave what they found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadContext:
+class ReadContext(msgspec.Struct, frozen=True, kw_only=True):
     """What every reader is given besides the path."""
 
-    classifier: Classifier = field(default_factory=Classifier)
+    classifier: Classifier = msgspec.field(default_factory=Classifier)
     """Tells kernels that communicate from those that compute, with the user's own patterns."""
     max_bytes: int = MAX_BYTES
     """More decompressed bytes than this are refused."""
@@ -69,8 +67,7 @@ class ReadContext:
     """With whom to read a large file, where that is worth it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What one file gave. Everything is optional but its source: a topology has no timeline, a trace no links."""
 
     source: Source
@@ -79,8 +76,8 @@ class Reading:
     `log` has calls in order, and no spans: its recording window may be NONE to NONE."""
     world_size: int | None = None
     groups: tuple[Group, ...] = ()
-    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
+    fingerprint: Mapping[str, str | int | None] = {}
+    facts: Facts = msgspec.field(default_factory=Facts)
     stands_in: bool = False
     """Its timelines tell less than another file of the same recording: they count only where that is absent."""
     ranks_assumed: bool = False
@@ -100,8 +97,7 @@ class Reading:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True, kw_only=True):
     """One source format.
 
     `recognises` looks at the head alone (its tail included), never at the name, and says no when unsure: another reader

@@ -6,11 +6,11 @@ of the same shapes in the same order.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.collective_args import CollectiveArgs, count, dtype_name
 from overlapscope.ingest.host_steps import step_at

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from overlapscope.ingest.json_scan import EVENT, closes_array, last_event, object_end
-from overlapscope.values import dataclass
 
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"
@@ -59,8 +58,7 @@ _many = msgspec.json.Decoder(list[_Phased])
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class Mended(msgspec.Struct, frozen=True, kw_only=True):
     """Text of whole events, separated by commas; what it took; and what followed the array's end."""
 
     events: bytes
@@ -71,8 +69,7 @@ class Mended:
     tail: bytes
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(msgspec.Struct):
     kept: list[bytes]
     repaired: int = 0
     dropped: int = 0

@@ -1,13 +1,13 @@
 """Read the JSON of rocprofv3 (`--output-format json`): kernels, copies, calls and markers of each rank in it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
@@ -29,7 +29,6 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
 from overlapscope.timeline.run import UNKNOWN_RANK, Source
-from overlapscope.values import dataclass
 
 _GPU: Final = 2
 """ROCPROFILER_AGENT_TYPE_GPU."""
@@ -80,14 +79,13 @@ def read_rocprof(path: Path, context: ReadContext) -> Reading:
     )
 
 
-@dataclass(slots=True)
-class _Rows:
+class _Rows(msgspec.Struct):
     """The columns of all processes, process by process."""
 
-    names: NameTable = field(default_factory=NameTable)
-    parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
-    process_ids: dict[int, int] = field(default_factory=dict)
-    products: set[str] = field(default_factory=set)
+    names: NameTable = msgspec.field(default_factory=NameTable)
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    process_ids: dict[int, int] = {}
+    products: set[str] = set()
     """Names of the devices that ran something."""
     has_streams: bool = False
     events: int = 0

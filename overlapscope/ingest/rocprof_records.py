@@ -4,13 +4,11 @@ Written from the serialisation of ROCprofiler-SDK (cxx/serialization/save.hpp, l
 """
 
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from overlapscope.timeline.columns import NONE
-from overlapscope.values import dataclass
 
 MAX_TIME_NS: Final = 1 << 61
 """73 years; a larger time is damage."""
@@ -130,8 +128,7 @@ class _File(msgspec.Struct):
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-@dataclass(slots=True)
-class ProcessRecords:
+class ProcessRecords(msgspec.Struct):
     """What one process recorded."""
 
     metadata: dict[str, Any]
@@ -141,7 +138,7 @@ class ProcessRecords:
     messages: dict[int, str]
     dropped: int = 0
     """Records that do not decode."""
-    _buffers: dict[str, msgspec.Raw] = field(default_factory=dict)
+    _buffers: dict[str, msgspec.Raw] = {}
 
     def records(self, kind: type[R], *names: str) -> list[R]:
         """Give the records under the first of these names that is there."""

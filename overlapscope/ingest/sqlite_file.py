@@ -7,7 +7,6 @@ or hostile file may lead back to themselves, so work is limited to what a file o
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,6 @@ from typing import Any, Final
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
-from overlapscope.values import dataclass
 
 CHUNK_ROWS: Final = 1 << 15
 CHUNK_ROWS_WITH_TEXT: Final = 1 << 12
@@ -31,24 +29,21 @@ _WORK_FREE: Final = 20_000_000
 column is at least a byte of its row."""
 
 
-@dataclass(slots=True)
 class SqliteFile:
-    """An open file. Reading a table stops at damage: `damage` then tells where, and what was read before stands."""
+    """An open file. Reading a table stops at damage: `damage` then tells where, and what was read before stands.
 
-    path: Path
-    progress: Callable[[int], None] | None = None
-    """Called with the bytes that stand for what was read since the last call."""
-    damage: list[str] = field(default_factory=list)
-    _connection: sqlite3.Connection = field(init=False)
-    _left: int = field(init=False)
-    """Instructions that reading may still take."""
-    _tables: dict[str, tuple[str, ...]] = field(init=False)
-    others: frozenset[str] = field(init=False)
+    `progress` is called with the bytes that stand for what was read since the last call.
+    """
+
+    others: frozenset[str]
     """Names of views and virtual tables, which are not read."""
-    _keys: dict[str, str] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path, progress: Callable[[int], None] | None = None) -> None:
+        self.path, self.progress = path, progress
+        self.damage: list[str] = []
+        self._keys: dict[str, str] = {}
         try:
+            # Instructions that reading may still take.
             self._left = _WORK_FREE + _WORK_PER_BYTE * self.path.stat().st_size
             uri = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)

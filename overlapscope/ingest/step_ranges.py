@@ -19,11 +19,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 _MARK: Final = re.compile(
     r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
@@ -38,8 +38,7 @@ _DIGITS: Final = re.compile(r"[0-9]+")
 _FAVOURED: Final = ("overlapscope.step", "profilerstep")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRanges:
+class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
     """The ranges that mark steps, in order of time: rows of the ranges given, and the number of each."""
 
     row: Ints

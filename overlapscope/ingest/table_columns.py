@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 _WORDS: Final = {
     "op": "op operation collective coll primitive",
@@ -45,8 +45,7 @@ _MEBIBYTES: Final = frozenset({"mb", "mib"})
 """torch's `bucket_cap_mb` counts MiB, whatever it is called."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, kw_only=True):
     """A column that is understood: its word, and what a value is to be multiplied with (ns, bytes, GB/s, MiB)."""
 
     place: int

@@ -5,9 +5,10 @@ that tabs and any number of spaces part them alike; what stands behind the last 
 """
 
 import re
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
@@ -18,7 +19,6 @@ from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
-from overlapscope.values import dataclass
 
 MAX_DEVICES: Final = 1024
 MAX_LINE: Final = 64 << 10
@@ -44,23 +44,22 @@ _LEGEND: Final = re.compile(
 _CARD: Final = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
 
 
-@dataclass(slots=True)
-class MatrixLines:
+class MatrixLines(msgspec.Struct):
     """Takes the lines of a text in order; afterwards `links` holds what its matrices tell."""
 
-    links: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = []
     matrices: int = 0
     broken: int = 0
     """Rows that do not fit their header."""
     rows: int = 0
     hops_left_out: bool = False
-    _devices: list[str] = field(default_factory=list)
+    _devices: list[str] = []
     _rows_left: int = 0
     _hosts: int = 0
     _counted: bool = False
     _title: str = ""
     _capability: str = ""
-    _cards: dict[str, str] = field(default_factory=dict)
+    _cards: dict[str, str] = {}
 
     def take(self, line: str) -> bool:
         """Take one line; tell whether it belongs to such an output."""

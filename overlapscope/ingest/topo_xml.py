@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element, ParseError
 
+import msgspec
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
@@ -22,7 +23,6 @@ from overlapscope.ingest.reading import ReadContext, Reading
 from overlapscope.timeline.facts import Facts, Links
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Source
-from overlapscope.values import dataclass
 
 MAX_BYTES: Final = 4 << 20
 """A topology of 8 GPUs takes 12 KB."""
@@ -78,8 +78,7 @@ def _parse(path: Path, content: bytes) -> tuple[Element, bool]:
     return root, False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
+class _Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a network card; `above` are the elements from the CPU down to its PCI function."""
 
     name: str

@@ -2,24 +2,23 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.collective_args import CollectiveArgs
 from overlapscope.ingest.ranges import Ranges
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes, NameTable
-from overlapscope.values import dataclass
 
 KERNEL, MEMCPY, MEMSET = range(3)
 """What a device event is."""
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall:
+class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
     """What a communication library's own range around a call tells of it; None where it does not."""
 
     op: str | None = None
@@ -28,8 +27,7 @@ class ApiCall:
     """The whole buffer, as DESIGN counts it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceColumns:
+class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     """All that is kept of one trace, or of one rank in it. Times are nanoseconds in the trace's own base."""
 
     lanes: list[tuple[str, str]]
@@ -54,7 +52,7 @@ class TraceColumns:
     host: Ranges
     host_args: Mapping[int, CollectiveArgs]
     """Arguments of host ranges whose name speaks of communication, by row."""
-    api_calls: Mapping[int, ApiCall] = field(default_factory=dict)
+    api_calls: Mapping[int, ApiCall] = {}
     """What the host ranges of a communication library itself tell, by row."""
     device_notes: Ranges
     window_times: tuple[int, ...] = ()
@@ -101,11 +99,11 @@ def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
     )
 
 
-_COLUMNS: Final = tuple(each.name for each in fields(Ranges))
+_COLUMNS: Final = Ranges.__struct_fields__
 _ARRAYS: Final = tuple(
-    each.name
-    for each in fields(TraceColumns)
-    if each.name.startswith(("device_", "launch_")) and each.name not in ("device_collectives", "device_notes")
+    name
+    for name in TraceColumns.__struct_fields__
+    if name.startswith(("device_", "launch_")) and name not in ("device_collectives", "device_notes")
 )
 
 

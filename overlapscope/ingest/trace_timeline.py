@@ -1,8 +1,8 @@
 """The columns of one recorded trace to a rank's timeline."""
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.classify import Classifier
 from overlapscope.ingest.device_collectives import GroupBook, assemble
@@ -28,11 +28,9 @@ from overlapscope.timeline.columns import (
 from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
 from overlapscope.timeline.order import unique
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class Built(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline without a rank, and what building it showed."""
 
     timeline: RankTimeline

@@ -1,15 +1,16 @@
 """Watchdog lines of a whole log to tables: how far each rank had come in each group, and what was said."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.ingest.watchdog_lines import CAUGHT, FAILED, STALLED, TIMED_OUT, TOLD, WatchdogLine, watchdog_lines
 from overlapscope.timeline.columns import integers, make
 from overlapscope.timeline.facts import INFO, TIMEOUT, WARNING, Facts, Messages, Progress
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group
-from overlapscope.values import dataclass
 
 MAX_KEPT: Final = 10_000
 """Messages listed and collectives remembered; a job of a thousand ranks logs some thousands."""
@@ -19,8 +20,7 @@ NS_PER_MS: Final = 1_000_000
 _KINDS: Final = {CAUGHT: TIMEOUT, TIMED_OUT: TIMEOUT, FAILED: TIMEOUT, TOLD: INFO, STALLED: WARNING}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where one rank stood in one group, as the lines told it; None where none did."""
 
     rank: int
@@ -36,19 +36,18 @@ class Place:
     """What that collective was."""
 
 
-@dataclass(slots=True)
-class Watchdog:
+class Watchdog(msgspec.Struct):
     """Collects what a log's lines tell; readers of mixed logs hand their lines to it too."""
 
     lines: int = 0
     """Lines that held a message."""
     not_kept: int = 0
     """Messages beyond MAX_KEPT."""
-    _places: dict[tuple[int, str | None, str], Place] = field(default_factory=dict)
-    _caught: dict[tuple[int | None, int | None], list[WatchdogLine]] = field(default_factory=dict)
+    _places: dict[tuple[int, str | None, str], Place] = {}
+    _caught: dict[tuple[int | None, int | None], list[WatchdogLine]] = {}
     """Collectives that ran into their timeout, by rank and number: their group stands on another line."""
-    _descriptions: dict[str, str | None] = field(default_factory=dict)
-    _messages: dict[tuple[int, int | None, int | None], tuple[int, WatchdogLine]] = field(default_factory=dict)
+    _descriptions: dict[str, str | None] = {}
+    _messages: dict[tuple[int, int | None, int | None], tuple[int, WatchdogLine]] = {}
     """The first line of a kind for a rank and a number: the same is said several times."""
 
     def take(self, number: int, line: bytes) -> bool:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from overlapscope.ingest.classify import operation
 from overlapscope.ingest.collective_args import count
 from overlapscope.timeline.volume import full_elements
-from overlapscope.values import dataclass
 
 HINT: Final = b"ProcessGroup"
 """A line without it holds no watchdog message."""
@@ -61,8 +62,7 @@ DEFAULT: Final = "default_pg"
 """Description of the group of all ranks; before torch 2.4 had descriptions it was number 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchdogLine:
+class WatchdogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One message. What it does not tell is None."""
 
     kind: int

@@ -8,11 +8,11 @@ the files they are.
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
@@ -37,12 +37,10 @@ from overlapscope.timeline.run_directory import is_run_directory
 from overlapscope.timeline.run_folder import exists_already, is_taken, take_place
 from overlapscope.timeline.store import save_run, write_job
 from overlapscope.timeline.stored import TABLES
-from overlapscope.values import dataclass
 from overlapscope.version import __version__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(msgspec.Struct, frozen=True, kw_only=True):
     """A run directory that was written."""
 
     path: Path

@@ -4,11 +4,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.ingest.parallel.spool_format import LARGE, SMALL, Part, calls_digest, load_part
@@ -17,11 +17,9 @@ from overlapscope.timeline.manifest import RankEntry, rank_folder
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rank_files import table_file, write_entry, write_table
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a file's timeline goes in its rank's: what its rows count from begins there."""
 
     folder: Path
@@ -30,8 +28,7 @@ class Place:
     call: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """One large table of a rank to write."""
 
     table: str

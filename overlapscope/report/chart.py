@@ -2,19 +2,17 @@
 
 from typing import Literal
 
-from overlapscope.values import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(msgspec.Struct, frozen=True, kw_only=True):
     """One colour of a chart; None where a value is not known."""
 
     name: str
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """What a chart shows, and how: bars behind each other, bars under each other, or lines."""
 
     title: str

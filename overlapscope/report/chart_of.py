@@ -1,8 +1,9 @@
 """The charts of a document: where the step goes, why communication is exposed, and how it moves."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import Analysis, RankInfo
 from overlapscope.analysis.attribution import Attribution

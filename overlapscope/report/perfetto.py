@@ -1,10 +1,11 @@
 """A run as one trace for ui.perfetto.dev: every rank a process, clocks corrected, what was found out as tracks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across, Transfers, across
 from overlapscope.analysis.breakdown import Coverage
@@ -18,15 +19,13 @@ from overlapscope.report.trace_events import EventWriter, Slices, joined
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 
 PATH_PROCESS: Final = 1
 FIRST_RANK_PROCESS: Final = 2
 """Numbers of processes; viewers treat 0 in their own ways."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What to export; None is everything."""
 
     ranks: frozenset[int] | None = None
@@ -35,8 +34,7 @@ class Choice:
     """What has a part in [start, end) of the common clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What the tracks are made of."""
 
     windows: Mapping[int, Sequence[StepWindow]]
@@ -47,8 +45,7 @@ class _Figures:
     paths: Chosen
 
 
-@dataclass(slots=True)
-class PerfettoTrace:
+class PerfettoTrace(msgspec.Struct):
     """An export; `pieces` gives its text, after which `events` is how many events it holds."""
 
     run: Run

@@ -10,7 +10,6 @@ import msgspec
 from overlapscope.analysis.analyze import RankInfo
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.report.amounts import ms, percent
-from overlapscope.values import dataclass
 
 TIMES: Final = (
     "window_ns", "exposed_comm_ns", "overlapped_ns", "comm_ns", "compute_ns", "compute_only_ns", "copy_only_ns",
@@ -57,8 +56,7 @@ COLUMNS: Final = (
 """The columns in their order. A new one is an entry here and nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFigures:
+class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Values by name; None where no step, or the recording, does not know one."""
 
     rank: int

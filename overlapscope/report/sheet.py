@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from overlapscope.report.aligned import aligned
 from overlapscope.report.verdicts import SEVERITY_MARKS
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of cells under a head; the first `left` columns are words, the others figures."""
 
     head: tuple[str, ...]
@@ -17,8 +17,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """What a report says, in the order in which it is read."""
 
     title: str

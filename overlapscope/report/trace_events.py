@@ -8,7 +8,6 @@ Source of the format: "Trace Event Format", https://docs.google.com/document/d/1
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import count
 from typing import Any, Final
 
@@ -16,15 +15,13 @@ import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Ints
-from overlapscope.values import dataclass
 
 MOST_TRACKS: Final = 32
 """What overlaps more deeply is written as asynchronous events, each on a track of its own."""
 AT_ONCE: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slices:
+class Slices(msgspec.Struct, frozen=True, kw_only=True):
     """What one track shows; words are asked for one slice after another, so that a long track takes little memory."""
 
     track: str
@@ -35,15 +32,14 @@ class Slices:
     args: Callable[[int], Mapping[str, Any]] = lambda row: {}
 
 
-@dataclass(slots=True)
-class EventWriter:
+class EventWriter(msgspec.Struct):
     """Gives the text of events; times are counted from `base_ns`."""
 
     base_ns: int
     events: int = 0
-    _names: dict[str, str] = field(default_factory=dict)
-    _tracks: Iterator[int] = field(default_factory=lambda: count(1))
-    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+    _names: dict[str, str] = {}
+    _tracks: Iterator[int] = msgspec.field(default_factory=lambda: count(1))
+    _ids: Iterator[int] = msgspec.field(default_factory=lambda: count(1))
 
     def process(self, process: int, name: str) -> str:
         """Name a process; Perfetto orders processes by itself, other viewers by the index."""

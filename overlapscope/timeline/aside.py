@@ -9,28 +9,26 @@ all of a small run does. It is read, not mapped: what a process holds shows in i
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import IO, Any, Final, Generic, TypeVar
 from weakref import WeakSet, finalize
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import InputError
-from overlapscope.values import dataclass
 
 ROOM: Final = 1 << 20
 """Bytes that stay in memory."""
 SMALL: Final = 256
 """Arrays of fewer bytes stay there as well: where one lies takes about as much."""
-V = TypeVar("V")
+V = TypeVar("V", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """An array that stayed in memory."""
 
     array: npt.NDArray[Any]
@@ -55,8 +53,7 @@ class Held:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """An array in a file."""
 
     aside: "Aside"
@@ -106,14 +103,14 @@ class Aside:
         return Held(array) if at is None else Written(self, at, array.shape, array.dtype)
 
     def put_fields(self, value: V) -> "PutFields[V]":
-        """Put the arrays of a dataclass aside, and those of dataclasses in it."""
-        told = ((each.name, getattr(value, each.name)) for each in fields(value))  # type: ignore[arg-type]
+        """Put the arrays of a struct aside, and those of structs in it."""
+        told = ((name, getattr(value, name)) for name in value.__struct_fields__)
         return PutFields(type(value), {name: self._put_part(part) for name, part in told})
 
     def _put_part(self, part: Any) -> Any:
         if isinstance(part, np.ndarray):
             return self.put(part)
-        return self.put_fields(part) if is_dataclass(part) else part
+        return self.put_fields(part) if isinstance(part, msgspec.Struct) else part
 
     def read(self, at: int, found: npt.NDArray[Any]) -> None:
         """Read into an array what lies at a place of the file. Raises InputError where that fails."""
@@ -178,9 +175,8 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-@dataclass(frozen=True, slots=True)
-class PutFields(Generic[V]):
-    """A dataclass whose arrays were put aside."""
+class PutFields(msgspec.Struct, Generic[V], frozen=True):
+    """A struct whose arrays were put aside."""
 
     kind: type[V]
     parts: Mapping[str, Any]
@@ -188,6 +184,17 @@ class PutFields(Generic[V]):
     def value(self) -> V:
         """Give it as it was. Raises InputError where it cannot be read."""
         return self.kind(**{name: _as_it_was(part) for name, part in self.parts.items()})
+
+
+def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
+    """Return a struct whose `absent` fields are not set: `__getattr__` of its class reads them.
+
+    `msgspec.structs.replace` of it raises AttributeError, and so never makes a copy that lacks them.
+    """
+    found = kind(**dict.fromkeys(absent), **values)
+    for name in absent:
+        getattr(kind, name).__delete__(found)
+    return found
 
 
 def _as_it_was(part: Any) -> Any:

@@ -19,14 +19,12 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.run_directory import MANIFEST, is_run_directory
 from overlapscope.timeline.run_folder import beside_place, is_taken
 from overlapscope.timeline.store import fill_run
-from overlapscope.values import dataclass
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """What a folder of baselines says of one of them, without its tables being opened."""
 
     name: str

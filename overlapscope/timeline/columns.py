@@ -6,15 +6,15 @@ A column's annotation says how it is stored, so that the run directory needs no 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import fields, replace
 
 from overlapscope.timeline.names import NameTable
-from overlapscope.values import dataclass
 
 NONE: Final = int(np.iinfo(np.int64).min)
 """A missing value in an int64 column."""
@@ -38,13 +38,11 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """A table: its fields are its columns, all equally long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(Columns):
+class Spans(Columns, frozen=True, kw_only=True):
     """What ran on the lanes: device kernels and copies, or their stand-ins in a CPU run."""
 
     recording: Ints
@@ -70,8 +68,7 @@ class Spans(Columns):
     """Row in `Collectives`; NONE for all but communication."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives(Columns):
+class Collectives(Columns, frozen=True, kw_only=True):
     """One row for each call of a collective on this rank."""
 
     recording: Ints
@@ -104,8 +101,7 @@ class Collectives(Columns):
     """What an all-to-all gave this rank; `bytes` is what the rank gave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps(Columns):
+class Steps(Columns, frozen=True, kw_only=True):
     """Host annotations of training steps, in order of time."""
 
     recording: Ints
@@ -116,8 +112,7 @@ class Steps(Columns):
     """What happened in the step is known not to be recorded as a whole."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes(Columns):
+class Lanes(Columns, frozen=True, kw_only=True):
     """Device streams and host threads."""
 
     kind: Annotated[Small, LANE_KINDS]
@@ -127,8 +122,7 @@ class Lanes(Columns):
     """Stream or thread as the source writes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recordings(Columns):
+class Recordings(Columns, frozen=True, kw_only=True):
     """Recording windows of the rank: when its profiler was on."""
 
     source: Codes
@@ -142,8 +136,7 @@ class Recordings(Columns):
     """The file ends in mid-recording."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotations(Columns):
+class Annotations(Columns, frozen=True, kw_only=True):
     """Named host ranges set by the framework or the user (not every operation)."""
 
     recording: Ints
@@ -153,8 +146,7 @@ class Annotations(Columns):
     end_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients(Columns):
+class Gradients(Columns, frozen=True, kw_only=True):
     """When each parameter's gradient was accumulated in a step, in that order."""
 
     step: Ints
@@ -165,8 +157,7 @@ class Gradients(Columns):
     ready_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry(Columns):
+class Telemetry(Columns, frozen=True, kw_only=True):
     """Readings of the machine while it trained, one a row; names carry their unit (`gpu0.power_w`, `gc_pause_ns`)."""
 
     time_ns: Ints
@@ -199,7 +190,7 @@ def enum_values(table: type[Columns], column: str) -> tuple[str, ...]:
 
 def size(table: Columns) -> int:
     """Give the number of rows."""
-    return len(getattr(table, fields(table)[0].name))
+    return len(getattr(table, table.__struct_fields__[0]))
 
 
 def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
@@ -230,13 +221,18 @@ def _empty(table: Any) -> Any:
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
     """Give the rows chosen by an index or a boolean mask, in that order."""
-    return replace(table, **{name: getattr(table, name)[rows] for name in column_kinds(table)})
+    return _plain(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 
 def concat(tables: Sequence[T]) -> T:
     """Stack tables of one type that share their name codes; at least one."""
     names = column_kinds(tables[0])
-    return replace(tables[0], **{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
+    return _plain(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
+
+
+def _plain(table: T) -> type[T]:
+    """Return the class of a table that holds its columns itself; that of packed calls is derived from it."""
+    return next(each for each in type(table).__mro__ if Columns in each.__bases__)
 
 
 def held(value: int | None) -> int:

@@ -7,10 +7,10 @@ reading of it is possible. Else it stays unknown.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.order import unique

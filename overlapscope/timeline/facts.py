@@ -5,14 +5,14 @@ into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Annotated, Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Codes, Columns, Floats, Ints, Small, concat, make, recode, size
 from overlapscope.timeline.names import NameTable
-from overlapscope.values import dataclass
 
 UNTOLD, NO, YES = range(3)
 ANSWERS: Final = ("untold", "no", "yes")
@@ -24,8 +24,7 @@ INFO, WARNING, TIMEOUT = range(3)
 MESSAGE_KINDS: Final = ("info", "warning", "timeout")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members(Columns):
+class Members(Columns, frozen=True, kw_only=True):
     """One row for each member of each communicator that a log tells of."""
 
     communicator: Codes
@@ -56,8 +55,7 @@ class Members(Columns):
     init_seconds: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connections(Columns):
+class Connections(Columns, frozen=True, kw_only=True):
     """One row for each connection between two members of a communicator."""
 
     communicator: Codes
@@ -75,8 +73,7 @@ class Connections(Columns):
     """Whose side `nic` and `gpu_direct` tell of: each end of a network connection has its own card, and a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths(Columns):
+class Paths(Columns, frozen=True, kw_only=True):
     """Rings and trees: one row for each place in them."""
 
     communicator: Codes
@@ -88,8 +85,7 @@ class Paths(Columns):
     """The member that follows on a ring, or a child in a tree; NONE for a leaf."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModels(Columns):
+class CostModels(Columns, frozen=True, kw_only=True):
     """The library's own estimate of each algorithm and protocol: assumed by it, not measured."""
 
     communicator: Codes
@@ -100,8 +96,7 @@ class CostModels(Columns):
     bandwidth_gbs: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links(Columns):
+class Links(Columns, frozen=True, kw_only=True):
     """One row for each ordered pair of devices or network cards of a host."""
 
     host: Codes
@@ -115,8 +110,7 @@ class Links(Columns):
     bandwidth_gbs: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements(Columns):
+class Measurements(Columns, frozen=True, kw_only=True):
     """Measured collectives of one size each, from a benchmark or a library's own profiler."""
 
     source: Codes
@@ -141,8 +135,7 @@ class Measurements(Columns):
     seq: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages(Columns):
+class Messages(Columns, frozen=True, kw_only=True):
     """Warnings, errors and timeouts that a log holds, as written."""
 
     source: Codes
@@ -155,8 +148,7 @@ class Messages(Columns):
     time_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress(Columns):
+class Progress(Columns, frozen=True, kw_only=True):
     """How far a rank had come in a group when it was dumped or timed out."""
 
     source: Codes
@@ -179,8 +171,7 @@ class Progress(Columns):
     timeout_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Columns):
+class Figures(Columns, frozen=True, kw_only=True):
     """Figures as a source itself reports them, shown beside ours: a vendor's overlap, a framework's timers."""
 
     source: Codes
@@ -206,20 +197,19 @@ FACT_TABLES: Final[Mapping[str, type[Columns]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All tables of a job; empty ones where no source tells."""
 
     names: tuple[str, ...] = ()
-    members: Members = field(default_factory=lambda: make(Members, 0))
-    connections: Connections = field(default_factory=lambda: make(Connections, 0))
-    paths: Paths = field(default_factory=lambda: make(Paths, 0))
-    cost_models: CostModels = field(default_factory=lambda: make(CostModels, 0))
-    links: Links = field(default_factory=lambda: make(Links, 0))
-    measurements: Measurements = field(default_factory=lambda: make(Measurements, 0))
-    messages: Messages = field(default_factory=lambda: make(Messages, 0))
-    progress: Progress = field(default_factory=lambda: make(Progress, 0))
-    figures: Figures = field(default_factory=lambda: make(Figures, 0))
+    members: Members = msgspec.field(default_factory=lambda: make(Members, 0))
+    connections: Connections = msgspec.field(default_factory=lambda: make(Connections, 0))
+    paths: Paths = msgspec.field(default_factory=lambda: make(Paths, 0))
+    cost_models: CostModels = msgspec.field(default_factory=lambda: make(CostModels, 0))
+    links: Links = msgspec.field(default_factory=lambda: make(Links, 0))
+    measurements: Measurements = msgspec.field(default_factory=lambda: make(Measurements, 0))
+    messages: Messages = msgspec.field(default_factory=lambda: make(Messages, 0))
+    progress: Progress = msgspec.field(default_factory=lambda: make(Progress, 0))
+    figures: Figures = msgspec.field(default_factory=lambda: make(Figures, 0))
 
     def __bool__(self) -> bool:
         return any(size(getattr(self, name)) for name in FACT_TABLES)

@@ -10,7 +10,6 @@ from overlapscope.errors import InputError, NewerSchemaError
 from overlapscope.timeline.plain_file import plain_content
 from overlapscope.timeline.run import MAX_RANKS, Group, Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
-from overlapscope.values import dataclass
 
 SCHEMA: Final = "overlapscope.run/1"
 _FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
@@ -109,8 +108,7 @@ def _possible(manifest: Manifest, path: Path) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(msgspec.Struct, frozen=True, kw_only=True):
     """What a run directory tells of its ranks."""
 
     entries: list[RankEntry]

@@ -5,16 +5,16 @@ was.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from overlapscope.timeline.aside import Aside, Held, Put
+from overlapscope.timeline.aside import Aside, Held, Put, without_fields
 from overlapscope.timeline.columns import MISSING, NONE, Collectives, Columns, Ints, T, column_kinds
 from overlapscope.timeline.intervals import EMPTY, Intervals
-from overlapscope.values import dataclass
 
 NARROW: Final = (np.uint8, np.uint16, np.uint32)
 COURSE: Final = "start_ns"
@@ -23,8 +23,7 @@ BESIDE: Final = frozenset({"end_ns", "launch_ns"})
 """... and those that are kept by their distance from it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
     """One column of integers."""
 
     rows: int
@@ -73,8 +72,7 @@ class Packed:
         return self if self.places is None else replace(self, places=aside.put(self.places.values()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedIntervals:
+class PackedIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """Sorted, disjoint intervals by what lies in and between them."""
 
     first: int
@@ -108,8 +106,7 @@ class PackedIntervals:
         return Intervals(np.ascontiguousarray(edges[::2]), np.ascontiguousarray(edges[1::2]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedTable:
+class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of a table."""
 
     columns: Mapping[str, Packed]
@@ -168,15 +165,14 @@ class PackedTable:
         return replace(self, columns={**self.columns, name: column})
 
 
-class PackedCollectives(Collectives):
+class PackedCollectives(Collectives, frozen=True, kw_only=True, dict=True):
     """Calls whose columns come out of a packed table when they are asked for. A copy is a plain table."""
 
-    __slots__ = ("packed",)
-    packed: PackedTable
+    packed: ClassVar[PackedTable]  # of each object; no column
+    __repr__ = object.__repr__  # shows no column
 
-    def __new__(cls, **values: Any) -> Any:
-        """Give what copies are."""
-        return Collectives(**values)
+    def __copy__(self) -> Collectives:
+        return self.packed.table(Collectives)
 
     def __reduce__(self) -> Any:
         """Tell how to copy it, in memory or from process to process."""
@@ -185,8 +181,8 @@ class PackedCollectives(Collectives):
     @classmethod
     def of(cls, packed: PackedTable) -> "PackedCollectives":
         """Give the calls of a packed table."""
-        found: PackedCollectives = object.__new__(cls)
-        object.__setattr__(found, "packed", packed)
+        found = without_fields(cls, _CALLS)
+        vars(found)["packed"] = packed
         return found
 
     def __getattr__(self, name: str) -> Any:

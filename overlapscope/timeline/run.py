@@ -1,9 +1,11 @@
 """A run: what every rank of a job recorded, as columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import (
@@ -24,11 +26,9 @@ from overlapscope.timeline.columns import (
 )
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.names import NameTable
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A process group; `ranks` is None when the recording does not tell them all."""
 
     name: str
@@ -37,8 +37,7 @@ class Group:
     ranks: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """One input file and what reading it took."""
 
     path: str
@@ -58,8 +57,7 @@ class Source:
     """Ranks that the names of files speak of which could not be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimeline:
+class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """Everything recorded on one rank. Times are on the rank's own clock."""
 
     rank: int
@@ -74,9 +72,9 @@ class RankTimeline:
     steps: Steps
     lanes: Lanes
     annotations: Annotations
-    gradients: Gradients = field(default_factory=lambda: make(Gradients, 0))
-    telemetry: Telemetry = field(default_factory=lambda: make(Telemetry, 0))
-    recorded: Mapping[str, Any] = field(default_factory=dict)
+    gradients: Gradients = msgspec.field(default_factory=lambda: make(Gradients, 0))
+    telemetry: Telemetry = msgspec.field(default_factory=lambda: make(Telemetry, 0))
+    recorded: Mapping[str, Any] = {}
     """How our own capture recorded it, and what it saw of the machine; empty for other sources. Plain JSON values."""
 
     @property
@@ -93,17 +91,16 @@ class RankTimeline:
         return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks of one job, with what is known of the job itself."""
 
     world_size: int | None
     ranks: Mapping[int, RankTimeline]
     groups: tuple[Group, ...] = ()
     sources: tuple[Source, ...] = ()
-    fingerprint: Mapping[str, str | int | None] = field(default_factory=dict)
+    fingerprint: Mapping[str, str | int | None] = {}
     """Software, device and backend, as far as the sources tell."""
-    facts: Facts = field(default_factory=Facts)
+    facts: Facts = msgspec.field(default_factory=Facts)
     """What the sources tell of the job besides what ran when."""
 
     @property

@@ -6,18 +6,19 @@ go, but for those that were used last.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from sys import intern
 from threading import Lock
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.arrow import from_arrow, opened_parquet
-from overlapscope.timeline.aside import Aside
+from overlapscope.timeline.aside import Aside, without_fields
 from overlapscope.timeline.columns import (
     Annotations,
     Codes,
@@ -40,7 +41,6 @@ from overlapscope.timeline.packed import Packed, PackedCollectives, PackedTable
 from overlapscope.timeline.plain_file import plain_content
 from overlapscope.timeline.possible import check_possible
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 
 TABLES: Final[dict[str, type[Columns]]] = {
     "recordings": Recordings,
@@ -66,8 +66,7 @@ UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """A table that was let go."""
 
     rows: int
@@ -75,34 +74,31 @@ class Stored:
     """Of its file, when the run was opened."""
 
 
-class StoredRank(RankTimeline):
+class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
     """A rank whose large tables are read when they are asked for. Raises InputError where they cannot be any more.
 
-    A copy, also one with other values (`dataclasses.replace`), is a plain timeline that holds all its tables.
+    A copy is a plain timeline that holds all its tables; one with other values is made of `at_hand()`.
     """
 
-    __slots__ = ("_folder", "_kept", "_large")
+    __repr__ = object.__repr__  # shows no table
 
-    def __new__(cls, **values: Any) -> Any:
-        """Give what copies are."""
-        return RankTimeline(**values)
+    def __copy__(self) -> RankTimeline:
+        return self.at_hand()
 
     def __reduce__(self) -> Any:
         """Tell how to copy it, in memory or from process to process."""
         return replace, (self.at_hand(),)
 
     @classmethod
-    def of(cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"]) -> "StoredRank":
-        """Give the timeline without its large tables, which lie in `folder`."""
-        found = object.__new__(cls)
-        for each in fields(timeline):
-            if each.name not in LARGE:
-                object.__setattr__(found, each.name, getattr(timeline, each.name))
-        if not isinstance(timeline.collectives, PackedCollectives):
-            calls = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
-            object.__setattr__(found, "collectives", calls)
-        for name, value in (("_folder", folder), ("_kept", kept), ("_large", large)):
-            object.__setattr__(found, name, value)
+    def of(
+        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"], **changed: Any
+    ) -> "StoredRank":
+        """Return the timeline, with other values, without its large tables, which lie in `folder`."""
+        values = {name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE} | changed
+        if not isinstance(values["collectives"], PackedCollectives):
+            values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
+        found = without_fields(cls, LARGE, **values)
+        vars(found).update(_folder=folder, _kept=kept, _large=large)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -113,12 +109,10 @@ class StoredRank(RankTimeline):
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
         """Give the rank with the dimensions of its calls, its large tables where they are."""
-        found = StoredRank.of(self, self._folder, self._kept, self._large)
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
         packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
-        object.__setattr__(found, "names", names)
-        object.__setattr__(found, "collectives", PackedCollectives.of(packed))
-        return found
+        changed = {"names": names, "collectives": PackedCollectives.of(packed)}
+        return StoredRank.of(self, self._folder, self._kept, self._large, **changed)
 
     @property
     def num_spans(self) -> int:
@@ -128,7 +122,7 @@ class StoredRank(RankTimeline):
 
     def at_hand(self) -> RankTimeline:
         """Give a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in LARGE}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE}
         for name in LARGE:
             values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
         values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.intervals import BusyTime, Int64s
-from overlapscope.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WindowSets:
+class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sets of disjoint windows [start, end); each set is taken together."""
 
     starts: Int64s

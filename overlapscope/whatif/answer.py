@@ -1,11 +1,10 @@
 """From predictions to `overlapscope.whatif/1`: scenarios with intervals, what they rest on, and whether to change."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.whatif.calibrate import (
@@ -130,9 +129,7 @@ def _compressed(plan: Case, workload: Workload, compressions: Sequence[Compressi
         settings = [replace(plan.baseline, compression=one) for one in each.range()]
         least, usual, most = scenarios(plan, settings)[1:]
         found.append(
-            msgspec.structs.replace(
-                usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high
-            )
+            replace(usual, low_ns=least.low_ns, high_ns=most.high_ns, gain_low=most.gain_low, gain_high=least.gain_high)
         )
     return found
 

@@ -1,13 +1,12 @@
 """Settings that are replayed where somebody asks for them: other steps than the job's own, shown and never advised."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
-from overlapscope.values import dataclass
 from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings
@@ -21,8 +20,7 @@ NEAR: Final = 0.002
 """A share of the step below which nothing is said to be gained."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for."""
 
     zero_stages: tuple[int, ...] = ()
@@ -78,7 +76,7 @@ def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None 
             raise UsageError("--channels: the present all-reduces are a formula's; give their table: collectives.file")
         rows += scenarios(case, [replace(case.baseline, channels=each) for each in asked.channels])[1:]
         notes.append("channels: transfers as the tables measured them; how much they slow compute is taken to stay")
-    return msgspec.structs.replace(told, scenarios=[*told.scenarios, *rows], reasons=[*told.reasons, *notes])
+    return replace(told, scenarios=[*told.scenarios, *rows], reasons=[*told.reasons, *notes])
 
 
 def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list[Scenario]:
@@ -89,7 +87,7 @@ def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list
         settings = [replace(case.baseline, sharding=each) for each in stage.range()]
         least, usual, most = scenarios(case, settings)[1:]
         found.append(
-            msgspec.structs.replace(
+            replace(
                 usual,
                 low_ns=min(least.low_ns, usual.low_ns),
                 high_ns=max(most.high_ns, usual.high_ns),

@@ -9,7 +9,7 @@ repeats. (`compute_bucket_assignment_by_size` and `Reducer::rebuild_buckets` in 
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 MIB: Final = 1 << 20
 """torch's `bucket_cap_mb` counts these."""
@@ -20,8 +20,7 @@ UNLIMITED: Final = 0
 """What torch notes as the limit of a bucket that holds one sparse gradient."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DdpSettings:
+class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What decides buckets, in the words of DistributedDataParallel."""
 
     bucket_cap_mb: float | None = None
@@ -53,8 +52,7 @@ class DdpSettings:
         return (first, cap) if first < cap or self.rebuilds else (cap,)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True):
     """The gradients of one bucket, as numbers of parameters, and the limit that it was filled to."""
 
     parameters: tuple[int, ...]

@@ -5,14 +5,14 @@ range, the fit is made anew each time, and what the predictions do then is their
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import sqrt
 from typing import Final, Self
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import Floats
-from overlapscope.values import dataclass
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.replay import Job, Replay, replay
 from overlapscope.whatif.step_job import step_job
@@ -38,8 +38,7 @@ SLOWDOWN: Final = "interference"
 Values = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
     """Something nobody measured: what it is taken to be, and between what it may lie."""
 
     name: str
@@ -55,16 +54,14 @@ class Assumption:
         return cls(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A step that was measured."""
 
     settings: Settings
     step_ns: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """How much compute slows beside communication."""
 
     slowdown: float
@@ -75,8 +72,7 @@ class Fit:
     """Why it is not identified; empty where it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Predictions:
+class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Steps of all settings under all variations of what is assumed. Row 0 is what is taken to hold."""
 
     settings: tuple[Settings, ...]

@@ -3,7 +3,8 @@
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
 from overlapscope.whatif.ddp_step import Settings, buckets_of
@@ -14,8 +15,7 @@ from overlapscope.whatif.workload import Workload
 CAPS_MB: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 40.0, 60.0, 100.0, 250.0, 500.0, 1000.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapCurve:
+class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted steps by cap, in rising order of caps."""
 
     caps_mb: tuple[float, ...]

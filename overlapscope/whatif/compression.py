@@ -10,12 +10,13 @@ gathered from every rank. A ring's all-gather takes half of what its all-reduce 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil, prod
 from typing import Final, Literal
 
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.errors import UsageError
-from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve
 
 LEAST_RATE: Final = 2
@@ -28,8 +29,7 @@ number where one pass is two. Top-k selects, which no two libraries do alike."""
 MAX_RANK: Final = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compression:
+class Compression(msgspec.Struct, frozen=True, kw_only=True):
     """How gradients are compressed."""
 
     method: Literal["powersgd", "topk"]
@@ -48,8 +48,7 @@ class Compression:
         return [replace(self, passes=each) for each in PASSES[self.method]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True):
     """A collective that a compressed bucket makes."""
 
     op: Literal["all_reduce", "all_gather"]

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Flags, Floats
-from overlapscope.values import dataclass
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
 CORNER: Final = 0.15
@@ -28,8 +28,7 @@ WIDE_GAP: Final = float(np.log(16))
 the points makes of their slopes does not: between close points the curve is nearly straight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curve:
+class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Time of one operation in one group by size. Use `curve` or `scaled` to make one.
 
     `sizes_bytes` rise strictly, `times_ns` never fall. `measured` tells of each point whether somebody measured it.

@@ -1,12 +1,12 @@
 """A step of DistributedDataParallel under given settings: a workload becomes a job to replay."""
 
 from collections.abc import Sequence
-from dataclasses import field, replace
 from math import prod
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from overlapscope.values import dataclass
 from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, ddp_buckets
 from overlapscope.whatif.compression import Compression, sent, sent_ns
 from overlapscope.whatif.curves import Curve
@@ -20,11 +20,10 @@ _USED_MAP_BYTES = 4
 """A DDP that looks for unused parameters also reduces an int32 for each parameter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What can be chosen for a job without changing its model."""
 
-    ddp: DdpSettings = field(default_factory=DdpSettings)
+    ddp: DdpSettings = msgspec.field(default_factory=DdpSettings)
     gradient_as_bucket_view: bool = True
     accumulation: int = 1
     """Backward passes of one optimizer step."""
@@ -137,8 +136,7 @@ def of_ranks(workload: Workload, settings: Settings, body: Sequence[Instruction]
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True):
     """An all-reduce of a bucket: when its gradients are ready, what its pieces take, and the work around it."""
 
     launch_ns: float

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log2
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
 
 INTRA, INTER = "intra", "inter"
 """Inside a node, or along the first dimension of a torus; between nodes, or along the second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an algorithm on one level of the topology."""
 
     level: str
@@ -29,8 +28,7 @@ class Stage:
     """What the busiest rank adds up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank has for one level: time of a message, bandwidth each way, time of adding a byte."""
 
     latency_ns: float

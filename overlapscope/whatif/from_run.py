@@ -1,16 +1,16 @@
 """A workload from a recording of DistributedDataParallel, freed of how it happened to overlap."""
 
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across, across
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, Floats, Ints
 from overlapscope.timeline.intervals import EMPTY, Intervals, intersection, union
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import SLOWDOWN, Assumption, Fit, Measured, Values
 from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.recorded_link import Link, link, told_latency, transfer_curve
@@ -36,8 +36,7 @@ WAITING: Final = 0.5
 """Share of the time in collectives from which on waiting is the matter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedCase:
+class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A workload that a recording tells, with what it leaves open."""
 
     recorded: Recorded

@@ -5,11 +5,12 @@ prefetch launches the gather of a later module as soon as compute has its own (t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.timeline.dimensions import BACKWARD
-from overlapscope.values import dataclass
 from overlapscope.whatif.graph import Busy, Graph, Item, launch_order, without
 from overlapscope.whatif.graph_changes import Trial, in_16_bits, more_ranks
 from overlapscope.whatif.replay import Launch, Wait
@@ -20,8 +21,7 @@ DEFERRED: Final = 0.01
 """Share of the step that must lie between launching gathers and waiting for them, in all, or they are not deferred."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathers:
+class Gathers(msgspec.Struct, frozen=True, kw_only=True):
     """The gathers and reduce-scatters of a step, by number, in the order of launch."""
 
     forward: tuple[int, ...]

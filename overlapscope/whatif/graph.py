@@ -5,18 +5,18 @@ launched one, and where it could not go on without one. `graph_job` frees it of 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from typing import Final
 
-from overlapscope.values import dataclass
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.workload import Interference
 
 P2P: Final = frozenset({"send", "recv", "send_recv"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A collective, or a message, of a step."""
 
     op: str
@@ -38,20 +38,18 @@ class Call:
     dimension: str | None = None
     phase: str | None = None
     module: str | None = None
-    late_ns: Mapping[int, float] = field(default_factory=dict)
+    late_ns: Mapping[int, float] = {}
     """How much more time of the link went by until other members had it, as recorded; those that had it last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class Busy(msgspec.Struct, frozen=True, kw_only=True):
     """Compute as it was recorded; `beside_ns` of it while a collective moved data on the rank."""
 
     ns: float
     beside_ns: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
+class Late(msgspec.Struct, frozen=True, kw_only=True):
     """How much later than the first a rank without a device saw a collective end: for its link, or for a core."""
 
     ns: float
@@ -61,8 +59,7 @@ class Late:
 Item = Busy | Gap | Launch | Wait | Late
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded step."""
 
     calls: tuple[Call, ...]
@@ -73,8 +70,7 @@ class Graph:
     """Collectives that a stream runs at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowed:
+class Slowed(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer compute takes beside a transfer, and a transfer beside compute."""
 
     compute: float = 1.0

@@ -5,16 +5,16 @@ misses on both sides.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import SELF_TEST, SLOWDOWN, half_width
 from overlapscope.whatif.from_run import US, WAITING
 from overlapscope.whatif.fsdp_changes import fsdp_trials
@@ -30,8 +30,7 @@ MOST_VARIED: Final = 4_000
 """Calls of all ranks and steps that are replayed under every variation of what is assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What to try besides what the kind of recording suggests."""
 
     link_speeds: tuple[float, ...] = (2.0,)
@@ -42,8 +41,7 @@ class Wanted:
 USUAL: Final = Wanted()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Replayed:
+class _Replayed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Shares of the unchanged step: (variation, trial); row 0 is what is taken to hold, the others come in pairs."""
 
     shares: Floats

@@ -1,14 +1,14 @@
 """The collectives of one recorded step over all ranks: who took part, from when to when, on which link."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import Intervals, clip, length, union
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 from overlapscope.whatif.graph import P2P, Call
 from overlapscope.whatif.link_shares import alone_times, times_of_link
 
@@ -16,8 +16,7 @@ Kind = tuple[str, str, int]
 """Link, operation and bytes of a call: calls of one kind take about as long."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, eq=False):
     """The calls of one rank in one step. Times are on the clock that all ranks share."""
 
     zero_ns: int
@@ -33,8 +32,7 @@ class Seen:
     """Whether each is one from rank to rank."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepCalls:
+class StepCalls(msgspec.Struct, frozen=True, eq=False):
     """The calls of one step over all ranks, by number."""
 
     number: Ints

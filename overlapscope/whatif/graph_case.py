@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
-from overlapscope.values import dataclass
 from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Assumption, Fit
 from overlapscope.whatif.from_run import COMM_SHARE, HELD_WAITING, LATENCY_US, LEAST_NOISE, US
 from overlapscope.whatif.graph import Graph
@@ -33,8 +33,7 @@ FEW_NOISE: Final = 0.03
 """What noise is taken to be where fewer steps were recorded: they do not tell it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GraphCase:
+class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The steps of a recording, ready to be replayed."""
 
     kind: Kind

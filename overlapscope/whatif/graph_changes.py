@@ -1,12 +1,12 @@
 """What may be changed of any recorded step: its links, its types, its late rank. Each gives another graph."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from overlapscope.values import dataclass
 from overlapscope.whatif.formulas import ALGORITHMS, Link, time_ns
 from overlapscope.whatif.graph import Busy, Call, Graph, Item, launch_order, retimed
 from overlapscope.whatif.replay import Gap, Launch
@@ -15,8 +15,7 @@ HALVED: Final = frozenset({"float32"})
 """Types that 16 bits halve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What of a call's time does not go with its bytes, or not with its link: nobody measured either."""
 
     latency_ns: float = 0.0
@@ -24,8 +23,7 @@ class Parts:
     """Share that is its host's, which copies to and from sockets, whatever the link."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A change to try on every recorded step."""
 
     knobs: Mapping[str, Any]

@@ -7,11 +7,11 @@ was not seen to be waited for: where it is needed is then taken from what it is,
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Flags, Ints
 from overlapscope.timeline.intervals import BusyTime, Intervals, complement, intersection
-from overlapscope.values import dataclass
 from overlapscope.whatif.graph import Busy, Item, Late
 from overlapscope.whatif.replay import Gap, Launch, Wait
 
@@ -25,8 +25,7 @@ SEEN_LATE_NS: Final = 50_000
 """... and this much: a callback marks its end, and clocks are estimated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lane:
+class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What one rank did in a step: nanoseconds from the start of the first rank."""
 
     on_device: bool
@@ -50,8 +49,7 @@ class Lane:
     span_launch_ns: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class _Stall:
+class _Stall(msgspec.Struct, frozen=True):
     start: int
     end: int
     calls: Ints

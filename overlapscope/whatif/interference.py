@@ -4,17 +4,17 @@ The same is the n-th launch of a kernel of that name in each step: names alone h
 little in when communication runs, so that some kernels are beside a transfer in one step and free of it in another.
 """
 
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.by_group import values_in
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
 from overlapscope.timeline.order import order_of
-from overlapscope.values import dataclass
 
 FREE: Final = 0.05
 """A kernel with no more of its time beside a transfer counts as free of it."""
@@ -29,8 +29,7 @@ SPREAD: Final = 1.645
 """Standard errors to either side of a 90 % interval."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
+class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
     """What compute takes beside transfers, over what the same takes without: weighted by time, with a 90 % interval."""
 
     mean: float

@@ -1,13 +1,13 @@
 """What one rank's lanes do in a replayed step: when it computes, and when each collective waits and moves data."""
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope.whatif.ddp_step import Settings, buckets_of, ddp_job
 from overlapscope.whatif.replay import Work, replay
 from overlapscope.whatif.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """A collective, in ns from the start of the step."""
 
     begun_ns: float
@@ -18,8 +18,7 @@ class Sent:
     """Of gradients; None for what no bucket holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
+class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     """A step on the rank that ends last. The four parts add up to the step."""
 
     step_ns: float

@@ -9,18 +9,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.values import dataclass
 from overlapscope.whatif.workload import Gradients
 
 OPTIMIZER_TOUCHES: Final[Mapping[str, int]] = {"sgd": 3, "sgd_momentum": 5, "adam": 7, "adamw": 7}
 """How often an optimizer step reads or writes a number for each parameter: parameter, gradient, its states."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter, or work without one, as the model registers it; backward goes through pieces in reverse."""
 
     name: str

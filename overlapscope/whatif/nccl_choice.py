@@ -6,12 +6,13 @@ are off by a quarter and more: use them for *which*, and measured curves for *ho
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import log2
 from typing import Final, Literal
 
+import msgspec
+from msgspec.structs import replace
+
 from overlapscope.errors import UsageError
-from overlapscope.values import dataclass
 
 LL, LL128, SIMPLE = "LL", "LL128", "SIMPLE"
 PROTOCOLS: Final = (LL, LL128, SIMPLE)
@@ -23,8 +24,7 @@ NEWEST: Final = (2, 30)
 _Triple = tuple[float, float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """What a version holds: microseconds by protocol (LL, LL128, Simple), GB/s by 1, 2 and more nodes."""
 
     base_latency: Mapping[str, _Triple]
@@ -77,8 +77,7 @@ _TREE_CORRECTION: Final[Mapping[str, tuple[float, ...]]] = {
 """By power of two from 64 bytes: trees do not follow the model at medium sizes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """What NCCL found of the machine; `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=GRAPH` prints it."""
 
     ranks: int
@@ -100,8 +99,7 @@ class Fabric:
     """None is NCCL's rule: NVLink, and a GPU that is made for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What NCCL's own model says."""
 
     algorithm: str

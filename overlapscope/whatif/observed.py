@@ -1,11 +1,11 @@
 """What a recording tells that a prediction of its settings is held against."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across, across
 from overlapscope.analysis.predictions import Observed

@@ -1,14 +1,14 @@
 """A described workload: from the document of a `WORKLOAD.toml` to what is assumed, and to workloads that replay."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
-from overlapscope.values import dataclass
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
 from overlapscope.whatif.curves import Curve, curve
@@ -37,8 +37,7 @@ FORMULA_ERROR: Final = 0.3
 _SIZES: Final = np.geomspace(1 << 10, 1 << 34, 97)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A workload with the settings it runs under, what was measured, and what is assumed."""
 
     document: Document

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.values import dataclass
 from overlapscope.whatif.unsynced import launch_times, optimizer_ns
 
 MODULE = "module."
 """What DistributedDataParallel puts before the names of the model that it wraps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What one all-reduce carried. Times are on the rank's own clock, of the host."""
 
     number: int

@@ -4,20 +4,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import Floats
 from overlapscope.timeline.volume import bus_factor
-from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve, curve
 
 MOST: Final = 1_000
 """A kind of call weighs by its calls, up to so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedCurve:
+class RecordedCurve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What calls of one operation reached, by size."""
 
     op: str

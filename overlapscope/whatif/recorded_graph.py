@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from overlapscope.analysis.across import Across
@@ -17,7 +18,6 @@ from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.values import dataclass
 from overlapscope.whatif.graph import P2P, Call, Graph
 from overlapscope.whatif.graph_calls import Kind, Seen, StepCalls, described, sharing, step_calls, usual_alone
 from overlapscope.whatif.graph_lane import Lane, programme
@@ -35,8 +35,7 @@ POSSIBLE_NS: Final = 1 << 62
 HOW: Final = "record it on every rank with `overlapscope.profile(path, model=model)` around the training loop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedGraphs:
+class RecordedGraphs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The steps of one recording that are alike."""
 
     ranks: tuple[int, ...]
@@ -47,8 +46,7 @@ class RecordedGraphs:
     left_out: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rank:
+class _Rank(msgspec.Struct, frozen=True, eq=False):
     """What is the same in all steps of a rank. Times are on its own clock."""
 
     timeline: RankTimeline

@@ -8,11 +8,11 @@ shares by bytes would say something else, the size tells nothing of its own, and
 
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve, curve
 
 BESIDE: Final = 0.8
@@ -28,8 +28,7 @@ SIZES: Final = np.geomspace(1 << 10, 1 << 34, 49)
 SPREAD: Final = 1.645
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the all-reduces of a recording tell of it."""
 
     bytes: Ints

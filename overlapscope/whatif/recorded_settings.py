@@ -1,10 +1,10 @@
 """The settings under which torch makes the buckets that a recording shows."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Ints

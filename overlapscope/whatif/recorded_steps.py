@@ -6,10 +6,11 @@ them. Times are nanoseconds on the clock that all ranks share; the tables' axes 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.analysis.across import Across
 from overlapscope.analysis.steps import step_windows
@@ -18,7 +19,6 @@ from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.values import dataclass
 from overlapscope.whatif.unsynced import averages_parameters, launch_times, optimizer_ns, unsynced_steps
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
@@ -31,8 +31,7 @@ GLOO_THREADS: Final = 2
 """Collectives that torch's gloo runs at once (`ProcessGroupGloo::Options::threads`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The steps of one recording that are alike."""
 
     ranks: tuple[int, ...]
@@ -82,8 +81,7 @@ class Recorded:
         return self.elements * np.array([ITEM_BYTES[each] for each in self.dtypes], np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     window: tuple[int, int]
     ready_ns: Ints
     """Of all passes behind each other, each in the rank's first order of gradients."""

@@ -8,15 +8,14 @@ that are on one link at once share it equally.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from heapq import heappop, heappush
 
-from overlapscope.values import dataclass
+import msgspec
+
 from overlapscope.whatif.workload import Interference
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Compute that takes `ns` undisturbed."""
 
     ns: float
@@ -24,22 +23,19 @@ class Work:
     """Whether a collective beside it slows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """Time in which the device has nothing to do because its host is busy or late."""
 
     ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """Give a collective to its stream, once the compute before has ended."""
 
     collective: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Let compute wait until a collective has ended."""
 
     collective: int
@@ -49,8 +45,7 @@ Instruction = Work | Gap | Launch | Wait
 Programme = Sequence[Instruction]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of a job."""
 
     ranks: tuple[int, ...]
@@ -58,23 +53,21 @@ class Transfer:
     """What it takes with its link for itself and no compute beside it."""
     stream: str = "comm"
     link: str = "link"
-    early: Mapping[int, float] = field(default_factory=dict)
+    early: Mapping[int, float] = {}
     """Ranks that have it before its link is free: after these shares of what it takes, above 0 and below 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks do, and with which collectives. Ranks without a programme of their own share one's."""
 
     programmes: Mapping[int, Programme]
     transfers: Sequence[Transfer]
-    interference: Interference = field(default_factory=Interference)
+    interference: Interference = msgspec.field(default_factory=Interference)
     width: int = 1
     """Collectives that a stream runs at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What happened, in ns from the start of the first rank; one entry a rank or a collective."""
 
     step_ns: float

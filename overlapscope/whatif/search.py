@@ -1,9 +1,10 @@
 """Settings worth trying: caps, and a list of caps of its own for each bucket from a merge rule and a local search."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
+
+from msgspec.structs import replace
 
 from overlapscope.whatif.buckets import MIB, DdpSettings
 from overlapscope.whatif.ddp_step import Settings

@@ -7,10 +7,10 @@ before its backward, the next one's while it computes, as FSDP does.
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Floats
-from overlapscope.values import dataclass
 from overlapscope.whatif.ddp_step import Settings, buckets_of, of_ranks
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
 from overlapscope.whatif.sharding import Sharding, time_ns
@@ -36,8 +36,7 @@ def sharded_job(workload: Workload, settings: Settings) -> Job:
     return of_ranks(workload, settings, build.body, build.transfers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(msgspec.Struct, frozen=True):
     """Of each bucket in the order of launch: what it computes in forward and backward, ns."""
 
     forward_ns: Floats

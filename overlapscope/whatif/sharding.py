@@ -7,12 +7,13 @@ bytes each of a model in 16 bits. Stage 1 shards the optimizer's states, (2 + 2 
 reduce-scatter and an all-gather of the whole; stage 3 half as much again, as it gathers in forward and in backward.
 """
 
-from dataclasses import replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.errors import UsageError
 from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.values import dataclass
 from overlapscope.whatif.workload import Workload
 
 STAGES: Final = (1, 2, 3)
@@ -28,8 +29,7 @@ GATHER_SHARE: Final = {True: (0.4, 0.5, 0.7), False: (0.5, 0.6, 0.8)}
 """Likewise of an all-gather; gloo's was seen to take 0.5 to 0.75 (see docs/whatif.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
+class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """A stage of ZeRO, and what its collectives cost where they were not measured."""
 
     stage: int

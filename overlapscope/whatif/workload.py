@@ -6,17 +6,15 @@ and other settings turn a workload into a `Job` (see `ddp_step`), which `replay`
 """
 
 from collections.abc import Hashable
-from dataclasses import field
 
+import msgspec
 import numpy as np
 
 from overlapscope.timeline.columns import Floats, Ints
-from overlapscope.values import dataclass
 from overlapscope.whatif.curves import Curve
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gradients:
+class Gradients(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Gradients in the order in which they become ready; one entry each."""
 
     names: tuple[str, ...]
@@ -31,8 +29,7 @@ class Gradients:
     """Empty where they are not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that no bucket setting moves: a gather of FSDP, an all-reduce of tensor parallelism."""
 
     op: str
@@ -49,8 +46,7 @@ class Placed:
     """Collectives that run at once on one link share it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interference:
+class Interference(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer things take beside each other; 1 is not at all."""
 
     compute: float = 1.0
@@ -59,8 +55,7 @@ class Interference:
     """A collective, while any of its members computes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Workload:
+class Workload(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One step of all ranks. Times are ns of undisturbed compute."""
 
     world_size: int
@@ -81,7 +76,7 @@ class Workload:
     """Time of reading and writing a byte of gradients once: dividing it, copying it out of its bucket."""
     lateness_ns: tuple[float, ...] = ()
     """How much later than the first each rank begins; empty where all begin at once."""
-    interference: Interference = field(default_factory=Interference)
+    interference: Interference = msgspec.field(default_factory=Interference)
     comm_share: float = 1.0
     """How much of compute's slowdown a collective suffers in turn, where only the two together can be told: 0 to 1."""
     comm_width: int = 1

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import msgspec
 
 import overlapscope
 from tests.disturbed.plan import WORLD, Recording
@@ -19,8 +20,7 @@ CAUSES = {
 SLOW_LINK = "slow_link"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was said of one recording."""
 
     recording: Recording

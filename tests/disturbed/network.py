@@ -5,15 +5,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from tests.disturbed.plan import INTERFACE
 
 TRIED = ("ip", "tc")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the namespaces: the bridge's, where rank r's link ends at `port<r>`, and one for each rank."""
 
     hub: str

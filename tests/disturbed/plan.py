@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
 
 WORLD = 3
 MODES = ("events", "trace")
@@ -13,8 +15,7 @@ ON_ONE_HOST = ("control", "compute", "sleep", "loader", "collector")
 ON_LINKS = ("links_as_they_are", "one_slow_link", "all_slow_links")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """One recording; `place` says where in the step the disturbance lies."""
 
     kind: str

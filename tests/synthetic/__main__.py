@@ -1,8 +1,9 @@
 """Write a synthetic job: `python -m tests.synthetic OUT --tp 2 --pp 2 --dp 4 --ranks 0-15 --fault slow_host`."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from overlapscope.timeline.store import save_run
 from tests.synthetic import FAULTS, Job, Layout, plant, run_of, simulate, write_kineto

@@ -1,9 +1,10 @@
 """Whole jobs at random: 64 ranks, at most 16 recorded, from ranges fixed before anything was tuned on them."""
 
-from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tests.synthetic.faults import FAULTS, plant
 from tests.synthetic.job import MS, US, Job, Layout
@@ -15,8 +16,7 @@ SHARES: Final = (0.05, 0.30)
 ATTEMPTS = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A drawn job, and whether those to blame are among its recorded ranks."""
 
     job: Job

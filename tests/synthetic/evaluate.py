@@ -8,8 +8,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from overlapscope.analysis.analyze import analyze
 from tests.long_results import keep
@@ -23,8 +24,7 @@ RIGHT_OR_ABSTAINED, MOST_ABSTAINED, MOST_ACCUSED = 0.95, 0.20, 0.01
 """What must hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What became of one job."""
 
     sort: str

@@ -1,10 +1,10 @@
 """Faults to plant in a job, as strong as asked for: a share of the healthy step by which the steps grow longer."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from tests.synthetic.job import Fault, Job
 from tests.synthetic.machine import Simulated, simulate

@@ -1,7 +1,6 @@
 """What a job is: its ranks and groups, the model it trains, how steady its machines are, and the fault planted."""
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +8,7 @@ MS, US = 1_000_000.0, 1_000.0
 Ranks = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks in Megatron's order: tensor groups are neighbours, then data (experts within it), then pipeline stages."""
 
     tp: int = 1
@@ -54,8 +52,7 @@ class Layout:
         return every.reshape(1, -1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong, on which ranks, and how strongly; a figure of 0 or 1 is harmless."""
 
     kind: str = "none"
@@ -90,11 +87,10 @@ class Fault:
     """Tokens that come to the culprits' experts, as a multiple of their even share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job, whole: the same value gives the same trace."""
 
-    layout: Layout = field(default_factory=Layout)
+    layout: Layout = msgspec.field(default_factory=Layout)
     seed: int = 0
     steps: int = 6
     first_step: int = 10
@@ -157,7 +153,7 @@ class Job:
     """Clocks of hosts differ by about this ..."""
     drift_ppm: float = 0.0
     """... and run apart by about this."""
-    fault: Fault = field(default_factory=Fault)
+    fault: Fault = msgspec.field(default_factory=Fault)
 
     def ranks(self) -> Ranks:
         """Give the recorded ranks."""

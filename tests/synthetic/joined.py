@@ -1,7 +1,6 @@
 """All that a stage's ranks saw as one table: columns that they share, and a row of times each."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +25,7 @@ KERNELS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedGroup:
+class NamedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A process group as torch would name it."""
 
     name: str

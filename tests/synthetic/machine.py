@@ -4,8 +4,7 @@ All ranks of a pipeline stage run one program, so they are one vector; stages me
 groups that span them, and each runs until it would need what another has not come to yet.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +16,7 @@ from tests.synthetic.stage import Shared, Stage
 Reals = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A job that ran: what its recorded ranks saw, in true time."""
 
     job: Job

@@ -1,7 +1,9 @@
 """What each pipeline stage runs in a step, in order: kernels, collectives, sends, and what the host does between."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from tests.synthetic.job import Job
 
@@ -11,8 +13,7 @@ FIXED, TOKENS, SQUARE, EXPERT = range(4)
 """What a kernel's time grows with: nothing, tokens, tokens squared, tokens that came to the rank's experts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel: its share of a layer's forward, what that grows with, and its grid at an even share of work."""
 
     name: str
@@ -22,8 +23,7 @@ class Kernel:
     blocks: int = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels on the compute lane, launched one by one or as a graph."""
 
     kernels: Sequence[Kernel]
@@ -34,8 +34,7 @@ class Compute:
     """Run by the culprits of `extra_kernels` alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """A call on the groups of a dimension; `blocks` when compute waits for it."""
 
     dimension: str
@@ -51,8 +50,7 @@ class Collective:
     backward: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """A send to, or a receive from, the stage `to` steps away."""
 
     sends: bool
@@ -61,15 +59,13 @@ class Exchange:
     backward: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitFor:
+class WaitFor(msgspec.Struct, frozen=True, kw_only=True):
     """Compute waits for all calls on a lane."""
 
     lane: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """A point on the host: `load` (the next batch is fetched), `sync`, `step`, `optimizer`, `optimized`, `end`."""
 
     what: str

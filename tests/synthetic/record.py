@@ -1,7 +1,6 @@
 """What the recorded ranks of one stage saw, in true time, gathered as the model runs and joined at the end."""
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,8 +12,7 @@ MAIN, BACKWARD = range(2)
 """Host threads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a collective, on all recorded ranks of a stage: rows of the arrays are those ranks."""
 
     op: str
@@ -31,8 +29,7 @@ class Call:
     """The other rank of a send or receive."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True, kw_only=True):
     """A few spans in a row on one lane: arrays are [rank, span]."""
 
     kind: int
@@ -53,17 +50,16 @@ class Pieces:
     """What the call takes once all have come: true, of each rank's group."""
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """All of one stage. `rows` are the recorded ranks' places in it."""
 
     rows: Ranks
     ranks: Ranks
-    pieces: list[Pieces] = field(default_factory=list)
-    marks: list[tuple[str, int, Reals, Reals]] = field(default_factory=list)
+    pieces: list[Pieces] = []
+    marks: list[tuple[str, int, Reals, Reals]] = []
     """Annotations: name, thread, start, end."""
-    waits: list[tuple[str, Reals, Reals]] = field(default_factory=list)
+    waits: list[tuple[str, Reals, Reals]] = []
     """Calls of the host that return when the device has done something: name, start, end."""
-    steps: list[tuple[int, Reals, Reals]] = field(default_factory=list)
-    pauses: list[tuple[Reals, Reals]] = field(default_factory=list)
+    steps: list[tuple[int, Reals, Reals]] = []
+    pauses: list[tuple[Reals, Reals]] = []
     """Pauses of the collector that telemetry notes: end and length, 0 on ranks without."""

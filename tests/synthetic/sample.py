@@ -4,9 +4,10 @@
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from tests.synthetic.draw import Drawn, faulty, healthy
 from tests.synthetic.job import Fault, Job, Layout
@@ -32,7 +33,7 @@ def _drawn(kept: dict[str, Any]) -> Drawn:
 def main() -> None:
     """Draw and keep them."""
     drawn = [*map(faulty, FAULTY), *map(healthy, HEALTHY)]
-    FILE.write_text(json.dumps([asdict(each) for each in drawn], indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(msgspec.to_builtins(drawn), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

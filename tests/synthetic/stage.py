@@ -1,8 +1,8 @@
 """One pipeline stage: the time to which each rank's host and lanes have come, and how each instruction moves it."""
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,16 +23,15 @@ COPY_NS = 60_000.0
 """The batch's way to the device."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, kw_only=True):
     """What the stages of a job share: links, sends under way, and who has come to calls that span stages."""
 
     links: Links
-    sends: dict[tuple[int, int], deque[tuple["Stage", Exchange, Reals, Reals]]] = field(
+    sends: dict[tuple[int, int], deque[tuple["Stage", Exchange, Reals, Reals]]] = msgspec.field(
         default_factory=lambda: defaultdict(deque)
     )
-    come: dict[tuple[str, int], dict[int, Reals]] = field(default_factory=lambda: defaultdict(dict))
-    over: dict[tuple[str, int], tuple[Reals, Reals]] = field(default_factory=dict)
+    come: dict[tuple[str, int], dict[int, Reals]] = msgspec.field(default_factory=lambda: defaultdict(dict))
+    over: dict[tuple[str, int], tuple[Reals, Reals]] = {}
 
 
 class Stage:

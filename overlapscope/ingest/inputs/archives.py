@@ -14,10 +14,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self
+
+import msgspec
+from msgspec.structs import replace
 
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
@@ -28,7 +30,6 @@ from overlapscope.ingest.reading import HEAD_BYTES, ZIP_MAGIC, rank_from_path
 from overlapscope.timeline.held_folder import held_folder
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY
-from overlapscope.values import dataclass
 
 FORMAT: Final = "archive"
 MAX_MEMBERS: Final = 100_000
@@ -108,8 +109,7 @@ class _BudgetError(Exception):
     """A limit on what is unpacked was reached."""
 
 
-@dataclass(slots=True)
-class _Budget:
+class _Budget(msgspec.Struct):
     """What may still be unpacked from all archives together."""
 
     members: int
@@ -124,8 +124,7 @@ class _Budget:
             raise _BudgetError("the archives hold more than may be unpacked; unpack them yourself and name the folder")
 
 
-@dataclass(slots=True)
-class _Unpacking:
+class _Unpacking(msgspec.Struct):
     """One archive on its way into a folder."""
 
     folder: Path
@@ -133,12 +132,12 @@ class _Unpacking:
     packed_bytes: int = 0
     files: int = 0
     unpacked_bytes: int = 0
-    passed_over: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    passed_over: list[str] = []
+    refused: list[str] = []
     """Members that were not read whole, each with the reason."""
-    unread: list[str] = field(default_factory=list)
+    unread: list[str] = []
     """Names of members of which something could not be read."""
-    nested: list[str] = field(default_factory=list)
+    nested: list[str] = []
 
     def refuse(self, name: str, why: str) -> None:
         self.refused.append(f"{name!r} ({why})")

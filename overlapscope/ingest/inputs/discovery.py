@@ -1,23 +1,22 @@
 """The files that given paths mean: folders are walked, and what no reader knows in them is passed over."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from overlapscope.display_path import shown, url_of
 from overlapscope.errors import InputError
 from overlapscope.ingest.readers import head_of, reader_of
 from overlapscope.timeline.run import Source
 from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
-from overlapscope.values import dataclass
 
 if TYPE_CHECKING:
     from overlapscope.ingest.inputs.remote import Version
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the given paths hold."""
 
     runs: tuple[Path, ...]
@@ -26,18 +25,17 @@ class Inputs:
     """Files that were named, or that lie in a named folder and that a reader knows."""
     passed_over: tuple[Path, ...]
     """Files of a named folder that no reader knows."""
-    remote: "Mapping[Path, Version]" = field(default_factory=dict)
+    remote: "Mapping[Path, Version]" = {}
     """Those of `files` that lie elsewhere."""
-    unreadable: Mapping[Path, str] = field(default_factory=dict)
+    unreadable: Mapping[Path, str] = {}
     """Folders in a named one that cannot be listed, links to nothing or in a circle; and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpacked:
+class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs with the files of archives among them."""
 
     inputs: Inputs
-    folders: dict[Path, Path] = field(default_factory=dict)
+    folders: dict[Path, Path] = {}
     """Where each archive was unpacked."""
     notes: tuple[Source, ...] = ()
     """Archives, or parts of them, that could not be used, and why."""

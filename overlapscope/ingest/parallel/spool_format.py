@@ -13,12 +13,12 @@ row as it would move them.
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from overlapscope.ingest.reading import Reading, rank_from_path
 from overlapscope.timeline.arrow import from_arrow, read_parquet
@@ -39,7 +39,6 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rank_files import table_file, write_table
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
 from overlapscope.timeline.stored import TABLES
-from overlapscope.values import dataclass
 
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,
@@ -78,8 +77,7 @@ class _Summary(msgspec.Struct, kw_only=True):
     timelines: list[_Timeline]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One timeline of a file, on disk."""
 
     folder: Path

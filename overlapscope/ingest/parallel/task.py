@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from overlapscope.display_path import shown
 from overlapscope.errors import InputError
 from overlapscope.ingest.classify import Classifier
@@ -11,14 +13,12 @@ from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
 from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.reading import ReadContext, Reading, Sharing, rank_from_path, relabel_text
 from overlapscope.timeline.run import Source
-from overlapscope.values import dataclass
 
 UNREAD = "unknown"
 """Format of a source that gave nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One file to read."""
 
     path: Path
@@ -38,8 +38,7 @@ class Task:
     """... as tables of a run directory, written by the code that `read_by` names; as columns in memory if empty."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class Read(msgspec.Struct, frozen=True, kw_only=True):
     """What one file gave, or why it gave nothing."""
 
     readings: tuple[Reading, ...] = ()
@@ -51,8 +50,7 @@ class Read:
     """It was refused though the file may be good: a process was killed, memory was short, a disk was another one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     """What the files gave, one after another."""
 
     readings: list[tuple[Path, Reading]]
