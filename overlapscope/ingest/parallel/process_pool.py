@@ -60,6 +60,7 @@ class WorkerPool(ProcessPoolExecutor):
     """
 
     def __init__(self, count: int, prepare: Callable[..., object] = int, *args: object) -> None:
+        _require_threads()
         self.count = count
         self._workers: list[_Worker] = []
         context = SpawnContext()
@@ -92,6 +93,21 @@ class WorkerPool(ProcessPoolExecutor):
         return f"the process that read it was killed ({named}{why})"
 
 
+def _require_threads() -> None:
+    """Raise RuntimeError unless a pool's two threads can be started: without the second it would hang."""
+    ready = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(2):
+            thread = threading.Thread(target=ready.wait)
+            thread.start()
+            started.append(thread)
+    finally:
+        ready.set()
+        for thread in started:
+            thread.join()
+
+
 def can_start() -> bool:
     """Whether this process may start workers: a frozen program is no Python, and a daemon may have no children."""
     return bool(sys.executable) and not getattr(sys, "frozen", False) and not current_process().daemon
@@ -108,7 +124,8 @@ def is_broken(error: BaseException | None) -> bool:
 
 
 def _prepare_worker(prepare: Callable[..., object], *args: object) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(RuntimeError):  # the system starts no more threads
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reading has no use of threads that take a third of a start
     search_seldom()
     with suppress(OSError, AttributeError):  # where there is no glibc
