@@ -25,6 +25,7 @@ lint: $(READY)
 	@mkdir -p build/typed && ln -sfn ../../dashboards build/typed/overlapscope_dashboards
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/check_house.py
 
 # Ratios, measured in one run and interleaved; writes benchmarks/RESULTS.md.
 bench: $(READY)
@@ -45,18 +46,43 @@ check-wheel: $(READY)
 
 # On Python 3.13 without torch, where there is such a Python: what tells Pythons apart, which is files, processes, text and
 # the command line. Figures come from numpy and are the same; what looks for faults of ours runs once, in `make test`.
-TELLS_PYTHONS_APART := archives assemble breakdown cli cli_endings compare_cli cores facts formats gate gate_cli html nsight one_run \
-  plain_pickle plan points pytest_plugin readers report rocprof steps store timestamps topology whatif_cli write_run
+TELLS_PYTHONS_APART := inputs/test_archives \
+  merge/test_assemble \
+  analysis/figures/test_breakdown \
+  cli/test_cli \
+  cli/test_cli_endings \
+  cli/test_compare_cli \
+  parallel/test_worker_count \
+  timeline/test_facts \
+  report/test_formats \
+  gate/test_gate \
+  cli/test_gate_cli \
+  report/test_html \
+  formats/test_nsight \
+  merge/test_one_run \
+  formats/test_safe_pickle \
+  whatif/test_plan \
+  capture/test_timestamps \
+  cli/test_pytest_plugin \
+  formats/test_readers \
+  report/test_report \
+  formats/test_rocprof \
+  build/test_step_windows \
+  timeline/test_store \
+  parsing/test_timestamps \
+  formats/test_topology \
+  cli/test_whatif_cli \
+  parallel/test_write_run
 test-py313: $(READY313)
 	@if test -n "$(READY313)"; then \
 	  HYPOTHESIS_PROFILE=quick .venv313/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not long" \
-	    $(foreach name,$(TELLS_PYTHONS_APART),tests/test_$(name).py); \
+	    $(foreach name,$(TELLS_PYTHONS_APART),tests/unit/$(name).py); \
 	else echo "test-py313: there is no python3.13 here; not run"; fi
 
 # The published JSON Schemas, from the code.
 schema: $(READY)
 	for name in analysis comparison whatif gate history scaling floor; do \
-	  $(BIN)/python -m overlapscope.report.json $$name > docs/overlapscope.$$name-1.schema.json; \
+	  $(BIN)/python -m overlapscope.report.formats.json $$name > docs/overlapscope.$$name-1.schema.json; \
 	done
 
 $(READY): pyproject.toml constraints.txt

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.inputs import HERE
 from benchmarks.large_run import write_run
-from overlapscope_dashboards.site import Site
-from overlapscope_dashboards.timeline.stored import FOLDER
+from overlapscope_dashboards.runs.site import Site
+from overlapscope_dashboards.timeline.cache import FOLDER
 
 RANKS, INTERVALS = 1_024, 10_000
 CHROMIUM = Path("/usr/bin/chromium")

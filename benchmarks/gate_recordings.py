@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 
 from overlapscope.analysis.compare import alike
+from overlapscope.analysis.measured_run import Replicate, replicate
 from overlapscope.analysis.metrics import metrics
-from overlapscope.analysis.replicate import Replicate, replicate
 from overlapscope.gate.calibrate import calibrate, least_told
 from overlapscope.gate.judge import MetricVerdict, judge_metrics
 from overlapscope.gate.policy import Policy

@@ -19,8 +19,8 @@ from overlapscope.timeline.columns import (
     make,
 )  # fmt: skip
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rank_by_rank import save_job, save_rank
 from overlapscope.timeline.run import Group, RankTimeline
+from overlapscope.timeline.store.rank_writer import save_job, save_rank
 from overlapscope.version import __version__
 
 EPOCH_NS = 1_700_000_000_000_000_000

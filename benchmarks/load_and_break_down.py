@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from overlapscope.analysis.alone import alone_of
-from overlapscope.cycles import search_seldom
+from overlapscope.analysis.rank_summary import alone_of
+from overlapscope.garbage_collection import search_seldom
 from overlapscope.ingest.read_run import read_inputs
 
 search_seldom()  # as the command does

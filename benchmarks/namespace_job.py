@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.disturbed.network import Network
-from tests.disturbed.plan import INTERFACE
+from tests.integration.disturbed.network import Network
+from tests.integration.disturbed.plan import INTERFACE
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 900

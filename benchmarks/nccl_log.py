@@ -135,7 +135,7 @@ READ = """
 import sys
 from pathlib import Path
 from overlapscope.ingest.formats.nccl_log import READER
-from overlapscope.ingest.reading import ReadContext
+from overlapscope.ingest.reader import ReadContext
 reading = READER.read(Path(sys.argv[1]), ReadContext())
 calls = sum(len(each.collectives.seq) for each in reading.timelines)
 chosen = sum(int((each.collectives.algorithm >= 0).sum()) for each in reading.timelines)

@@ -65,7 +65,7 @@ PARTS = {
     "scale": Part(
         "Many ranks",
         scale,
-        "Simulated jobs (`tests.synthetic`) with one rank that computes more slowly, from run directories: "
+        "Simulated jobs (`tests.property.synthetic`) with one rank that computes more slowly, from run directories: "
         "whole processes, `overlapscope analyze RUN --json`. `again` prints the analysis that was kept in the run.",
     ),
 }

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.inputs import HERE, million_events
 from benchmarks.scale_runs import CULPRIT, HELD_BY, offsets_ns
-from overlapscope.timeline.available_cores import available_cores
+from overlapscope.timeline.store.read_ahead import available_cores
 
 STEPS: Final = 10
 SIZES: Final = ((64, STEPS), (256, STEPS), (1024, STEPS), (256, 4 * STEPS))

@@ -3,7 +3,7 @@
     python -m benchmarks.scale_runs run PLACE RANKS STEPS
     python -m benchmarks.scale_runs traces PLACE RANKS STEPS   # of the first ranks of a larger job
 
-The model is that of the tests (`tests.synthetic`), which shares no code with the analysis.
+The model is that of the tests (`tests.property.synthetic`), which shares no code with the analysis.
 """
 
 import sys
@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.timeline.rank_by_rank import save_job, save_rank
+from overlapscope.timeline.store.rank_writer import save_job, save_rank
 from overlapscope.version import __version__
-from tests.synthetic import Job, Layout, plant, simulate, write_kineto
-from tests.synthetic.columns import recorded_groups, timelines_of
+from tests.property.synthetic import Job, Layout, plant, simulate, write_kineto
+from tests.property.synthetic.columns import recorded_groups, timelines_of
 
 TENSOR, STAGES = 8, 4
 SEED: Final = 1

@@ -26,13 +26,13 @@ from msgspec.structs import replace
 
 from benchmarks.namespace_job import run_job
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.whatif.answer import answer, scenarios
 from overlapscope.whatif.calibrate import Fit
+from overlapscope.whatif.ddp_predict import answer, scenarios
+from overlapscope.whatif.ddp_recording import RecordedCase, from_run
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.from_run import RecordedCase, from_run
-from overlapscope.whatif.scenario import Scenario
+from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
-from tests.disturbed.network import Network, network
+from tests.integration.disturbed.network import Network, network
 
 ROOT = Path(__file__).parents[1]
 WORLD_SIZE = 2

@@ -17,10 +17,10 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.namespace_job import run_job
-from overlapscope.analysis.across import across
+from overlapscope.analysis.across_ranks import across
 from overlapscope.ingest.read_run import read_inputs
-from overlapscope.whatif.graph_answer import Wanted, answer_run
-from tests.disturbed.network import network
+from overlapscope.whatif.graph_predict import Wanted, answer_run
+from tests.integration.disturbed.network import network
 
 ROOT = Path(__file__).parents[1]
 WORLD_SIZE = 2

@@ -22,7 +22,7 @@ from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import overlapscope
-from tests.disturbed.plan import INTERFACE
+from tests.integration.disturbed.plan import INTERFACE
 
 WARMUP = 2
 """Steps before the counted ones: DDP rebuilds its buckets after the first."""

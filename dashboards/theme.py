@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.report.inert import inert, one_row
+from overlapscope.report.formatting import inert, one_row
 from overlapscope.report.verdicts import TONES
 
 COLOURS: Final[Mapping[str, str]] = {

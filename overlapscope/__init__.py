@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from overlapscope.capture.session import Session
     from overlapscope.ingest.write_run import Written
-    from overlapscope.loaded import LoadedRun
+    from overlapscope.loaded_run import LoadedRun
 
 __all__ = [
     "InputError",
@@ -58,11 +58,11 @@ def load(
     Raises InputError when nothing is usable; a bad file among good ones costs only itself and stands in
     `run.sources`.
     """
-    from overlapscope.ingest.read_options import (  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
+    from overlapscope.ingest.options import (  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
         given_options,
         given_workers,
     )
-    from overlapscope.loaded import read  # noqa: PLC0415
+    from overlapscope.loaded_run import read  # noqa: PLC0415
 
     options = given_options(ranks=ranks, comm=comm, compute=compute)
     return read(paths, options, workers=given_workers(workers))
@@ -87,7 +87,7 @@ def write_run(
 
     Raises InputError when nothing is usable, UsageError when something stands at `to`.
     """
-    from overlapscope.ingest.read_options import (  # noqa: PLC0415 - as above
+    from overlapscope.ingest.options import (  # noqa: PLC0415 - as above
         given_executor,
         given_options,
         given_paths,

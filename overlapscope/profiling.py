@@ -11,20 +11,21 @@ import msgspec
 from msgspec.structs import replace
 
 from overlapscope.analysis.analyze import analyze
-from overlapscope.analysis.waited import Waited, waited
-from overlapscope.capture import environment, exchange
-from overlapscope.capture.events import telemetry_of
+from overlapscope.analysis.late_rank_share import Waited, waited
+from overlapscope.capture.host import environment
+from overlapscope.capture.lifecycle import exchange
 from overlapscope.capture.session import Session
 from overlapscope.capture.settings import Settings
-from overlapscope.ingest.kineto import read_kineto
-from overlapscope.ingest.reading import ReadContext
-from overlapscope.report.summary import RankSummary, render
-from overlapscope.report.text import mean
-from overlapscope.timeline.manifest import rank_folder
+from overlapscope.capture.timeline import telemetry_of
+from overlapscope.ingest.formats.kineto.reader import read_kineto
+from overlapscope.ingest.reader import ReadContext
+from overlapscope.report.text.analysis import mean
+from overlapscope.report.text.summary import RankSummary, render
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rank_by_rank import save_job, save_rank
 from overlapscope.timeline.run import RankTimeline, Run, join_recordings
-from overlapscope.timeline.store import load_run
+from overlapscope.timeline.store.load_save import load_run
+from overlapscope.timeline.store.manifest import rank_folder
+from overlapscope.timeline.store.rank_writer import save_job, save_rank
 from overlapscope.version import __version__
 
 MOST_SPANS_TOLD = 1_000_000

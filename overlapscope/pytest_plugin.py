@@ -23,7 +23,7 @@ from overlapscope.errors import OverlapScopeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from overlapscope.analysis.replicate import Replicate
+    from overlapscope.analysis.measured_run import Replicate
     from overlapscope.capture.session import Session
     from overlapscope.gate.policy import Policy
     from overlapscope.gate.verdict import Gate
@@ -110,8 +110,8 @@ def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
         return None
     gate = _gate(recorder, None if baseline is None else item.config.rootpath / baseline, policy)
 
-    from overlapscope.cli.printable import printable  # noqa: PLC0415
-    from overlapscope.report import gate_text  # noqa: PLC0415
+    from overlapscope.cli.output import printable  # noqa: PLC0415
+    from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
     words = printable(gate_text.render(gate))
     item.user_properties.append(("overlap", gate.verdict))
@@ -141,8 +141,8 @@ def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
 
 
 def _save(recorder: Recorder, place: Path) -> None:
-    from overlapscope.ingest.sides import read_side  # noqa: PLC0415
-    from overlapscope.timeline.baselines import save_baseline  # noqa: PLC0415
+    from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
+    from overlapscope.timeline.store.baselines import save_baseline  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
     save_baseline([run for _, run in read_side(recorder.folder)], place, version=__version__, force=True)
@@ -162,7 +162,7 @@ def _gate(recorder: Recorder, place: Path | None, policy: Policy) -> Gate:
 
 
 def _measured(place: Path, left_out: list[str]) -> list[Replicate]:
-    from overlapscope.analysis.replicate import replicate  # noqa: PLC0415
-    from overlapscope.ingest.sides import read_side  # noqa: PLC0415
+    from overlapscope.analysis.measured_run import replicate  # noqa: PLC0415
+    from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
     return [replicate(run, name) for name, run in read_side(place, left_out=left_out)]

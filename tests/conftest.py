@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.browser import opened_browser
+from tests.support.browser import opened_browser
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)

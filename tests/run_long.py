@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.long_results import keep
+from tests.support.long_results import keep
 
 HERE = Path(__file__).parent
 ROUNDS = 5
@@ -29,7 +29,7 @@ PROPERTIES = (
     "search",
     "disturbed",
 )
-PARTS = ("tests.disturbed", "tests.synthetic.evaluate", "tests.whatif_measured")
+PARTS = ("tests.integration.disturbed", "tests.property.synthetic.evaluate", "tests.support.whatif_measured")
 """Modules that run a part of their own and keep its section."""
 
 

@@ -13,7 +13,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from tests.long_results import keep
+from tests.support.long_results import keep
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

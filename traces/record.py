@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from overlapscope.cli.demo_job import train_and_record
+from overlapscope.cli.verbs.demo import train_and_record
 
 HERE = Path(__file__).parent
 RUNS = {

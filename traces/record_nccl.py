@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))  # the job is the one that the tests run
 
-from tests.training_gpu import environment  # noqa: E402 - behind the path
+from tests.integration.training_gpu import environment  # noqa: E402 - behind the path
 
 RUNS = {
     "ddp": "2 ranks, DDP over NCCL sockets, 4 layers of 1024 x 1024, buckets of 5 MiB, 3 steps",
@@ -39,7 +39,15 @@ def train(scenario: str, folder: Path) -> None:
     """Run the job; leave its run directory and logs in `folder`."""
     processes = []
     for rank in range(2):
-        command = [sys.executable, "-m", "tests.training_gpu", scenario, str(rank), "2", str(folder / "store")]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.integration.training_gpu",
+            scenario,
+            str(rank),
+            "2",
+            str(folder / "store"),
+        ]
         command += [str(folder / "run"), "trace", str(folder / f"out{rank}.json")]
         log = folder / f"nccl.rank{rank}.log"
         processes.append(subprocess.Popen(command, cwd=ROOT, env=environment(rank, log=log)))

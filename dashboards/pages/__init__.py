@@ -38,8 +38,8 @@ from typing import Protocol, cast
 from dash import Dash
 from dash.development.base_component import Component
 
-from overlapscope_dashboards.opened import Opened
-from overlapscope_dashboards.site import Site
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site
 
 
 class Page(Protocol):

@@ -8,16 +8,16 @@ from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.op_times import OpTime, op_times
+from overlapscope.analysis.operation_times import OpTime, op_times
 from overlapscope.analysis.possible_bandwidth import curves_of, link_speed
-from overlapscope.report.text import windows
+from overlapscope.report.text.analysis import windows
 from overlapscope.whatif.recorded_curves import RecordedCurve, recorded_curves
-from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
+from overlapscope_dashboards.parts.bars import Part, SplitRow, split_bar_table
 from overlapscope_dashboards.parts.charts import DASHES
-from overlapscope_dashboards.parts.chips import chips
-from overlapscope_dashboards.parts.split_bars import Part, SplitRow, split_bar_table
-from overlapscope_dashboards.site import Unknown, run_address
+from overlapscope_dashboards.parts.text import chips
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Unknown, run_address
 from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 from overlapscope_dashboards.views import collectives as view
 

@@ -9,11 +9,10 @@ from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
 from overlapscope.analysis.findings import titles
-from overlapscope.report.amounts import ms
-from overlapscope.report.chart_of import charts_of
-from overlapscope.report.text import headline
+from overlapscope.report.formatting import ms
+from overlapscope.report.sheet.charts import charts_of
+from overlapscope.report.text.analysis import headline
 from overlapscope.timeline.columns import NONE
-from overlapscope_dashboards.opened import Opened
 from overlapscope_dashboards.parts import (
     BarRow,
     bar_table,
@@ -26,7 +25,8 @@ from overlapscope_dashboards.parts import (
     table,
 )
 from overlapscope_dashboards.parts.charts import lines, twin
-from overlapscope_dashboards.site import Site
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.theme import FADING, figure
 from overlapscope_dashboards.views import overview as view
 

@@ -8,12 +8,12 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from overlapscope.analysis.analyze import Analysis
-from overlapscope.analysis.readings import readings
-from overlapscope_dashboards.opened import Opened
+from overlapscope.analysis.telemetry import readings
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.panels import height, panels
-from overlapscope_dashboards.site import Site, Unknown, query_of, run_address
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site, Unknown, query_of, run_address
 from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 from overlapscope_dashboards.views import ranks as view
 

@@ -6,13 +6,11 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from overlapscope.errors import InputError
-from overlapscope.report.amounts import ms
-from overlapscope_dashboards.opened import Opened
+from overlapscope.report.formatting import ms
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
-from overlapscope_dashboards.parts.aria import aria
-from overlapscope_dashboards.parts.chips import chips
-from overlapscope_dashboards.parts.code import code
-from overlapscope_dashboards.site import run_address
+from overlapscope_dashboards.parts.text import aria, chips, code
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import run_address
 from overlapscope_dashboards.views import recommendations as view
 
 TITLE = "Recommendations"

@@ -7,15 +7,16 @@ from typing import Any, cast
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from overlapscope_dashboards.opened import Opened
-from overlapscope_dashboards.parts.aria import aria
-from overlapscope_dashboards.site import Site, run_address
-from overlapscope_dashboards.timeline import answers, perfetto
-from overlapscope_dashboards.timeline.answers import state_of
-from overlapscope_dashboards.timeline.asked import asked
-from overlapscope_dashboards.timeline.drawing import height_before
-from overlapscope_dashboards.timeline.heat import DOMINATING, MODES
-from overlapscope_dashboards.timeline.said import NAMES
+from overlapscope_dashboards.parts.text import aria
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site, run_address
+from overlapscope_dashboards.timeline import endpoints as answers
+from overlapscope_dashboards.timeline import perfetto
+from overlapscope_dashboards.timeline.endpoints import state_of
+from overlapscope_dashboards.timeline.figure import height_before
+from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
+from overlapscope_dashboards.timeline.labels import NAMES
+from overlapscope_dashboards.timeline.query import asked
 from overlapscope_dashboards.timeline.source import source_of
 
 TITLE = "Timeline"

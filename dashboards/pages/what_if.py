@@ -9,18 +9,16 @@ from dash.development.base_component import Component
 
 from overlapscope.advice.setting_code import setting_code
 from overlapscope.errors import InputError
-from overlapscope.report.amounts import ms, size
-from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.report.formatting import ms, size
+from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.whatif.cap_curve import caps_of
+from overlapscope.whatif.ddp_recording import RecordedCase, from_run
 from overlapscope.whatif.ddp_step import Settings
-from overlapscope.whatif.from_run import RecordedCase, from_run
-from overlapscope.whatif.lanes import Lanes
-from overlapscope_dashboards.opened import Opened
+from overlapscope.whatif.lane_usage import Lanes
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
-from overlapscope_dashboards.parts.aria import aria
-from overlapscope_dashboards.parts.chips import chips
-from overlapscope_dashboards.parts.code import code
-from overlapscope_dashboards.site import Site, query_of, run_address
+from overlapscope_dashboards.parts.text import aria, chips, code
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site, query_of, run_address
 from overlapscope_dashboards.theme import COLOURS, figure
 from overlapscope_dashboards.views import what_if as view
 

@@ -6,7 +6,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.parts.text import aria
 from overlapscope_dashboards.theme import CONFIG
 
 Children = Component | Sequence[Component]

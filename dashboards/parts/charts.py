@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from dash.development.base_component import Component
 
-from overlapscope.report.chart import Chart
+from overlapscope.report.model import Chart
 from overlapscope_dashboards.parts.tables import table
 from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 

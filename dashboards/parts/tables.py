@@ -6,7 +6,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from overlapscope.report.verdicts import tone_of
-from overlapscope_dashboards.parts.aria import aria
+from overlapscope_dashboards.parts.text import aria
 
 Cell = str | Component
 

@@ -6,8 +6,8 @@ import msgspec
 from dash import html
 from dash.development.base_component import Component
 
-from overlapscope.report.amounts import ms, signed_ms
-from overlapscope_dashboards.parts.aria import aria
+from overlapscope.report.formatting import ms, signed_ms
+from overlapscope_dashboards.parts.text import aria
 
 FROM_NOUGHT: Final = 0.6
 """The axis begins at 0 where a waterfall comes below this share of its top, else a little below its foot."""

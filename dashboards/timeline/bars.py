@@ -10,11 +10,11 @@ import numpy.typing as npt
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope_dashboards.theme import COLOURS, plain
-from overlapscope_dashboards.timeline.asked import Asked
+from overlapscope_dashboards.timeline.labels import length
+from overlapscope_dashboards.timeline.lane_rows import Row
 from overlapscope_dashboards.timeline.lanes import Lane, RankLanes, pieces
-from overlapscope_dashboards.timeline.plotted import typed
-from overlapscope_dashboards.timeline.rows import Row
-from overlapscope_dashboards.timeline.said import length
+from overlapscope_dashboards.timeline.query import Asked
+from overlapscope_dashboards.timeline.raster import typed
 from overlapscope_dashboards.timeline.source import Source
 
 NAMED: Final = 400

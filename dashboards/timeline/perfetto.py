@@ -11,10 +11,10 @@ from dash import Dash
 from flask import Response, request
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.report.perfetto import Choice, PerfettoTrace
+from overlapscope.report.perfetto.export import Choice, PerfettoTrace
 from overlapscope.version import __version__
-from overlapscope_dashboards.site import Site, Unknown
-from overlapscope_dashboards.timeline.asked import asked
+from overlapscope_dashboards.runs.site import Site, Unknown
+from overlapscope_dashboards.timeline.query import asked
 from overlapscope_dashboards.timeline.source import source_of
 
 FILE: Final = "window.json.gz"

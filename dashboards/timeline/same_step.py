@@ -4,8 +4,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from overlapscope.timeline.columns import NONE
-from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.rows import lower_rows
+from overlapscope_dashboards.timeline.lane_rows import lower_rows
+from overlapscope_dashboards.timeline.query import Asked
 from overlapscope_dashboards.timeline.source import Source
 
 MAX_MARKED: Final = 64

@@ -11,26 +11,26 @@ from typing import Final, Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across import Transfers
+from overlapscope.analysis.across_ranks import Transfers
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.analysis.causes import Causes, causes_of
-from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.exposed_causes import Causes, causes_of
 from overlapscope.analysis.occupancy import Occupancy
 from overlapscope.analysis.steps import StepWindow, step_windows, whole_windows
 from overlapscope.errors import InputError, OverlapScopeError
-from overlapscope.report.call_words import CallWords
-from overlapscope.report.perfetto_tracks import lane_name, on_common_clock
+from overlapscope.report.perfetto.call_args import CallWords
+from overlapscope.report.perfetto.tracks import lane_name, on_common_clock
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.timeline.store import load_rank
-from overlapscope_dashboards.opened import Opened
-from overlapscope_dashboards.recent import Recent
-from overlapscope_dashboards.timeline.coarse import Coarse
-from overlapscope_dashboards.timeline.heat import map_rows, spent_by_row
+from overlapscope.timeline.store.load_save import load_rank
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.recent import Recent
+from overlapscope_dashboards.timeline.cache import Kept, States, keep, occupancy_of_folder
+from overlapscope_dashboards.timeline.coarse_sums import Coarse
+from overlapscope_dashboards.timeline.heat_map import map_rows, spent_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
-from overlapscope_dashboards.timeline.linked import Links
-from overlapscope_dashboards.timeline.stored import Kept, States, keep, occupancy_of_folder
+from overlapscope_dashboards.timeline.linked_calls import Links
 from overlapscope_dashboards.timeline.window import Window, edges
 
 LARGE: Final = 2_000_000

@@ -9,17 +9,13 @@ import numpy as np
 
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
-from overlapscope.report.amounts import ms
+from overlapscope.report.formatting import ms
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope_dashboards.recent import Recent
-from overlapscope_dashboards.timeline.asked import Asked
-from overlapscope_dashboards.timeline.bucketed import bucket_words, ready_marks
-from overlapscope_dashboards.timeline.drawing import Drawn, draw
-from overlapscope_dashboards.timeline.heat import map_rows
-from overlapscope_dashboards.timeline.named import Hits, from_here, hits
-from overlapscope_dashboards.timeline.raster import Raster
-from overlapscope_dashboards.timeline.rows import lower_rows
-from overlapscope_dashboards.timeline.said import (
+from overlapscope_dashboards.runs.recent import Recent
+from overlapscope_dashboards.timeline.figure import Drawn, draw
+from overlapscope_dashboards.timeline.gradient_bucket import bucket_words, ready_marks
+from overlapscope_dashboards.timeline.heat_map import map_rows
+from overlapscope_dashboards.timeline.labels import (
     NAMES,
     ORDER,
     Amount,
@@ -29,9 +25,13 @@ from overlapscope_dashboards.timeline.said import (
     of_cell,
     of_span,
 )
+from overlapscope_dashboards.timeline.lane_rows import lower_rows
+from overlapscope_dashboards.timeline.overview_strip import cause_times
+from overlapscope_dashboards.timeline.query import Asked
+from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
+from overlapscope_dashboards.timeline.search import Hits, from_here, hits
 from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.strip import cause_times
 from overlapscope_dashboards.timeline.window import Window, around
 
 MAX_ROWS: Final = 64

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
-from overlapscope.analysis.op_times import OpTime
+from overlapscope.analysis.operation_times import OpTime
 from overlapscope.analysis.possible_bandwidth import Curve as Benchmark
-from overlapscope.analysis.rank_words import short
-from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent, size
-from overlapscope.report.where import place
+from overlapscope.analysis.wording import short
+from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent, size
+from overlapscope.report.text.analysis import place
 from overlapscope.whatif.curves import CLOSE
 from overlapscope.whatif.recorded_curves import RecordedCurve
 

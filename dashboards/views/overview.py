@@ -10,10 +10,10 @@ import numpy as np
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.breakdown import Breakdown
 from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK
-from overlapscope.analysis.exposed_by import PLACES, UNKNOWN
-from overlapscope.analysis.held_words import HELD_BY
-from overlapscope.report.amounts import count, ms, percent
-from overlapscope.report.text import mean, sentence, windows
+from overlapscope.analysis.exposed import PLACES, UNKNOWN
+from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.report.formatting import count, ms, percent
+from overlapscope.report.text.analysis import mean, sentence, windows
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 

@@ -7,13 +7,11 @@ import msgspec
 import numpy as np
 
 from overlapscope.analysis.analyze import Analysis
-from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.held_words import HELD_BY
-from overlapscope.analysis.readings import MEASURES, Readings, thinned
-from overlapscope.report.across_ranks import matched_words, straggler_words
-from overlapscope.report.amounts import NOT_APPLICABLE, count, ms, percent
-from overlapscope.report.evidence_words import evidence_words
-from overlapscope.report.missing_words import missing_words
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.telemetry import MEASURES, Readings, thinned
+from overlapscope.report.formatting import NOT_APPLICABLE, count, ms, percent
+from overlapscope.report.text.cross_rank import evidence_words, matched_words, missing_words, straggler_words
 from overlapscope.timeline.run import Run
 
 MAX_BARS: Final = 512

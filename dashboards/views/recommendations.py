@@ -6,11 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from overlapscope.analysis.analyze import Analysis, Recommendation
-from overlapscope.analysis.predictions import Outcome, words
-from overlapscope.report.across_ranks import straggler_words
-from overlapscope.report.amounts import count, ms, percent, signed_percent
-from overlapscope.report.evidence_words import evidence_words
-from overlapscope.report.text import mean, windows
+from overlapscope.analysis.prediction_check import Outcome, words
+from overlapscope.report.formatting import count, ms, percent, signed_percent
+from overlapscope.report.text.analysis import mean, windows
+from overlapscope.report.text.cross_rank import evidence_words, straggler_words
 from overlapscope.report.verdicts import ADVICE, CONFIDENCE
 
 FRAMEWORKS: Final[Mapping[str, str]] = {

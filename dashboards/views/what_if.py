@@ -6,13 +6,13 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.report.amounts import ms, percent, signed_ms, size
-from overlapscope.whatif.answer import scenarios
+from overlapscope.report.formatting import ms, percent, signed_ms, size
 from overlapscope.whatif.cap_curve import CapCurve, cap_curve, caps_of
+from overlapscope.whatif.ddp_predict import scenarios
+from overlapscope.whatif.ddp_recording import RecordedCase
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.from_run import RecordedCase
-from overlapscope.whatif.lanes import Lanes, lanes
-from overlapscope.whatif.scenario import Scenario
+from overlapscope.whatif.lane_usage import Lanes, lanes
+from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.parts.bars import Segment
 

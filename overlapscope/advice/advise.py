@@ -5,26 +5,26 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from overlapscope.advice.algorithm_trial import algorithm_trial
-from overlapscope.advice.busy_lane import busy_lane
 from overlapscope.advice.communication_copies import communication_copies
 from overlapscope.advice.embedding_tail import embedding_tail
 from overlapscope.advice.fewer_channels import interference
-from overlapscope.advice.given import Given
 from overlapscope.advice.late_launches import late_launches
 from overlapscope.advice.late_rank import late_rank
 from overlapscope.advice.max_connections import max_connections
+from overlapscope.advice.nccl_trials import algorithm_trial
 from overlapscope.advice.network import repair_link, use_gpu_direct, use_infiniband
+from overlapscope.advice.rule_input import Given
+from overlapscope.advice.shared_stream import busy_lane
 from overlapscope.advice.small_collectives import small_collectives
-from overlapscope.analysis.across import Across, across
-from overlapscope.analysis.alone import Alone, alone_of
+from overlapscope.analysis.across_ranks import Across, across
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
+from overlapscope.analysis.rank_summary import Alone, alone_of
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run
 
 if TYPE_CHECKING:
-    from overlapscope.whatif.from_run import RecordedCase
-    from overlapscope.whatif.scenario import WhatIf
+    from overlapscope.whatif.ddp_recording import RecordedCase
+    from overlapscope.whatif.result import WhatIf
 
 RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
     late_launches,
@@ -77,7 +77,7 @@ def advise(
     found = by_rules(run, analysis, together)
     if any(each.id == "late_rank" for each in found):
         return found, []
-    from overlapscope.advice.by_replay import by_replay  # noqa: PLC0415 - `analyzed` replays nothing
+    from overlapscope.advice.replayed_settings import by_replay  # noqa: PLC0415 - `analyzed` replays nothing
 
     found, reasons = by_replay(run, together, found, caps_mb, keep)
     return ranked(found), reasons

@@ -6,13 +6,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.advice.given import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.intervals import BusyTime
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.operations import ITEM_BYTES
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.volume import ITEM_BYTES
 
 OF_BUCKET: Final = 0.5
 """Share of the last bucket that the gradient makes up: with less, another cap changes what is left for last."""

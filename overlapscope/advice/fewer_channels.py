@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.given import Given, Windows, ms, recommended
 from overlapscope.advice.nccl_settings import Library, channels_of, fewer_channels
+from overlapscope.advice.rule_input import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
 from overlapscope.timeline.intervals import Intervals, intersection, length, union

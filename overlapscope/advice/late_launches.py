@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.given import Given, Windows, ms, recommended
+from overlapscope.advice.rule_input import Given, Windows, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
-from overlapscope.analysis.held_by_host import LOADING
+from overlapscope.analysis.host_cause import LOADING
 from overlapscope.timeline.intervals import difference, intersection, length, union
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 GAPS: Final = 0.1

@@ -7,7 +7,7 @@ first; with FSDP it refuses 1 (`megatron/training/arguments.py`).
 import re
 from typing import Final
 
-from overlapscope.advice.given import Given, recommended
+from overlapscope.advice.rule_input import Given, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.timeline.dimensions import CONTEXT, TENSOR
 from overlapscope.timeline.run import Run

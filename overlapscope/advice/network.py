@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from overlapscope.advice.given import Given, recommended
+from overlapscope.advice.rule_input import Given, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.findings import Finding
 

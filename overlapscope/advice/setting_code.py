@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from overlapscope.advice.units import snippets
-
 ARGUMENTS: Final = (
     "bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "find_unused_parameters", "static_graph",
 )  # fmt: skip
@@ -17,6 +15,7 @@ HOOK: Final = (
     "model.register_comm_hook(None, bf16_compress_hook)"
 )
 NO_SYNC: Final = "with model.no_sync():  # all but the last backward pass of a step\n    loss.backward()"
+MIB: Final = 1 << 20
 
 
 def setting_code(
@@ -37,3 +36,31 @@ def setting_code(
     lines += [HOOK] if "hook" in more else []
     lines += [NO_SYNC] if "no_sync" in more else []
     return {"ddp": "\n".join(lines)}
+
+
+def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
+    """Give how to set the buckets of `knobs` (torch's words, MiB) in each framework; `item_bytes` of one gradient.
+
+    DistributedDataParallel counts MiB, Horovod bytes, DeepSpeed elements, Megatron parameters; FSDP2 has no buckets but
+    reduces what one call of `fully_shard` wraps. A list of caps only DistributedDataParallel knows.
+    """
+    found = {"ddp": f"DistributedDataParallel(model, {', '.join(f'{k}={spelled(v)}' for k, v in knobs.items())})"}
+    cap_mb = knobs.get("bucket_cap_mb")
+    if cap_mb is None:
+        return found
+    size_bytes = round(float(cap_mb) * MIB)
+    elements = max(size_bytes // item_bytes, 1)
+    wrapped = f"# FSDP2 reduces what one call wraps: fully_shard(module) for modules of about {elements} parameters"
+    return found | {
+        "fsdp2": wrapped,
+        "deepspeed": f'{{"zero_optimization": {{"reduce_bucket_size": {elements}}}}}',
+        "megatron": f"--overlap-grad-reduce --ddp-bucket-size {elements}",
+        "horovod": f"HOROVOD_FUSION_THRESHOLD={size_bytes}",
+    }
+
+
+def spelled(value: Any) -> str:
+    """Spell a knob's value as Python, without figures that mean nothing."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"[{', '.join(f'{each:.6g}' for each in value)}]" if isinstance(value, list) else repr(value)

@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.advice.given import Given, ms, recommended
+from overlapscope.advice.rule_input import Given, ms, recommended
 from overlapscope.analysis.analyze import Recommendation
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import size
 from overlapscope.timeline.dimensions import DATA
 from overlapscope.timeline.operations import POINT_TO_POINT
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Run
 
 MOVING: Final = 0.2

@@ -5,35 +5,32 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlapscope.analysis.across import Across, Transfers, across
-from overlapscope.analysis.alone import Alone, alone_of
-from overlapscope.analysis.bounded import bounded
+from overlapscope.analysis.across_ranks import Across, Transfers, across
 from overlapscope.analysis.breakdown import Breakdown
-from overlapscope.analysis.causes import Causes, each_causes
+from overlapscope.analysis.by_rank import EachRank
 from overlapscope.analysis.collectives import CollectiveRow, collective_rows
 from overlapscope.analysis.critical_path import CriticalPath, critical_path
 from overlapscope.analysis.desync import desync
-from overlapscope.analysis.each_rank import EachRank
-from overlapscope.analysis.experts import expert_imbalance
-from overlapscope.analysis.exposed_by import ExposedBy, exposed_by
+from overlapscope.analysis.expert_imbalance import expert_imbalance
+from overlapscope.analysis.exposed import ExposedBy, exposed_by
+from overlapscope.analysis.exposed_causes import Causes, each_causes
 from overlapscope.analysis.findings import Finding, Listed, recording_gaps, unplaced
 from overlapscope.analysis.horovod_findings import horovod_findings
+from overlapscope.analysis.host_cause import shared_cores
 from overlapscope.analysis.kernels import compared
 from overlapscope.analysis.nccl_findings import nccl_findings
-from overlapscope.analysis.odd_steps import odd_steps
-from overlapscope.analysis.pipeline import pipeline_bubbles
+from overlapscope.analysis.outlier_steps import odd_steps
+from overlapscope.analysis.pipeline import pipeline_bubbles, uneven_stages
 from overlapscope.analysis.possible_bandwidth import possible_bandwidth
 from overlapscope.analysis.power import power_falls
-from overlapscope.analysis.reported import reported_overlap
-from overlapscope.analysis.shared_cores import shared_cores
+from overlapscope.analysis.rank_summary import Alone, alone_of
+from overlapscope.analysis.recording_checks import bounded, reported_overlap, unread_ranks
 from overlapscope.analysis.slow_link import slow_links
-from overlapscope.analysis.stages import uneven_stages
+from overlapscope.analysis.source_tables import Told, told
 from overlapscope.analysis.stragglers import Held, beside_slow_links, stragglers
 from overlapscope.analysis.timer_findings import timer_findings
-from overlapscope.analysis.told import Told, told
 from overlapscope.analysis.topology_findings import topology_findings
-from overlapscope.analysis.unread_ranks import unread_ranks
-from overlapscope.timeline.aside import Aside
+from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import FUSED, UNCLASSIFIED, Ints
 from overlapscope.timeline.facts import Facts
 from overlapscope.timeline.run import Run, Source

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across import Across
+from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.by_rank import EachRank
 from overlapscope.analysis.call_index import CallIndex
-from overlapscope.analysis.clocks import Clocks, Reals
-from overlapscope.analysis.each_rank import EachRank
-from overlapscope.analysis.pairs import Pairs
+from overlapscope.analysis.clock_offsets import Clocks, Reals
+from overlapscope.analysis.point_to_point import Pairs
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import Run
 

@@ -6,11 +6,10 @@ import msgspec
 from msgspec import Meta
 
 from overlapscope.analysis.cause_table import CAUSES
-from overlapscope.timeline.aside import Aside
+from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Spans
-from overlapscope.timeline.intervals import BusyTime, Intervals, union
-from overlapscope.timeline.packed import PackedIntervals
-from overlapscope.timeline.window_sets import WindowSets
+from overlapscope.timeline.intervals import BusyTime, Intervals, WindowSets, union
+from overlapscope.timeline.store.packed import PackedIntervals
 
 
 class Breakdown(msgspec.Struct, kw_only=True, frozen=True):

@@ -6,10 +6,10 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.each_rank import EachRank
-from overlapscope.analysis.rank_sets import by_ranks
-from overlapscope.analysis.waiting import Split
-from overlapscope.timeline.aside import Aside
+from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.matched_calls import by_ranks
+from overlapscope.analysis.wait_transfer import Split
+from overlapscope.files.spill import Aside
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, size
 from overlapscope.timeline.run import Run
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import Ints, or_none
+from overlapscope.timeline.rows import distinct
 from overlapscope.timeline.run import RankTimeline
 
 

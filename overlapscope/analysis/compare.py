@@ -13,18 +13,17 @@ from overlapscope.analysis.comparison_findings import (
     few_runs,
     rank_findings,
     side_findings,
+    straggler_changes,
     unknown_job,
     unread_findings,
 )
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.identity import Difference, differences
-from overlapscope.analysis.kernel_changes import KernelChanges, kernel_changes
-from overlapscope.analysis.kernel_sums import KernelSums
+from overlapscope.analysis.job_identity import Difference, differences
+from overlapscope.analysis.kernel_changes import KernelChanges, KernelSums, kernel_changes
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.analysis.metrics import Metric, communicates, metrics
-from overlapscope.analysis.predictions import Outcome
-from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.prediction_check import Outcome
 from overlapscope.analysis.step_table import WHOLE, StepTable
-from overlapscope.analysis.straggler_changes import straggler_changes
 
 SCHEMA: Literal["overlapscope.comparison/1"] = "overlapscope.comparison/1"
 

@@ -1,17 +1,19 @@
 """What somebody who reads a comparison should not overlook: sides that are not alike, and what was changed."""
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final, Literal
 
 import msgspec
 
 from overlapscope.analysis.collective_changes import FamilyChange
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
+from overlapscope.analysis.job_identity import DDP, ENVIRONMENT, JOB, RECORDING, Difference, Sort
 from overlapscope.analysis.kernel_changes import KernelChanges
-from overlapscope.analysis.rank_words import id_part, listed, rank_list, short
-from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.analysis.step_table import StepTable
+from overlapscope.analysis.straggler_cause import HELD_BY
+from overlapscope.analysis.wording import first_and_count, id_part, rank_list, short
 
 KNOWN_FROM: Final = "comparison"
 MOST: Final = 8
@@ -24,6 +26,8 @@ _WORDS: Final[dict[Sort, str]] = {
     "setting": "another setting",
     "software": "other software",
 }
+MOST_RUNS: Final = 0.5
+"""A rank is a side's straggler when more than this share of its runs name it."""
 
 
 def side_findings(
@@ -43,7 +47,7 @@ def side_findings(
         ]
     lacking = [run.name for run, table in zip(runs, tables, strict=True) if not table.recorded.any()]
     if of_steps and lacking:
-        names = listed([short(name) for name in lacking], 4, ", ")
+        names = first_and_count([short(name) for name in lacking], 4, ", ")
         title = f"{side}: no step was recorded whole, so left out: {names}"
         found.append(
             Finding(
@@ -71,7 +75,8 @@ def unread_findings(side: str, runs: Sequence[Replicate], unread: Sequence[str])
     """Say which runs of a side could not be read, and which files of the others are damaged."""
     found = []
     if unread:
-        title = f"{side}: {len(unread)} of {len(unread) + len(runs)} runs could not be read: {listed(unread, 3, '; ')}"
+        named = first_and_count(unread, 3, "; ")
+        title = f"{side}: {len(unread)} of {len(unread) + len(runs)} runs could not be read: {named}"
         found.append(
             Finding(
                 id=f"run_left_out:{side}:unread",
@@ -119,7 +124,7 @@ def difference_findings(differences: Iterable[Difference]) -> list[Finding]:
         if told[each.sort] > MOST:
             continue
         key = each.key.removeprefix(DDP).removeprefix(ENVIRONMENT).removeprefix(RECORDING)
-        values = [listed([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
+        values = [first_and_count([short(value) for value in side], 3, ", ") for side in (each.base, each.candidate)]
         change = (
             f"{values[0]} became {values[1]}" if each.base != each.candidate else f"differs between runs: {values[0]}"
         )
@@ -218,3 +223,33 @@ def _call_words(each: FamilyChange) -> str:
         share = each.candidate_bytes / each.base_bytes
         return f"{share:.4g} times the bytes a step, in {after} instead of {before}"
     return f"{after} instead of {before}"
+
+
+def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
+    """Give a finding for each rank and cause that only one side names: `straggler_appeared`, `straggler_vanished`."""
+    before, after = _named(base), _named(candidate)
+    found = []
+    for appeared, own, other in ((True, after, before), (False, before, after)):
+        for (rank, held_by), blame_ns in sorted(own.items(), key=lambda each: (-each[1], each[0])):
+            if (rank, held_by) in other:
+                continue
+            when = "now holds the others up" if appeared else "no longer holds the others up"
+            found.append(
+                Finding(
+                    id=f"straggler_{'appeared' if appeared else 'vanished'}:rank{rank}",
+                    severity="warning" if appeared else "info",
+                    title=f"rank {rank} {when}, {blame_ns / 1e6:.3f} ms in all: {HELD_BY[held_by]}",
+                    evidence={"rank": rank, "held_by": held_by, "blame_ns": blame_ns},
+                    known_from="comparison",
+                )
+            )
+    return found
+
+
+def _named(runs: Sequence[Replicate]) -> dict[tuple[int, str], int]:
+    """Give the ranks that most runs of a side name, by cause, with the median of their blame."""
+    blamed: dict[tuple[int, str], list[int]] = {}
+    for run in runs:
+        for each in run.stragglers:
+            blamed.setdefault((each.rank, each.held_by), []).append(each.blame_ns)
+    return {key: round(median(each)) for key, each in blamed.items() if len(each) > MOST_RUNS * len(runs)}

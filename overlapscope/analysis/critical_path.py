@@ -11,16 +11,13 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across import Across
+from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.arrivals import arrivals
-from overlapscope.analysis.clocks import Clocks
-from overlapscope.analysis.distinct import distinct
-from overlapscope.analysis.path import LAUNCH, PARTS, Path
-from overlapscope.analysis.path_walk import MOST_SEGMENTS, NoPathError, Walker, told
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.path_walk import LAUNCH, MOST_SEGMENTS, PARTS, NoPathError, Path, Walker, told
 from overlapscope.analysis.steps import StepWindow, whole_windows
-from overlapscope.timeline.by_group import sum_by
 from overlapscope.timeline.columns import NONE, Codes, Ints, Small
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.rows import distinct, sum_by, unique
 from overlapscope.timeline.run import Run
 
 MOST_STEPS: Final = 11

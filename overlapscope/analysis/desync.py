@@ -10,10 +10,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from overlapscope.analysis.call_mismatch import mismatched
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.mismatch import mismatched
-from overlapscope.analysis.rank_words import MAX_LISTED, call_label, first_of, group_label, id_part, listed, rank_list
-from overlapscope.analysis.standing import (
+from overlapscope.analysis.group_progress import (
     DUMP,
     GroupStandings,
     Standing,
@@ -21,6 +20,15 @@ from overlapscope.analysis.standing import (
     members,
     size_is_told,
     standings,
+)
+from overlapscope.analysis.wording import (
+    MAX_LISTED,
+    call_label,
+    first_and_count,
+    first_of,
+    group_label,
+    id_part,
+    rank_list,
 )
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.run import Run
@@ -68,7 +76,7 @@ def _apart(group: str | None, label: str, ranks: Mapping[int, Standing], *, cert
         Finding(
             id=f"desync:apart:{id_part(group)}",
             severity="warning" if certain else "info",
-            title=f"ranks of {label} timed out in different collectives{doubt}: {listed(places, 4, '; ')}",
+            title=f"ranks of {label} timed out in different collectives{doubt}: {first_and_count(places, 4, '; ')}",
             evidence={"group": group, "waiting_in": first_of({str(rank): late[rank].pending for rank in sorted(late)})},
             known_from="log",
         )

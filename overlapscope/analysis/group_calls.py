@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.distinct import distinct
 from overlapscope.timeline.columns import NONE, Codes, Ints, or_none
+from overlapscope.timeline.rows import distinct
 from overlapscope.timeline.run import RankTimeline, Run
 
 EXCHANGE = "all_to_all"

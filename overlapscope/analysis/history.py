@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from overlapscope.analysis.compare import alike
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.analysis.metrics import metrics
-from overlapscope.analysis.predictions import Outcome
-from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.prediction_check import Outcome
 
 SCHEMA: Literal["overlapscope.history/1"] = "overlapscope.history/1"
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from overlapscope.timeline.columns import COPY, NONE, Ints
 from overlapscope.timeline.names import rows_named
 from overlapscope.timeline.operations import WAITS_FOR_DEVICE
-from overlapscope.timeline.order import order_of
+from overlapscope.timeline.rows import order_of
 from overlapscope.timeline.run import RankTimeline
 
 TO_HOST: Final = re.compile(r"DtoH|Device-to-Host|DeviceToHost", re.IGNORECASE)

@@ -1,16 +1,32 @@
 """Which kernels and copies of two sides grew and shrank the most."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
-from overlapscope.analysis.kernel_sums import Kernel, KernelSums, mean_per_step
+from overlapscope.analysis.steps import StepWindow
+from overlapscope.timeline.columns import COMPUTE, COPY, SPAN_KINDS, size
+from overlapscope.timeline.rows import distinct, sum_by
+from overlapscope.timeline.run import RankTimeline
 
 MOST: Final = 10
 SYNCHRONISES: Final = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"})
 """Operations whose copies the host waits for: they read a value of a tensor back. So it does for every copy from the
 device to pageable memory (CUDA Runtime API, "API synchronization behavior")."""
+
+
+class Kernel(NamedTuple):
+    """A kernel by name; a copy also by the host operation that asked for it, which tells an `.item()` from a loader."""
+
+    kind: str
+    name: str
+    host_op: str | None
+
+
+Sums = Mapping[Kernel, tuple[float, float]]
+UNNAMED = "(without a name)"
 
 
 class KernelSide(msgspec.Struct, kw_only=True, frozen=True):
@@ -44,7 +60,13 @@ class KernelChanges(msgspec.Struct, kw_only=True, frozen=True):
     candidate_synchronisations: float
 
 
-Sums = Mapping[Kernel, tuple[float, float]]
+class KernelSums(msgspec.Struct, frozen=True, kw_only=True):
+    """The compute kernels and copies of one rank's complete steps, or of its recording where there are none."""
+
+    steps: int
+    """0: of the whole recording."""
+    sums: Mapping[Kernel, tuple[int, int]]
+    """Nanoseconds, and how many; durations are summed, not united, so kernels side by side count twice."""
 
 
 def kernel_changes(
@@ -94,3 +116,40 @@ def _synchronisations(sums: Sums) -> float:
 
 def _synchronises(copy: Kernel) -> bool:
     return copy.host_op in SYNCHRONISES or (copy.name.startswith("Memcpy DtoH") and "Pageable" in copy.name)
+
+
+def kernel_sums(timeline: RankTimeline, windows: Sequence[StepWindow]) -> KernelSums:
+    """Sum up a rank's kernels and copies over its complete steps, in the order of their first; others are left out."""
+    spans = timeline.spans
+    complete = [each for each in windows if each.complete and each.window]
+    chosen = np.isin(spans.kind, (COMPUTE, COPY))
+    if complete:
+        inside = np.zeros(size(spans), np.bool_)
+        for recording in {each.recording for each in complete}:
+            steps = [each.step for each in complete if each.recording == recording]
+            inside |= (spans.recording == recording) & np.isin(spans.step, steps)
+        chosen &= inside
+    rows = np.flatnonzero(chosen)
+    host_op = np.where(spans.kind[rows] == COPY, spans.host_op[rows], -1)
+    columns = spans.kind[rows], spans.name[rows], host_op
+    which, first = distinct(columns)
+    totals = sum_by(which, spans.end_ns[rows] - spans.start_ns[rows], first.size)
+    counts = np.bincount(which, minlength=first.size)
+    keys = zip(*(each[first].tolist() for each in columns), strict=True)
+    names = timeline.names
+    found: dict[Kernel, tuple[int, int]] = {}
+    for (kind, name, op), ns, count in zip(keys, totals.tolist(), counts.tolist(), strict=True):
+        kernel = Kernel(SPAN_KINDS[kind], names[name] if name >= 0 else UNNAMED, names[op] if op >= 0 else None)
+        found[kernel] = (ns, count)
+    return KernelSums(steps=len(complete), sums=found)
+
+
+def mean_per_step(ranks: Sequence[KernelSums]) -> dict[Kernel, tuple[float, float]]:
+    """Give nanoseconds and number of each kernel a step, mean over ranks (a recording without steps counts as one)."""
+    found: dict[Kernel, tuple[float, float]] = {}
+    for rank in ranks:
+        share = 1 / (max(rank.steps, 1) * len(ranks))
+        for kernel, (ns, count) in rank.sums.items():
+            before = found.get(kernel, (0.0, 0.0))
+            found[kernel] = (before[0] + ns * share, before[1] + count * share)
+    return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.order import order_of
+from overlapscope.timeline.rows import order_of
 from overlapscope.timeline.run import RankTimeline
 
 FEWEST_RANKS: Final = 2

@@ -5,12 +5,12 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.analysis.call_numbering import by_order
 from overlapscope.analysis.group_calls import EXCHANGE, GroupCalls, group_calls, named
-from overlapscope.analysis.matched import Matched, Matching
-from overlapscope.analysis.order_numbers import by_order
+from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Codes, Flags, Ints
-from overlapscope.timeline.listed import listed
-from overlapscope.timeline.order import order_of, unique
+from overlapscope.timeline.rows import order_of, unique
 from overlapscope.timeline.run import Run
 
 OTHER_STEPS: Final = 0.1

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.distinct import distinct
 from overlapscope.analysis.group_calls import named, spelled_size
 from overlapscope.analysis.match_group import match_group
-from overlapscope.analysis.matched import Matched, Matching
-from overlapscope.timeline.aside import Aside, Put
+from overlapscope.analysis.matched_calls import Matched, Matching
+from overlapscope.display import listed
+from overlapscope.files.spill import Aside, Put
 from overlapscope.timeline.columns import NONE, Codes, Collectives, Ints, size
-from overlapscope.timeline.listed import listed
-from overlapscope.timeline.order import order_of
+from overlapscope.timeline.rows import distinct, order_of
 from overlapscope.timeline.run import RankTimeline, Run
 
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"})

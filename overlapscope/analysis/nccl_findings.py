@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from overlapscope.analysis.call_order import call_order
+from overlapscope.analysis.call_mismatch import call_order
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.facts import INFO, NO, TIMEOUT, WARNING, Facts

@@ -6,27 +6,20 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.around import AroundWindows, Window
 from overlapscope.analysis.arrivals import Arrivals
-from overlapscope.analysis.awaited import BY_LAUNCH, BY_NOTHING, Awaited, awaited
-from overlapscope.analysis.clocks import Clocks
+from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.host_waits import LONG_AGO
-from overlapscope.analysis.path import (
-    COMMUNICATION,
-    COMPUTING,
-    COPYING,
-    HOST,
-    HOST_OR_WAIT,
-    IDLE,
-    LAUNCH,
-    TRANSFER,
-    Path,
-    Segments,
-)
+from overlapscope.analysis.span_dependencies import BY_LAUNCH, BY_NOTHING, Awaited, awaited
+from overlapscope.analysis.span_windows import AroundWindows, Window
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Ints, Small
-from overlapscope.timeline.order import order_of, unique
+from overlapscope.timeline.rows import order_of, unique
 from overlapscope.timeline.run import Run
 
+PARTS: Final = ("compute", "transfer", "communication", "copy", "launch", "host", "host_or_wait", "idle")
+"""`transfer`: communication from the arrival of its last member on; `communication`: not told from waiting.
+`host_or_wait`: the host launched nothing, and whether it waited for its device was not recorded."""
+COMPUTING, TRANSFER, COMMUNICATION, COPYING, LAUNCH, HOST, HOST_OR_WAIT, IDLE = range(len(PARTS))
+"""Their places in `PARTS`."""
 _RUNNING: Final = np.array([COMPUTING, COMMUNICATION, COPYING], np.int8)
 """What a span of each kind is on a path."""
 _STRETCH: Final = np.array([HOST, HOST_OR_WAIT], np.int8)
@@ -51,6 +44,32 @@ def _beside(clocks: Clocks, rank: int, of: int, window: Window) -> Window:
     """Give what surrounds a window of one rank, on the clock of another."""
     begin, end = (told(clocks, rank, of, each) for each in window)
     return begin - MARGIN_NS, end + MARGIN_NS
+
+
+class Segments(msgspec.Struct, frozen=True, kw_only=True):
+    """The pieces of a path, in order of time: each begins where the one before it ends."""
+
+    part: Small
+    """Place in `PARTS`."""
+    rank: Ints
+    row: Ints
+    """The span in the rank's `Spans` that ran, or that the host was about to launch; NONE where it is none."""
+    name: Codes
+    """Its name, as a code of the rank's names; -1 for none."""
+    start_ns: Ints
+    end_ns: Ints
+    """On the clock of the path's rank."""
+
+
+class Path(msgspec.Struct, frozen=True, kw_only=True):
+    """What decided how long a step took."""
+
+    step: int | None
+    rank: int
+    """The rank on which the step ended last: the window and the clock are its own."""
+    start_ns: int
+    end_ns: int
+    segments: Segments
 
 
 class Walker:

@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.analysis.findings import Finding
 from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.names import rows_named
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import RankTimeline
 
 POWER: Final = re.compile(r"^gpu\d+\.power_w$")

@@ -16,8 +16,8 @@ import msgspec
 
 from overlapscope.analysis.attribution import EXPOSED, Part, of_exposed, of_step_time
 from overlapscope.analysis.compare import alike
-from overlapscope.analysis.identity import differences
-from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.job_identity import differences
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.errors import InputError, UsageError
 
 SCHEMA: Literal["overlapscope.scaling/1"] = "overlapscope.scaling/1"

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from overlapscope.analysis.connections import flows, of_connections
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.pairs import Pairs
-from overlapscope.analysis.waiting import Split
+from overlapscope.analysis.point_to_point import Pairs
+from overlapscope.analysis.tcp_counters import flows, of_connections
+from overlapscope.analysis.wait_transfer import Split
+from overlapscope.display import listed
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope.timeline.listed import listed
 from overlapscope.timeline.run import Run
 
 FEWEST_CALLS: Final = 5

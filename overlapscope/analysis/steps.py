@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.by_group import largest_by, smallest_by, sum_by
 from overlapscope.timeline.columns import COMPUTE, NONE, Ints, Recordings, size
+from overlapscope.timeline.rows import largest_by, smallest_by, sum_by
 from overlapscope.timeline.run import RankTimeline
 
 NEVER: Final = int(np.iinfo(np.int64).max)

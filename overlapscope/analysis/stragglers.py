@@ -6,6 +6,7 @@ Blame that it passes on, since it waited for another one itself, is the other's 
 it did more of than its peers (`held`).
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.breakdown import Coverage
-from overlapscope.analysis.chance import apart, chance_of
 from overlapscope.analysis.findings import Finding
-from overlapscope.analysis.held import held_by
 from overlapscope.analysis.kernels import Work
-from overlapscope.analysis.leads import Late, blame, late_calls
-from overlapscope.analysis.waiting import LEADS_COUNT_NS, Split
-from overlapscope.timeline.columns import size
+from overlapscope.analysis.lateness import Late, blame, late_calls
+from overlapscope.analysis.straggler_cause import held_by
+from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
+from overlapscope.timeline.columns import Ints, size
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 
@@ -38,6 +38,8 @@ DOMINATES: Final = 0.75
 ALONE: Final = 0.1
 """Where one rank has this share of all blame, so much chance is allowed: two long pauses of one rank among a dozen."""
 Reals = npt.NDArray[np.float64]
+TILTS: Final = np.geomspace(0.01, 100, 81)
+"""Exponents that are tried, over the largest occasion."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,3 +133,37 @@ def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
         return leads
     numbers, place = np.unique(step[chosen], return_inverse=True)
     return np.bincount(place, weights=leads, minlength=numbers.size).astype(np.float64)
+
+
+def chance_of(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -> float:
+    """Give an upper bound of how likely one of so many equal ranks gathers so much of these occasions."""
+    largest = float(occasions.max()) if occasions.size else 0.0
+    if largest <= 0 or gathered <= occasions.sum() / ranks:
+        return 1.0
+    tilted = np.multiply.outer(TILTS, occasions / largest)
+    # log(1 + (exp(x) - 1) / n), without overflow.
+    each = tilted + np.log(1 / ranks + (1 - 1 / ranks) * np.exp(-tilted))
+    return float(min(1.0, np.exp((each.sum(axis=1) - TILTS * gathered / largest).min())))
+
+
+def apart(begin: Ints, end: Ints, weight: Ints) -> Ints:
+    """Choose stretches of which none overlaps another, so that they weigh most together; give their rows.
+
+    The textbook's weighted interval scheduling, in O(n log n).
+    """
+    order = np.argsort(end, kind="stable")
+    starts, ends, weights = begin[order].tolist(), end[order].tolist(), weight[order].tolist()
+    best = [0]
+    before = []
+    for at, start in enumerate(starts):
+        before.append(bisect_right(ends, start, hi=at))
+        best.append(max(best[-1], best[before[-1]] + weights[at]))
+    chosen = []
+    at = len(starts)
+    while at:
+        if best[at] == best[at - 1]:
+            at -= 1
+        else:
+            chosen.append(int(order[at - 1]))
+            at = before[at - 1]
+    return np.array(chosen[::-1], np.int64)

@@ -9,19 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from overlapscope.capture import environment
-from overlapscope.capture.events import BucketCopies, timeline_of
-from overlapscope.capture.farewell import Farewell
-from overlapscope.capture.forks import in_each_child
-from overlapscope.capture.guard import Guard
+from overlapscope.capture.hooks.compiled import leave_untraced
+from overlapscope.capture.hooks.hook_set import Watches
+from overlapscope.capture.host import environment
+from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.lifecycle.output import Place
+from overlapscope.capture.lifecycle.process_exit import Farewell, Termination, in_each_child
 from overlapscope.capture.overhead import overhead
-from overlapscope.capture.place import Place
 from overlapscope.capture.records import COMM_REGION
 from overlapscope.capture.settings import Settings
 from overlapscope.capture.steps import Steps
-from overlapscope.capture.termination import Termination
-from overlapscope.capture.untraced import leave_untraced
-from overlapscope.capture.watches import Watches
+from overlapscope.capture.timeline import BucketCopies, timeline_of
 from overlapscope.errors import UsageError
 from overlapscope.timeline.run import RankTimeline
 

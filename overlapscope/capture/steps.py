@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from overlapscope.capture.guard import Guard
+from overlapscope.capture.hooks.hook_set import Watches
+from overlapscope.capture.lifecycle.guard import Guard
 from overlapscope.capture.records import StepRecord, Stretch
 from overlapscope.capture.settings import Settings
-from overlapscope.capture.watches import Watches
 
 STEP_MARK = "overlapscope.step"
 _CHOICE = random.Random(0)

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from overlapscope.cli.printable import escaped, one_line, printable
-from overlapscope.cli.told_aside import told_aside
+from overlapscope.cli.output import escaped, one_line, printable, told_aside
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from overlapscope.ingest.read_options import ReadOptions
+    from overlapscope.ingest.options import ReadOptions
 
 MAX_WORKERS = 1024
 
@@ -73,7 +72,7 @@ def _workers(text: str) -> int:
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":
     """Give the reading options; raises UsageError for a bad one."""
-    from overlapscope.ingest.read_options import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
+    from overlapscope.ingest.options import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
 
     if not 0 < args.max_gib <= 2**30:
         raise UsageError("--max-gib must be more than 0 and a possible size")

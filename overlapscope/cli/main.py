@@ -4,18 +4,21 @@ Exit codes: 0 fine, 1 regression, 2 usage or configuration, 3 nothing usable in 
 """
 
 import argparse
+import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from typing import Final, NoReturn
 
-from overlapscope.cli.ended import EXIT_CODE, Ended, ended_tidily
-from overlapscope.cli.output import require_output
-from overlapscope.cli.printable import one_line
-from overlapscope.cli.told_aside import told_aside
-from overlapscope.cycles import search_seldom
-from overlapscope.errors import OverlapScopeError
+from overlapscope.cli.output import one_line, told_aside
+from overlapscope.display import shown, url_of
+from overlapscope.errors import InputError, OverlapScopeError, UsageError
+from overlapscope.garbage_collection import search_seldom
 from overlapscope.version import __version__
 
 VERBS = {
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ended_tidily():
             require_output(args)
-            code: int = import_module(f"overlapscope.cli.{args.verb}").run(args)
+            code: int = import_module(f"overlapscope.cli.verbs.{args.verb}").run(args)
             sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
@@ -72,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             _write_no_more()
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
 def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] | None:
@@ -115,7 +123,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if verb not in words:
             verbs.add_parser(verb, help=purpose)
             continue
-        module = import_module(f"overlapscope.cli.{verb}")
+        module = import_module(f"overlapscope.cli.verbs.{verb}")
         sub = verbs.add_parser(verb, help=purpose, description=module.__doc__)
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(sub)
@@ -126,5 +134,66 @@ def _one_line(message: str) -> str:
     return one_line(" ".join(message.split()))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+class Ended(KeyboardInterrupt):
+    """The process was asked to end."""
+
+
+@contextmanager
+def ended_tidily() -> Iterator[None]:
+    """Raise Ended in the block when the process is asked to end, unless somebody else sees to that."""
+    try:
+        mine = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if mine:
+            signal.signal(signal.SIGTERM, _end)
+    except ValueError:  # only the main thread may say what signals do
+        mine = False
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(*_: object) -> NoReturn:
+    raise Ended
+
+
+def require_output(args: argparse.Namespace) -> None:
+    """Raise what writing would raise in the end: UsageError for what may not be replaced, InputError for no place.
+
+    A command whose output is a folder looks at that itself; here it is told only that a URL is none.
+    """
+    output: Path | None = getattr(args, "output", None)
+    if output is None:
+        return
+
+    if url_of(output) is not None:
+        raise UsageError(
+            f"-o {shown(output)}: what is written goes to a disk of this machine; name a path, and copy it then"
+        )
+    if args.verb in ("ingest", "demo"):
+        return
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file")
+    if output.exists() and not args.force:
+        exists = "exists already; choose another name, or replace it with -f"
+        raise UsageError(f"{output} {exists}", redacted=f"FILE {exists}")
+    if output.is_file() and any(each.exists() and each.samefile(output) for each in _paths(args)):
+        raise UsageError(f"{output} is what is to be read; choose another name")
+    lacking = _lacking(output.absolute().parent)
+    if lacking is not None:
+        raise InputError(f"{output}: cannot be written: {os.strerror(lacking)}")
+
+
+def _paths(args: argparse.Namespace) -> Iterator[Path]:
+    """Give the paths that a command is given besides its output."""
+    for name, given in vars(args).items():
+        if name != "output":
+            yield from (each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Path))
+
+
+def _lacking(folder: Path) -> int | None:
+    """Give the number of the error that a file in a folder would meet."""
+    if not folder.is_dir():
+        return errno.ENOTDIR if folder.exists() else errno.ENOENT
+    return None if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES

@@ -1,51 +1,61 @@
-"""Where `-o` says to write, looked at before the work is done and not after it."""
+"""Text from files made safe for a terminal."""
 
 import argparse
-import errno
-import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from overlapscope.display_path import shown, url_of
-from overlapscope.errors import InputError, UsageError
+from overlapscope.report.formatting import inert, inert_json
+
+MAX_LINE: Final = 2_000
+"""The JSON holds warnings whole."""
+GIVEN: Final = {
+    "base": "BASE", "candidate": "CAND", "calibrate": "RUNS", "inputs": "INPUT",
+    "policy": "FILE", "floor": "FILE", "output": "FILE",
+}  # fmt: skip
+"""What paths of the command line are called in `--help`."""
+LEFT_OUT: Final = "message left out by --redact; run without it to read it"
 
 
-def require_output(args: argparse.Namespace) -> None:
-    """Raise what writing would raise in the end: UsageError for what may not be replaced, InputError for no place.
+def escaped(text: str) -> str:
+    """Replace the same in JSON by its JSON escape."""
+    if text.replace("\n", "").isprintable():
+        return inert_json(text)
+    import json  # noqa: PLC0415 - seldom needed
 
-    A command whose output is a folder looks at that itself; here it is told only that a URL is none.
+    plain = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return inert_json(plain)
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal or a CI log would act upon by its code."""
+    return inert(text)
+
+
+def one_line(text: str) -> str:
+    """Give a message on one line of bounded length, whatever the names in it hold."""
+    plain = printable(text).replace("\n", "\\x0a")
+    return plain if len(plain) <= MAX_LINE else f"{plain[: MAX_LINE - 3]}..."
+
+
+def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None = None) -> str:
+    """Return a warning or an error as it may be shown.
+
+    With `--redact` that is `redacted`; without such words, the name in `--help` of the argument that it is about.
     """
-    output: Path | None = getattr(args, "output", None)
-    if output is None:
-        return
-
-    if url_of(output) is not None:
-        raise UsageError(
-            f"-o {shown(output)}: what is written goes to a disk of this machine; name a path, and copy it then"
-        )
-    if args.verb in ("ingest", "demo"):
-        return
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file")
-    if output.exists() and not args.force:
-        exists = "exists already; choose another name, or replace it with -f"
-        raise UsageError(f"{output} {exists}", redacted=f"FILE {exists}")
-    if output.is_file() and any(each.exists() and each.samefile(output) for each in _paths(args)):
-        raise UsageError(f"{output} is what is to be read; choose another name")
-    lacking = _lacking(output.absolute().parent)
-    if lacking is not None:
-        raise InputError(f"{output}: cannot be written: {os.strerror(lacking)}")
+    if args is None or not getattr(args, "redact", False):
+        return words
+    if redacted is not None:
+        return redacted
+    given = sorted(_given(args), key=lambda each: -len(each[0]))
+    about = (word for path, word in given if re.search(rf"(?<!\w){re.escape(path)}(?!\w)", words))
+    return ": ".join([*list(about)[:1], LEFT_OUT])
 
 
-def _paths(args: argparse.Namespace) -> Iterator[Path]:
-    """Give the paths that a command is given besides its output."""
-    for name, given in vars(args).items():
-        if name != "output":
-            yield from (each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Path))
-
-
-def _lacking(folder: Path) -> int | None:
-    """Give the number of the error that a file in a folder would meet."""
-    if not folder.is_dir():
-        return errno.ENOTDIR if folder.exists() else errno.ENOENT
-    return None if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+def _given(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for name, word in GIVEN.items():
+        given = getattr(args, name, None)
+        for path in given if isinstance(given, list) else [given]:
+            if isinstance(path, Path) and path.name:
+                yield str(path), word

@@ -38,7 +38,7 @@ def read_policy(path: Path | None) -> "Policy":
 
 def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """Give `[tool.overlapscope.gate]`; a table beside it is a slip that would go unseen."""
-    from overlapscope.gate.nearest import unknown  # noqa: PLC0415
+    from overlapscope.gate.policy import unknown  # noqa: PLC0415
 
     ours = _table(_table(document, "tool"), "overlapscope")
     wrong = [key for key in ours if key != "gate"]

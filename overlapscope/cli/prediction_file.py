@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.analysis.predictions import Noted, Outcome, Prediction, joined
+from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.prediction_file import NAME, read_predictions
-from overlapscope.ingest.sides import runs_of
-from overlapscope.timeline.run_directory import is_run_directory
-from overlapscope.timeline.whole_file import whole_file
+from overlapscope.files.atomic import whole_file
+from overlapscope.ingest.run_folder import runs_of
+from overlapscope.timeline.store.prediction_file import NAME, read_predictions
+from overlapscope.timeline.store.run_directory import is_run_directory
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:

@@ -7,8 +7,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from overlapscope.display_path import shown_name
-from overlapscope.timeline.size_text import size_text
+from overlapscope.display import shown_name, size_text
 
 EVERY_SECONDS = 0.1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from overlapscope.whatif.asked import Asked
+    from overlapscope.whatif.requested import Asked
 
 MOST = 20
 MOST_CHANNELS = 64
@@ -26,7 +26,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 def asked_of(args: argparse.Namespace) -> "Asked":
     """Give what was asked for. Raises UsageError for what cannot be."""
-    from overlapscope.whatif.asked import Asked  # noqa: PLC0415 - keeps --help light
+    from overlapscope.whatif.requested import Asked  # noqa: PLC0415 - keeps --help light
 
     stages = _numbers("--zero-stage", args.zero_stage, "1,2,3")
     if any(each not in (1, 2, 3) for each in stages):

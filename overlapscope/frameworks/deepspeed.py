@@ -16,7 +16,7 @@ from typing import Any
 
 from overlapscope.capture.session import Session
 from overlapscope.errors import UsageError
-from overlapscope.frameworks import hosted
+from overlapscope.frameworks import framework_steps as hosted
 
 
 def batches(scope: Session, engine: Any) -> Callable[[], AbstractContextManager[None]]:

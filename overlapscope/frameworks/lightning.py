@@ -9,8 +9,7 @@ and the loading of all but the first.
 from os import PathLike
 from typing import Any
 
-from overlapscope.frameworks.hosted import HostedProfile
-from overlapscope.frameworks.hosts import imported
+from overlapscope.frameworks.framework_steps import HostedProfile, imported
 
 HOSTS = ("lightning.pytorch", "pytorch_lightning")
 

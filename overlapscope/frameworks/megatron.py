@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Any
 
 import overlapscope
-from overlapscope.frameworks.hosts import imported
+from overlapscope.frameworks.framework_steps import imported
 
 
 def record(path: str | PathLike[str], **options: Any) -> None:

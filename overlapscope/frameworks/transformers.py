@@ -8,8 +8,7 @@ A step is the Trainer's own, one optimizer step: with `gradient_accumulation_ste
 from os import PathLike
 from typing import Any
 
-from overlapscope.frameworks.hosted import HostedProfile
-from overlapscope.frameworks.hosts import imported
+from overlapscope.frameworks.framework_steps import HostedProfile, imported
 
 
 def callback(path: str | PathLike[str], **options: Any) -> Any:

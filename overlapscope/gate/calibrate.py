@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from overlapscope.analysis.compare import alike
-from overlapscope.analysis.identity import differences
+from overlapscope.analysis.job_identity import differences
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.analysis.metrics import STEP_TIME, Metric, Unit, metrics
-from overlapscope.analysis.replicate import Replicate
 from overlapscope.errors import InputError
 from overlapscope.gate.comparable import BLOCKING
 from overlapscope.gate.policy import JUDGED

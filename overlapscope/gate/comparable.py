@@ -7,9 +7,9 @@ import msgspec
 
 from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.comparison_findings import MOST
-from overlapscope.analysis.identity import RECORDING
-from overlapscope.analysis.rank_words import rank_list
-from overlapscope.analysis.replicate import Replicate
+from overlapscope.analysis.job_identity import RECORDING
+from overlapscope.analysis.measured_run import Replicate
+from overlapscope.analysis.wording import rank_list
 
 RANKS: Final = "ranks"
 BLOCKING: Final = (

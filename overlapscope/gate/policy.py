@@ -1,7 +1,8 @@
 """What the gate is asked to hold: which metrics, from which difference on, which budgets, which runs are comparable."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -9,12 +10,69 @@ import msgspec
 from overlapscope.analysis.metrics import METRICS, STEP_TIME
 from overlapscope.errors import UsageError
 from overlapscope.gate.comparable import BLOCKING
-from overlapscope.gate.nearest import unknown
 
 GATING: Final = (STEP_TIME, "exposed_comm_ns")
 JUDGED: Final = {each.name: each for each in METRICS if each.better is not None}
 """Metrics of which more is better or worse, by name."""
 INCONCLUSIVE: Final = "inconclusive"
+
+
+def _budgets(key: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{key} must be a table of limits by metric")
+    return {known_metric(name): _number(f"{key}.{name}", limit) for name, limit in value.items()}
+
+
+def _failures(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_failure(each) for each in _words(key, value))
+
+
+def _keys(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_key(each) for each in _words(key, value))
+
+
+def _metrics(key: str, value: Any) -> tuple[str, ...]:
+    return tuple(known_metric(each) for each in _words(key, value))
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{key} must be a number, and not below 0")
+    return value
+
+
+def _share(key: str, value: Any) -> float:
+    number = _number(key, value)
+    if not 0 < number < 0.5:
+        raise UsageError(f"{key} must lie between 0 and 0.5")
+    return number
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{key} must be the name of a file")
+    return value
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"{key} must be a whole number, and not below 0")
+    return value
+
+
+_READERS: Final = {
+    "metrics": _metrics,
+    "min_relative": _number,
+    "min_absolute_ns": _whole,
+    "min_absolute_ratio": _number,
+    "alpha": _share,
+    "budgets": _budgets,
+    "allow_mismatch": _keys,
+    "fail_on": _failures,
+    "floor": _text,
+    "seed": _whole,
+}
+LONGEST: Final = 80
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,58 +139,8 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _metrics(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_metric(each) for each in _words(key, value))
-
-
-def _keys(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_key(each) for each in _words(key, value))
-
-
-def _failures(key: str, value: Any) -> tuple[str, ...]:
-    return tuple(known_failure(each) for each in _words(key, value))
-
-
-def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{key} must be a number, and not below 0")
-    return value
-
-
-def _share(key: str, value: Any) -> float:
-    number = _number(key, value)
-    if not 0 < number < 0.5:
-        raise UsageError(f"{key} must lie between 0 and 0.5")
-    return number
-
-
-def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise UsageError(f"{key} must be a whole number, and not below 0")
-    return value
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{key} must be the name of a file")
-    return value
-
-
-def _budgets(key: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{key} must be a table of limits by metric")
-    return {known_metric(name): _number(f"{key}.{name}", limit) for name, limit in value.items()}
-
-
-_READERS: Final = {
-    "metrics": _metrics,
-    "min_relative": _number,
-    "min_absolute_ns": _whole,
-    "min_absolute_ratio": _number,
-    "alpha": _share,
-    "budgets": _budgets,
-    "allow_mismatch": _keys,
-    "fail_on": _failures,
-    "floor": _text,
-    "seed": _whole,
-}
+def unknown(sort: str, word: str, known: Collection[str]) -> str:
+    """Say that there is no such key, metric or the like, with the nearest one, else all there are."""
+    near = get_close_matches(word, sorted(known), 1, cutoff=0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+    return f"there is no {sort} {word[:LONGEST]!r}; {remedy}"

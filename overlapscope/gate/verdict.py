@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 from overlapscope.analysis.compare import Comparison, alike, compare
+from overlapscope.analysis.measured_run import Replicate
 from overlapscope.analysis.metrics import Metric, Unit
-from overlapscope.analysis.replicate import Replicate
 from overlapscope.gate.calibrate import NoiseFloor
 from overlapscope.gate.comparable import JOB, Mismatch, mismatches, unknown_keys
 from overlapscope.gate.judge import MetricVerdict, judge_metrics

@@ -5,14 +5,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown, url_of
+from overlapscope.display import shown, url_of
 from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import ByteStream
 from overlapscope.ingest.formats import kineto
-from overlapscope.ingest.readers import head_of, named_readers_of, readers_of
-from overlapscope.ingest.reading import Head, ReadContext, Reading
-from overlapscope.ingest.text_head import FURTHER_BYTES, is_text
-from overlapscope.ingest.unread_forms import what_unread
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
+from overlapscope.ingest.reader import Head, ReadContext, Reading
+from overlapscope.ingest.registry import FURTHER_BYTES, head_of, is_text, named_readers_of, readers_of, what_unread
 
 NO_MEMORY = "not enough memory to read it"
 

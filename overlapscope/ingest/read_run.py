@@ -6,13 +6,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown, shown_name
+from overlapscope.display import shown, shown_name
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.assemble import assemble
 from overlapscope.ingest.inputs import Unpacked, unpacked
+from overlapscope.ingest.merge.assemble import assemble
+from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, read_task, refused, report_for, task_of
 from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
-from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.timeline.run import Run
 
 
@@ -55,7 +55,7 @@ def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
         raise UsageError(
             f"{said}: comm, compute and ranks {how}", in_shell=f"{said}: --comm, --compute and --rank {how}"
         )
-    from overlapscope.timeline.store import load_run  # noqa: PLC0415 - traces need no Arrow
+    from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415 - traces need no Arrow
 
     return load_run(inputs.runs[0])
 

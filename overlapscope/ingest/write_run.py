@@ -14,9 +14,11 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown, url_of
+from overlapscope.display import shown, url_of
 from overlapscope.errors import InputError, NewerSchemaError, UsageError
+from overlapscope.files.atomic import Flushing
 from overlapscope.ingest.inputs import Unpacked, unpacked
+from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.dask import read_by_executor
 from overlapscope.ingest.parallel.process_pool import CANNOT_START, WorkerPool, can_start
 from overlapscope.ingest.parallel.read_parallel import read_files
@@ -26,17 +28,15 @@ from overlapscope.ingest.parallel.task import UNREAD, Read, Task, gathered
 from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
 from overlapscope.ingest.progress import Unwatched, Watch
-from overlapscope.ingest.read_options import ReadOptions
 from overlapscope.ingest.read_run import joined, require_files, stored_run
 from overlapscope.ingest.write_run_tables import Joining, join_all, write_ranks
-from overlapscope.timeline.flushed import Flushing
-from overlapscope.timeline.manifest import read_manifest
-from overlapscope.timeline.rank_files import table_file
 from overlapscope.timeline.run import Run, Source
-from overlapscope.timeline.run_directory import is_run_directory
-from overlapscope.timeline.run_folder import exists_already, is_taken, take_place
-from overlapscope.timeline.store import save_run, write_job
-from overlapscope.timeline.stored import TABLES
+from overlapscope.timeline.store.lazy_rank import TABLES
+from overlapscope.timeline.store.load_save import save_run, write_job
+from overlapscope.timeline.store.manifest import read_manifest
+from overlapscope.timeline.store.rank_files import table_file
+from overlapscope.timeline.store.run_directory import is_run_directory
+from overlapscope.timeline.store.run_folder import exists_already, is_taken, take_place
 from overlapscope.version import __version__
 
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from overlapscope.errors import InputError
 from overlapscope.ingest.parallel.spool_format import LARGE, SMALL, Part, calls_digest, load_part
 from overlapscope.timeline.columns import Columns, Spans, concat, make, recode, shift, size
-from overlapscope.timeline.manifest import RankEntry, rank_folder
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rank_files import table_file, write_entry, write_table
 from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.timeline.store.manifest import RankEntry, rank_folder
+from overlapscope.timeline.store.rank_files import table_file, write_entry, write_table
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from overlapscope.report.evidence_words import evidence_words
+from overlapscope.report.text.cross_rank import evidence_words
 from overlapscope.timeline.columns import column_kinds
 from overlapscope.timeline.facts import FACT_TABLES
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import NONE
-from overlapscope.timeline.order import unique
+from overlapscope.timeline.rows import unique
 from overlapscope.timeline.run import Group, RankTimeline
 
 DATA, TENSOR, PIPELINE, EXPERT, CONTEXT = "data", "tensor", "pipeline", "expert", "context"

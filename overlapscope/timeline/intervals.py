@@ -7,12 +7,13 @@ All arithmetic is on integer nanoseconds, so identities such as
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.timeline.order import ascending
+from overlapscope.timeline.rows import ascending
 
 Int64s = npt.NDArray[np.int64]
 
@@ -142,3 +143,34 @@ class BusyTime:
         """Give the time covered inside each window [start, end); 0 where the window is empty."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         return np.where(last > first, self.before(last) - self.before(first), 0)
+
+
+class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Sets of disjoint windows [start, end); each set is taken together."""
+
+    starts: Int64s
+    ends: Int64s
+    which: Int64s
+    """The set of each window."""
+    sets: int
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[tuple[int, int]]]) -> Self:
+        """Lay out the windows of each set."""
+        windows = np.array([window for each in sets for window in each], np.int64).reshape(-1, 2)
+        which = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
+        return cls(starts=windows[:, 0], ends=windows[:, 1], which=which, sets=len(sets))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each set."""
+        return self._sums(self.ends - self.starts)
+
+    def within(self, busy: BusyTime) -> list[int]:
+        """Give the time covered inside each set."""
+        return self._sums(busy.within(self.starts, self.ends))
+
+    def _sums(self, values: Int64s) -> list[int]:
+        sums = np.zeros(self.sets, np.int64)
+        np.add.at(sums, self.which, values)
+        return sums.tolist()

@@ -19,3 +19,69 @@ COMPILED_GRAPH: Final = "CompiledFunction"
 """One compiled graph in forward; AOTAutograd names its function so."""
 COMPILED: Final = re.compile(rf"{COMPILED_REGION}\b|{COMPILED_GRAPH}$")
 """Both; the timeline holds them as annotations of this name."""
+ITEM_BYTES: Final = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by the dtype's name in torch."""
+MAX_COUNT: Final = 2**62
+"""A larger count of anything is damage."""
+VOLUMELESS: Final = frozenset({"wait", "barrier", "coalesced"})
+"""Pseudo-collectives: their recorded sizes are not moved data."""
+
+
+def possible(number: int) -> int | None:
+    """Give the number, or None where it cannot be a count."""
+    return number if 0 <= number < MAX_COUNT else None
+
+
+def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_size: int | None) -> int | None:
+    """Give the elements nccl-tests would call the size of the operation.
+
+    The gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
+    all-to-all and send, what it receives for recv. One of the two may be unknown. None where that is not enough.
+    """
+    if op in VOLUMELESS:
+        return None
+    shard = {"all_gather": moved_in, "gather": moved_in, "reduce_scatter": moved_out, "scatter": moved_out}.get(op)
+    whole = {"all_gather": moved_out, "gather": moved_out, "reduce_scatter": moved_in, "scatter": moved_in}.get(op)
+    if op in ("all_gather", "gather", "reduce_scatter", "scatter"):
+        if whole:
+            return whole
+        return possible(shard * group_size) if shard is not None and group_size else None
+    if op == "recv":
+        return moved_out if moved_out else moved_in
+    return moved_in if moved_in else moved_out
+
+
+def volume_bytes(elements: int | None, dtype: str | None) -> int | None:
+    """Give the bytes of so many elements; None where either is unknown or the product is impossible."""
+    item = ITEM_BYTES.get(dtype or "")
+    return possible(elements * item) if elements is not None and item else None
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Give busbw / algbw as nccl-tests computes it (doc/PERFORMANCE.md and each test's `GetBw`)."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0

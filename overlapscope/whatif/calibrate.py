@@ -13,9 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import Floats
-from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.ddp_step import Settings, ddp_job
+from overlapscope.whatif.priority_step import priority_job
 from overlapscope.whatif.replay import Job, Replay, replay
-from overlapscope.whatif.step_job import step_job
+from overlapscope.whatif.sharded_step import sharded_job
 from overlapscope.whatif.workload import Interference, Workload
 
 PRIOR: Final = (1.2, 1.3, 1.4)
@@ -54,6 +55,11 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
         return cls(name=name, value=value, low=low, high=high, known_from=known_from)
 
 
+def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
+    """Give the replayed step with compute and collectives slowing each other so much."""
+    return _replayed(workload, step_job(workload, settings), slowdown).step_ns
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A step that was measured."""
 
@@ -70,6 +76,29 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     identified: bool
     reason: str
     """Why it is not identified; empty where it is."""
+
+
+def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
+    """Fit the slowdown beside communication to measured steps; the prior, with the reason, where they do not tell it.
+
+    `noise` is the share by which two measurements of one setting differ. Both ends of the range are fits too: to steps
+    that are lower and higher by the noise.
+    """
+    if not measured:
+        return prior("no measured step was given")
+    missed = _missed(workload, measured)
+    moved = missed(PRIOR[2]) - missed(PRIOR[0])
+    if moved < TELLING * max(noise, LEAST_NOISE):
+        return prior(
+            "the measured settings overlap too little to tell it, "
+            f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
+        )
+    best = _root(missed)
+    if best in (1.0, MOST):
+        side = f"more than {MOST:g}" if best == MOST else "less than 1"
+        return prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
+    low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
+    return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -120,34 +149,6 @@ def half_width(values: Floats, variations: Sequence[str]) -> Floats:
         total = total + np.abs(values[rows] - values[0]).max(axis=0) ** 2
     half: Floats = np.sqrt(total)
     return half
-
-
-def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
-    """Give the replayed step with compute and collectives slowing each other so much."""
-    return _replayed(workload, step_job(workload, settings), slowdown).step_ns
-
-
-def fit(workload: Workload, measured: Sequence[Measured], noise: float) -> Fit:
-    """Fit the slowdown beside communication to measured steps; the prior, with the reason, where they do not tell it.
-
-    `noise` is the share by which two measurements of one setting differ. Both ends of the range are fits too: to steps
-    that are lower and higher by the noise.
-    """
-    if not measured:
-        return prior("no measured step was given")
-    missed = _missed(workload, measured)
-    moved = missed(PRIOR[2]) - missed(PRIOR[0])
-    if moved < TELLING * max(noise, LEAST_NOISE):
-        return prior(
-            "the measured settings overlap too little to tell it, "
-            f"{PRIOR[0]:g} to {PRIOR[2]:g} moves their steps by {moved * 100:.1f} %"
-        )
-    best = _root(missed)
-    if best in (1.0, MOST):
-        side = f"more than {MOST:g}" if best == MOST else "less than 1"
-        return prior(f"the measured steps would need a slowdown of {side}: something else takes time in them")
-    low, high = _root(lambda slowdown: missed(slowdown) + noise), _root(lambda slowdown: missed(slowdown) - noise)
-    return Fit(slowdown=best, low=low, high=high, identified=True, reason="")
 
 
 def predict(
@@ -283,3 +284,10 @@ def _root(missed: Callable[[float], float]) -> float:
 def prior(reason: str) -> Fit:
     """Give what holds where nothing tells the slowdown, and why nothing does."""
     return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)
+
+
+def step_job(workload: Workload, settings: Settings) -> Job:
+    """Give the job of one optimizer step. Raises KeyError where the workload has no curve for what is needed."""
+    if settings.sharding is not None:
+        return sharded_job(workload, settings)
+    return priority_job(workload, settings) if settings.priority else ddp_job(workload, settings)

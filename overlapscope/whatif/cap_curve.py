@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.whatif.answer import Case, scenarios
 from overlapscope.whatif.buckets import MIB
+from overlapscope.whatif.ddp_predict import Case, scenarios
 from overlapscope.whatif.ddp_step import Settings, buckets_of
-from overlapscope.whatif.scenario import Scenario
+from overlapscope.whatif.result import Scenario
 from overlapscope.whatif.search import with_cap
 from overlapscope.whatif.workload import Workload
 

@@ -11,8 +11,8 @@ from overlapscope.whatif.buckets import MIB, Bucket, DdpSettings, ddp_buckets
 from overlapscope.whatif.compression import Compression, sent, sent_ns
 from overlapscope.whatif.curves import Curve
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
-from overlapscope.whatif.sharding import Sharding, saved_bytes
 from overlapscope.whatif.workload import Workload, curve_of
+from overlapscope.whatif.zero import Sharding, saved_bytes
 
 HALF = 0.5
 """What a hook sends of float32 that casts it to 16 bits."""

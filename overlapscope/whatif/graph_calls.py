@@ -1,19 +1,21 @@
 """The collectives of one recorded step over all ranks: who took part, from when to when, on which link."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.timeline.columns import NONE, Flags, Ints
+from overlapscope.timeline.columns import NONE, Flags, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, clip, length, union
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.graph import P2P, Call
-from overlapscope.whatif.link_shares import alone_times, times_of_link
+from overlapscope.whatif.link_fit import own_times
 
-Kind = tuple[str, str, int]
+CallKind = tuple[str, str, int]
 """Link, operation and bytes of a call: calls of one kind take about as long."""
+Kind = TypeVar("Kind")
 
 
 class Seen(msgspec.Struct, frozen=True, eq=False):
@@ -125,9 +127,9 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
     return found
 
 
-def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[Kind, float]:
+def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[CallKind, float]:
     """Give what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
-    found: dict[Kind, list[float]] = {}
+    found: dict[CallKind, list[float]] = {}
     for told, calls in steps:
         for places in _by_link(told).values():
             kinds = [_kind(told[at]) for at in places]
@@ -137,7 +139,7 @@ def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[Kind,
 
 
 def sharing(
-    told: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[Kind, float]
+    told: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[CallKind, float]
 ) -> list[Call]:
     """Give the calls with the time of their link that each took, and the share of it beside compute."""
     found = list(told)
@@ -164,5 +166,42 @@ def _by_link(told: Sequence[Call]) -> dict[str, list[int]]:
     return links
 
 
-def _kind(call: Call) -> Kind:
+def _kind(call: Call) -> CallKind:
     return call.link, call.op, call.bytes
+
+
+def alone_times(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints) -> dict[Kind, list[float]]:
+    """Give for each kind of call the times of those that had their link for themselves."""
+    found: dict[Kind, list[float]] = {}
+    period = _periods(begun_ns, done_ns)
+    many = np.bincount(period, minlength=1)
+    for at in np.flatnonzero(many[period] == 1).tolist():
+        if done_ns[at] > begun_ns[at]:
+            found.setdefault(kinds[at], []).append(float(done_ns[at] - begun_ns[at]))
+    return found
+
+
+def times_of_link(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints, alone_ns: Mapping[Kind, float]) -> Floats:
+    """Give the time of their link that calls took for themselves; they sum to the time that it was busy.
+
+    `alone_ns` is what calls of a kind take with their link for themselves, where that was seen.
+    """
+    own = own_times(begun_ns.astype(np.float64), done_ns.astype(np.float64))
+    period = _periods(begun_ns, done_ns)
+    order = np.argsort(period, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(period[order])) + 1):
+        if mine.size > 1:
+            usual = np.array([alone_ns.get(kinds[at], 0.0) for at in mine.tolist()])
+            if usual.all():
+                own[mine] = own[mine].sum() * usual / usual.sum()
+    return own
+
+
+def _periods(begun_ns: Ints, done_ns: Ints) -> Ints:
+    """Number the stretches in which the link was busy without a break; calls of one stretch share its number."""
+    order = np.argsort(begun_ns, kind="stable")
+    reached = np.maximum.accumulate(done_ns[order])
+    new = np.concatenate(([True], begun_ns[order][1:] >= reached[:-1])) if order.size else np.empty(0, np.bool_)
+    period = np.empty(order.size, np.int64)
+    period[order] = np.cumsum(new) - 1
+    return period

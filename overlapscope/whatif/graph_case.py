@@ -6,18 +6,18 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across import Across
+from overlapscope.analysis.across_ranks import Across
 from overlapscope.timeline.columns import Floats, Ints
 from overlapscope.timeline.intervals import Intervals
 from overlapscope.timeline.run import Run
 from overlapscope.whatif.calibrate import PRIOR, WIDE_PRIOR, Assumption, Fit
-from overlapscope.whatif.from_run import COMM_SHARE, HELD_WAITING, LATENCY_US, LEAST_NOISE, US
+from overlapscope.whatif.ddp_recording import COMM_SHARE, HELD_WAITING, LATENCY_US, LEAST_NOISE, US
 from overlapscope.whatif.graph import Graph
 from overlapscope.whatif.graph_changes import alike
 from overlapscope.whatif.interference import SPREAD, slowdown
-from overlapscope.whatif.kinds import Kind, kind_of
+from overlapscope.whatif.link_fit import line, told_latency
+from overlapscope.whatif.parallelism import Kind, kind_of
 from overlapscope.whatif.recorded_graph import recorded_graphs
-from overlapscope.whatif.recorded_link import line, told_latency
 
 LATE_SHARE: Final = (0.5, 1.0, 1.0)
 """Share of what ranks see collectives end late that is their link's, and goes with what they take: the link's is what

@@ -10,11 +10,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.distinct import distinct
-from overlapscope.timeline.by_group import values_in
 from overlapscope.timeline.columns import COMPUTE, NONE, Codes, Floats, Ints, Spans
 from overlapscope.timeline.intervals import BusyTime, Intervals
-from overlapscope.timeline.order import order_of
+from overlapscope.timeline.rows import distinct, order_of, values_in
 
 FREE: Final = 0.05
 """A kernel with no more of its time beside a transfer counts as free of it."""

@@ -5,14 +5,14 @@ from typing import Final
 
 import msgspec
 
-from overlapscope.analysis.across import across
+from overlapscope.analysis.across_ranks import across
 from overlapscope.errors import InputError
 from overlapscope.timeline.run import Run
-from overlapscope.whatif.asked import unfit
-from overlapscope.whatif.from_run import from_run
-from overlapscope.whatif.graph_answer import Wanted, trials_of
+from overlapscope.whatif.ddp_recording import from_run
 from overlapscope.whatif.graph_case import graph_case
-from overlapscope.whatif.kinds import KNOBS, OPTIONS, Kind, kind_of, unfit_options
+from overlapscope.whatif.graph_predict import Wanted, trials_of
+from overlapscope.whatif.parallelism import KNOBS, OPTIONS, Kind, kind_of, unfit_options
+from overlapscope.whatif.requested import unfit
 
 OTHER_BUCKETS: Final = ("bucket_cap_mb", "gradient_as_bucket_view", "accumulation, no_sync")
 """Settings that need other buckets than the recorded ones."""

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.timeline.volume import ITEM_BYTES
+from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.whatif.workload import Gradients
 
 OPTIMIZER_TOUCHES: Final[Mapping[str, int]] = {"sgd": 3, "sgd_momentum": 5, "adam": 7, "adamw": 7}

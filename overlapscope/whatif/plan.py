@@ -11,13 +11,12 @@ from overlapscope.errors import UsageError
 from overlapscope.timeline.facts import Facts
 from overlapscope.whatif.buckets import DdpSettings
 from overlapscope.whatif.calibrate import Assumption, Fit, Measured, Values
-from overlapscope.whatif.curves import Curve, curve
+from overlapscope.whatif.curves import Curve, curve, other_curves, table_curve
 from overlapscope.whatif.ddp_step import HALF, Settings
-from overlapscope.whatif.document import MAX_MODEL_BYTES, Collectives, Ddp, Document
 from overlapscope.whatif.formulas import ALGORITHMS, INTER, INTRA, Link, hierarchical, time_ns, torus
 from overlapscope.whatif.model import Piece, gradients_of, head_share, optimizer_bytes, piece, transformer
-from overlapscope.whatif.table_curves import other_curves, table_curve
 from overlapscope.whatif.workload import Workload
+from overlapscope.whatif.workload_file import MAX_MODEL_BYTES, Collectives, Ddp, Document
 
 MS: Final = 1e6
 ACHIEVED: Final = (0.5, 0.8, 1.0)

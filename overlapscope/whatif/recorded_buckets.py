@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapscope.timeline.columns import NONE, Ints
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.whatif.unsynced import launch_times, optimizer_ns
+from overlapscope.whatif.no_sync import launch_times, optimizer_ns
 
 MODULE = "module."
 """What DistributedDataParallel puts before the names of the model that it wraps."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from overlapscope.analysis.collectives import CollectiveRow
 from overlapscope.timeline.columns import Floats
-from overlapscope.timeline.volume import bus_factor
+from overlapscope.timeline.operations import bus_factor
 from overlapscope.whatif.curves import Curve, curve
 
 MOST: Final = 1_000

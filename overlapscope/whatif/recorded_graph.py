@@ -12,16 +12,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from overlapscope.analysis.across import Across
+from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, COPY, NONE, Flags, Ints, size
 from overlapscope.timeline.intervals import Intervals, clip, difference, union
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.whatif.graph import P2P, Call, Graph
-from overlapscope.whatif.graph_calls import Kind, Seen, StepCalls, described, sharing, step_calls, usual_alone
-from overlapscope.whatif.graph_lane import Lane, programme
-from overlapscope.whatif.needed import needed
+from overlapscope.whatif.graph_calls import CallKind, Seen, StepCalls, described, sharing, step_calls, usual_alone
+from overlapscope.whatif.rank_program import Lane, needed, programme
 from overlapscope.whatif.recorded_steps import GLOO_THREADS, taken_up
 
 MOST_STEPS: Final = 16
@@ -228,7 +227,7 @@ def _step(
     seen: Mapping[int, Seen],
     calls: StepCalls,
     described_calls: Sequence[Call],
-    usual_ns: Mapping[Kind, float],
+    usual_ns: Mapping[CallKind, float],
 ) -> tuple[Graph, dict[int, Intervals]]:
     origin = min(min(each.window[0], int(each.begin_ns.min(initial=each.window[0]))) for each in seen.values())
     end = max(each.window[1] for each in seen.values())

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.volume import ITEM_BYTES
 from overlapscope.whatif.buckets import DEFAULT_CAP_MB, MIB, DdpSettings
 from overlapscope.whatif.ddp_step import HALF, Settings, buckets_of
 from overlapscope.whatif.recorded_steps import HOW, Recorded

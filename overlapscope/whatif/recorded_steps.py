@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.analysis.across import Across
+from overlapscope.analysis.across_ranks import Across
 from overlapscope.analysis.steps import step_windows
 from overlapscope.errors import InputError
 from overlapscope.timeline.columns import COMPUTE, NONE, Floats, Ints
 from overlapscope.timeline.intervals import Intervals, union
+from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.timeline.run import RankTimeline, Run
-from overlapscope.timeline.volume import ITEM_BYTES
-from overlapscope.whatif.unsynced import averages_parameters, launch_times, optimizer_ns, unsynced_steps
+from overlapscope.whatif.no_sync import averages_parameters, launch_times, optimizer_ns, unsynced_steps
 
 HOW: Final = "record it with `overlapscope.profile(path, model=model)` around the training loop"
 MOST_STEPS: Final = 64

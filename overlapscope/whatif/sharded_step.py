@@ -13,8 +13,8 @@ import numpy as np
 from overlapscope.timeline.columns import Floats
 from overlapscope.whatif.ddp_step import Settings, buckets_of, of_ranks
 from overlapscope.whatif.replay import Gap, Instruction, Job, Launch, Transfer, Wait, Work
-from overlapscope.whatif.sharding import Sharding, time_ns
 from overlapscope.whatif.workload import Workload
+from overlapscope.whatif.zero import Sharding, time_ns
 
 
 def sharded_job(workload: Workload, settings: Settings) -> Job:

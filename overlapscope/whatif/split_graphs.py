@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.ingest.innermost import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
 from overlapscope.timeline.operations import COMPILED_GRAPH, COMPILED_REGION
 from overlapscope.timeline.run import RankTimeline
 from overlapscope.whatif.recorded_steps import Recorded

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.reading import Head, ReadContext, Reader, Reading
+from overlapscope.ingest.reader import Head, ReadContext, Reader, Reading
 
 SCHEMA: Final = "overlapscope.perfetto/1"
 """Stands in the first lines of every export."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.ingest.inputs.discovery import Inputs, Unpacked, discover
-from overlapscope.ingest.readers import head_of
+from overlapscope.ingest.registry import head_of
 
 __all__ = ["MAX_UNPACKED_BYTES", "Inputs", "Unpacked", "discover", "unpacked"]
 

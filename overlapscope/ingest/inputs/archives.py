@@ -21,15 +21,15 @@ from typing import Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.bytestream import BLOCK_BYTES, MAX_RATIO, RATIO_GRACE_BYTES, ByteStream
+from overlapscope.files.temporary_folder import held_folder
 from overlapscope.ingest.inputs.discovery import Inputs, Unpacked, discover
-from overlapscope.ingest.readers import head_within, reader_of
-from overlapscope.ingest.reading import HEAD_BYTES, ZIP_MAGIC, rank_from_path
-from overlapscope.timeline.held_folder import held_folder
+from overlapscope.ingest.parsing.gzip_stream import BLOCK_BYTES, MAX_RATIO, RATIO_GRACE_BYTES, ByteStream
+from overlapscope.ingest.reader import HEAD_BYTES, ZIP_MAGIC, rank_from_path
+from overlapscope.ingest.registry import head_within, reader_of
 from overlapscope.timeline.run import Source
-from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY
+from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY
 
 FORMAT: Final = "archive"
 MAX_MEMBERS: Final = 100_000

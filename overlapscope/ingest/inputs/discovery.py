@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlapscope.display_path import shown, url_of
+from overlapscope.display import shown, url_of
 from overlapscope.errors import InputError
-from overlapscope.ingest.readers import head_of, reader_of
+from overlapscope.ingest.registry import head_of, reader_of
 from overlapscope.timeline.run import Source
-from overlapscope.timeline.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
 
 if TYPE_CHECKING:
     from overlapscope.ingest.inputs.remote import Version
@@ -107,7 +107,7 @@ def discover(paths: list[Path]) -> Inputs:
 def _require_input(path: Path) -> None:
     """Raise InputError where there is nothing to read, or only a part of a run."""
     if not path.exists():
-        from overlapscope.timeline.run_folder import where_is  # noqa: PLC0415 - for what is not there
+        from overlapscope.timeline.store.run_folder import where_is  # noqa: PLC0415 - for what is not there
 
         raise InputError(f"{shown(path)}: {_no_stdin(path) or where_is(path)}")
     run = _run_around(path)

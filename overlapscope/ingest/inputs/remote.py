@@ -21,13 +21,12 @@ from threading import Thread
 from typing import Any, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from overlapscope.display_path import shown, without_secrets
+from overlapscope.display import shown, size_text, without_secrets
 from overlapscope.errors import InputError
-from overlapscope.ingest.readers import head_within, reader_of
-from overlapscope.ingest.reading import HEAD_BYTES
-from overlapscope.timeline.held_folder import WHILE_READING, held_folder
-from overlapscope.timeline.run_directory import MANIFEST
-from overlapscope.timeline.size_text import size_text
+from overlapscope.files.temporary_folder import WHILE_READING, held_folder
+from overlapscope.ingest.reader import HEAD_BYTES
+from overlapscope.ingest.registry import head_within, reader_of
+from overlapscope.timeline.store.run_directory import MANIFEST
 
 WAIT_SECONDS: Final = 60.0
 """Without an answer for so long, a request is given up."""

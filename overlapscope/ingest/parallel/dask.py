@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.parallel.process_pool import describe_failure
 from overlapscope.ingest.parallel.read_parallel import result_of, spool_task

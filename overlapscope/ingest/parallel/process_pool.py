@@ -18,8 +18,8 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
-from overlapscope.cycles import search_seldom
-from overlapscope.timeline.held_folder import remove_left_by_readers
+from overlapscope.files.temporary_folder import remove_left_by_readers
+from overlapscope.garbage_collection import search_seldom
 
 CANNOT_START: Final = (OSError, RuntimeError)
 """What a pool raises where the system starts no more processes or threads, or has no semaphores; or after a death."""

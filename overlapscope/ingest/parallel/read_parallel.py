@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError
+from overlapscope.files.temporary_folder import WHILE_READING, held_folder
 from overlapscope.ingest import column_handoff
 from overlapscope.ingest.parallel.process_pool import (
     CANNOT_START,
@@ -25,8 +26,7 @@ from overlapscope.ingest.parallel.process_pool import (
 from overlapscope.ingest.parallel.task import Read, Task, read_task, report_for
 from overlapscope.ingest.parallel.worker_count import bytes_in
 from overlapscope.ingest.read_file import NO_MEMORY
-from overlapscope.ingest.reading import Sharing
-from overlapscope.timeline.held_folder import WHILE_READING, held_folder
+from overlapscope.ingest.reader import Sharing
 
 ReadHere = Callable[[Task, Callable[[int], None] | None], Read]
 _REPORT_SECONDS: Final = 0.1
@@ -55,7 +55,7 @@ def spool_task(task: Task, progress: Callable[[int], None] | None = None) -> Rea
     """
     if task.code:
         from overlapscope.ingest.parallel.spool import spool  # noqa: PLC0415 - columns in memory need no Arrow
-        from overlapscope.ingest.read_by import read_by  # noqa: PLC0415
+        from overlapscope.ingest.registry import read_by  # noqa: PLC0415
 
         if task.code != read_by():
             raise InputError(

@@ -16,18 +16,17 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError
+from overlapscope.files.safe_open import file_state, plain_content
 from overlapscope.ingest.inputs import Unpacked
+from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.parallel.spool_format import save_reading
 from overlapscope.ingest.parallel.task import Read, Task, task_of
 from overlapscope.ingest.parallel.work_dir import MAKE_ROOM
-from overlapscope.ingest.read_by import read_by
 from overlapscope.ingest.read_file import NO_MEMORY
-from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.timeline.file_state import file_state
-from overlapscope.timeline.plain_file import plain_content
-from overlapscope.timeline.read_ahead import in_threads
+from overlapscope.ingest.registry import read_by
+from overlapscope.timeline.store.read_ahead import in_threads
 
 _SUMMARY: Final = "file.json"
 _DIGEST: Final = partial(hashlib.blake2b, digest_size=16)

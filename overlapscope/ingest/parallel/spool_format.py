@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.reading import Reading, rank_from_path
-from overlapscope.timeline.arrow import from_arrow, read_parquet
+from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.columns import (
     DTYPES,
     Annotations,
@@ -34,11 +33,12 @@ from overlapscope.timeline.columns import (
     size,
 )
 from overlapscope.timeline.dimensions import fill_group_columns
-from overlapscope.timeline.fact_files import FACTS, load_facts, save_facts
 from overlapscope.timeline.names import NameTable
-from overlapscope.timeline.rank_files import table_file, write_table
 from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Source
-from overlapscope.timeline.stored import TABLES
+from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet
+from overlapscope.timeline.store.fact_files import FACTS, load_facts, save_facts
+from overlapscope.timeline.store.lazy_rank import TABLES
+from overlapscope.timeline.store.rank_files import table_file, write_table
 
 LARGE: Final[dict[str, type[Columns]]] = {
     "spans": Spans,

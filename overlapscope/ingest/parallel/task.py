@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError
-from overlapscope.ingest.classify import Classifier
+from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.inputs import Unpacked
+from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_file import NO_MEMORY, read_file, reason
-from overlapscope.ingest.read_options import ReadOptions
-from overlapscope.ingest.reading import ReadContext, Reading, Sharing, rank_from_path, relabel_text
+from overlapscope.ingest.reader import ReadContext, Reading, Sharing, rank_from_path, relabel_text
 from overlapscope.timeline.run import Source
 
 UNREAD = "unknown"

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.display_path import shown
+from overlapscope.display import shown
 from overlapscope.errors import InputError, UsageError
-from overlapscope.timeline.held_folder import is_same, locked
+from overlapscope.files.temporary_folder import is_same, locked
 
 _LOCK: Final = "lock"
 READ: Final = "read"

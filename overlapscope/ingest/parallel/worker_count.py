@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from overlapscope.timeline.available_cores import available_cores
+from overlapscope.timeline.store.read_ahead import available_cores
 
 BYTES_WORTH_A_PROCESS: Final = 64 << 20
 """Of traces: fewer are read sooner than another process has started."""

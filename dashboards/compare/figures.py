@@ -1,0 +1,165 @@
+"""What changed from one run to another: the figures of the compare page, from a gate's verdicts and its comparison."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.attribution import COMPUTE, COPY, EXPOSED, IDLE, IDLE_OR_COPIES, Attribution
+from overlapscope.analysis.cause_table import CAUSES, cause_label
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.metrics import Metric
+from overlapscope.analysis.wording import short
+from overlapscope.gate.judge import MetricVerdict
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.model import Chart, Series
+from overlapscope.report.sheet.gate import metric_words
+from overlapscope.report.text.compare import NAMES, collective_words, difference_words, relative_words, value_words
+from overlapscope.report.verdicts import GATE
+from overlapscope_dashboards.parts.bars import Segment
+from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
+
+MAX_FALLS: Final = 10
+"""Rows of a waterfall; the others are one row."""
+KINDS: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle"}
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of one side; its segments add up to it."""
+
+    side: str
+    whole_ns: int
+    segments: tuple[Segment, ...]
+
+
+class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric on both sides, in words."""
+
+    name: str
+    base: str
+    candidate: str
+    difference: str
+    relative: str
+    verdict: str
+    why: str
+
+
+def bars(comparison: Comparison) -> tuple[Bar, ...]:
+    """Give a step of either side as what it consists of, exposed communication by cause; none without times."""
+    found = comparison.attribution
+    if found is None:
+        return ()
+    return tuple(
+        Bar(side=side, whole_ns=getattr(found.step_time, f"{side}_ns"), segments=_segments(comparison, side))
+        for side in ("base", "candidate")
+    )
+
+
+def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
+    """Give where the difference in step time and in exposed communication comes from, part by part."""
+    found = comparison.attribution
+    if found is None:
+        return ()
+    what = "step time" if comparison.window == "step" else "length of the recording"
+    of_collectives = found.exposed_by_collective
+    rows = comparison.collectives
+    calls = [each.name if each.collective is None else collective_words(rows[each.collective])
+             for each in of_collectives.parts]  # fmt: skip
+    causes = [cause_label(each.name) for each in found.exposed_by_cause.parts]
+    parts, kinds = [each.name for each in found.step_time.parts], {**KINDS, EXPOSED: "exposed"}
+    cause_kinds = [_kind_of_cause(each.name) for each in found.exposed_by_cause.parts]
+    return (
+        _waterfall(f"Difference in {what}", found.step_time, parts, [kinds.get(each, "unknown") for each in parts]),
+        _waterfall("Difference in exposed time, by cause", found.exposed_by_cause, causes, cause_kinds),
+        _waterfall("Difference in exposed time, by collective", of_collectives, calls, [""] * len(calls)),
+    )
+
+
+def metric_rows(gate: Gate) -> tuple[MetricRow, ...]:
+    """Give every metric that either side knows, those that gate first, with its verdict and what that rests on."""
+    judged = {each.name: each for each in gate.metrics}
+    known = {each.name: each for each in gate.comparison.metrics}
+    order = sorted(
+        (name for name in NAMES if name in known), key=lambda name: not (name in judged and judged[name].gates)
+    )
+    return tuple(
+        _row(known[name], judged.get(name))
+        for name in order
+        if known[name].base.value is not None or known[name].candidate.value is not None
+    )
+
+
+def exposed_by_step(sides: Sequence[tuple[str, Sequence[Chart]]]) -> Chart | None:
+    """Lay the exposed time of both runs' steps over each other, the first whole step of each beside the other's.
+
+    `sides` are names, and the charts of their analyses. None where a run has fewer than two whole steps.
+    """
+    found = [
+        (name, series.values)
+        for name, charts in sides
+        for chart in charts
+        if chart.kind == "lines"
+        for series in chart.series
+        if series.name.startswith("exposed")
+    ]
+    if len(found) < len(sides):
+        return None
+    longest = max(len(values) for _, values in found)
+    return Chart(
+        title="Exposed communication, step by step",
+        words="Mean over ranks, whole steps in their order.",
+        kind="lines",
+        axis="ms",
+        categories=tuple(str(at + 1) for at in range(longest)),
+        series=tuple(Series(name=name, values=(*values, *[None] * (longest - len(values)))) for name, values in found),
+    )
+
+
+def _segments(comparison: Comparison, side: str) -> tuple[Segment, ...]:
+    found = comparison.attribution
+    assert found is not None
+    causes = [
+        Segment(name=f"exposed: {cause_label(each.name)}", ns=getattr(each, f"{side}_ns"),
+                kind=_kind_of_cause(each.name))
+        for each in found.exposed_by_cause.parts
+    ]  # fmt: skip
+    others = {
+        each.name: Segment(name=each.name, ns=getattr(each, f"{side}_ns"), kind=KINDS.get(each.name, "unknown"))
+        for each in found.step_time.parts
+        if each.name != EXPOSED
+    }
+    compute = [others.pop(COMPUTE)] if COMPUTE in others else []
+    return tuple(each for each in (*compute, *causes, *others.values()) if each.ns > 0)
+
+
+def _kind_of_cause(name: str) -> str:
+    return name if name in CAUSES else "unknown"
+
+
+def _waterfall(title: str, whole: Attribution, names: Sequence[str], kinds: Sequence[str]) -> Waterfall:
+    parts = [
+        (short(name), kind, each.base_ns, each.candidate_ns)
+        for name, kind, each in zip(names, kinds, whole.parts, strict=True)
+    ]
+    shown, rest = parts[:MAX_FALLS], parts[MAX_FALLS:]
+    if rest:
+        shown.append((f"{len(rest)} more", "", sum(each[2] for each in rest), sum(each[3] for each in rest)))
+    edges = pairwise(accumulate((after - before for _, _, before, after in shown), initial=whole.base_ns))
+    falls = tuple(
+        Fall(name=name, kind=kind, base_ns=before, candidate_ns=after, from_ns=start, to_ns=end)
+        for (name, kind, before, after), (start, end) in zip(shown, edges, strict=True)
+    )
+    return Waterfall(title=title, base_ns=whole.base_ns, candidate_ns=whole.candidate_ns, falls=falls)
+
+
+def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:
+    return MetricRow(
+        name=NAMES[metric.name],
+        base=value_words(metric, metric.base),
+        candidate=value_words(metric, metric.candidate),
+        difference=difference_words(metric),
+        relative=relative_words(metric),
+        verdict="" if judged is None else GATE[judged.verdict].words,
+        why="" if judged is None else metric_words(judged).partition(": ")[2],
+    )

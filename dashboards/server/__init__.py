@@ -1,0 +1,1 @@
+"""The web server: routing, security, and work done beside requests."""

@@ -1,0 +1,111 @@
+"""The application: one callback from address to page, and the callbacks of the pages."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update, set_props
+from dash.exceptions import DependencyException
+from flask import Response, request
+
+from overlapscope.ingest.options import ReadOptions
+from overlapscope_dashboards import pages
+from overlapscope_dashboards.compare import steps as comparison_steps
+from overlapscope_dashboards.parts import empty
+from overlapscope_dashboards.runs.site import Site, query_of
+from overlapscope_dashboards.runs.work import Work
+from overlapscope_dashboards.server import router, security, shell
+
+PATIENCE_S: Final = 1.0
+"""How long a request waits for a page, before it is answered with how far that is."""
+POLL_PATIENCE_S: Final = 0.3
+_LOG = logging.getLogger(__name__)
+
+
+def create_app(
+    roots: Sequence[Path],
+    *,
+    options: ReadOptions | None = None,
+    guard: security.Guard | None = None,
+    perfetto_url: str | None = None,
+) -> Dash:
+    """Give the dashboard of what lies below `roots`; its WSGI application is `.server`.
+
+    `guard` says whom to answer, by default this machine alone. `options` say how to read traces.
+    `perfetto_url` is where a Perfetto UI is served beside it.
+    """
+    site = Site(roots, options, perfetto_url)
+    app = Dash(
+        "overlapscope_dashboards",
+        assets_folder=str(shell.ASSETS),
+        use_pages=False,
+        index_string=shell.document(),
+        title="OverlapScope",
+        update_title="",
+        suppress_callback_exceptions=True,
+        on_error=_failed,
+        add_log_handler=False,  # its own would write to standard output, as it comes
+    )
+    app.layout = shell.shell()
+    _register(app, site)
+    pages.register(app, site)
+    comparison_steps.register(app)
+    content_policy = security.policy([shell.theme_script_hash(), *app.csp_hashes()])
+    security.protect(app.server, guard or security.guard_for("127.0.0.1"), lambda: content_policy)
+    app.server.register_error_handler(DependencyException, _no_such_suite)
+    app.server.after_request(_not_found(site))
+    return app
+
+
+def _register(app: Dash, site: Site) -> None:
+    work = Work[router.Shown]()
+
+    @app.callback(
+        Output("nav", "children"),
+        Output("main", "children"),
+        Output("title", "data"),
+        Output("revision", "data"),
+        Output("poll", "disabled"),
+        Output("poll", "interval"),
+        Input("address", "pathname"),
+        Input("address", "search"),
+        Input("poll", "n_intervals"),
+        State("revision", "data"),
+    )
+    def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
+        here, polled = path or "/", ctx.triggered_id == "poll"
+        patience = POLL_PATIENCE_S if polled else PATIENCE_S
+        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience, of=here)
+        shown = made or router.busy(site, here)
+        stands = not (revision or "").startswith(router.BUSY)
+        if polled and (shown.revision == revision or (shown.busy and stands)):
+            return (no_update,) * 6  # what is shown stays until another takes its place
+        every_ms = shell.BUSY_POLL_MS if shown.busy else shell.POLL_MS
+        return shown.nav, shown.content, shown.title, shown.revision, not shown.growing, every_ms
+
+    arrived = ClientsideFunction("shell", "arrived")
+    app.clientside_callback(arrived, Output("main", "aria-busy"), Input("title", "data"))  # type: ignore[no-untyped-call]
+
+
+def _failed(error: Exception) -> None:
+    """Say that a callback failed, in place of the page; what went wrong is for the terminal."""
+    _LOG.error("a callback failed", exc_info=error)
+    words = "Something went wrong here; the terminal that serves this says what. Other pages still work."
+    set_props("main", {"children": [html.H1("A fault"), empty(words)]})
+    set_props("revision", {"data": ""})  # a page that is looked at again comes back
+
+
+def _no_such_suite(_: DependencyException) -> Response:
+    """Answer a request for a file of no component: that is no fault of the server."""
+    return Response("Not Found\n", status=404, mimetype="text/plain")
+
+
+def _not_found(site: Site) -> Any:
+    def status(response: Response) -> Response:
+        page = request.endpoint in ("/", "/<path:path>") and response.mimetype == "text/html"
+        if page and response.status_code == 200 and not router.exists(site, request.path):
+            response.status_code = 404
+        return response
+
+    return status

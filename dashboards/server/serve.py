@@ -1,0 +1,161 @@
+"""The dashboard behind waitress: threads, pure Python, and never the debug server."""
+
+import logging
+import mimetypes
+import select
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+import msgspec
+from flask import Flask, Response, abort, send_from_directory
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer, create_server
+from werkzeug.security import safe_join
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.options import ReadOptions
+from overlapscope_dashboards.server.app import create_app
+from overlapscope_dashboards.server.security import TOKEN, OneLine, guard_for, is_loopback, protect
+from overlapscope_dashboards.server.sockets import bound
+
+if sys.platform != "win32":
+    import resource
+THREADS: Final = 8
+MAX_CONNECTIONS: Final = 1_000
+REQUEST_S: Final = 20
+"""How long a connection may be idle, and a request may take to come in whole; what it asks for may take longer."""
+CLEANUP_S: Final = 5
+"""How often such connections are looked for."""
+INDEX: Final = "index.html"
+POLICY: Final = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval' blob: data:; base-uri 'self'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""What the build needs of its own files; it may ask no other server for anything, and send none anything."""
+
+
+class Served(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the dashboard answers."""
+
+    url: str
+    perfetto_url: str | None
+    others: bool
+    """Whether others on the network can reach it, if they have the token that stands in the address."""
+
+    def words(self) -> str:
+        """Say it in lines."""
+        lines = [f"serving on {self.url}"]
+        if self.perfetto_url:
+            lines.append(f"Perfetto on {self.perfetto_url}")
+        if self.others:
+            lines.append("others on the network can reach this: without the token in the address they are turned away")
+        return "\n".join(lines)
+
+
+class Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection whose request has to come in whole within `REQUEST_S`: waitress lets it come byte by byte."""
+
+    last_activity: float
+
+    def handle_read(self) -> None:
+        """Read what came; more of a request that has begun does not count as activity."""
+        has_begun, active_s = self.request is not None, self.last_activity
+        super().handle_read()
+        if has_begun and self.request is not None:
+            self.last_activity = active_s
+
+
+def serve(
+    roots: Sequence[Path],
+    *,
+    host: str,
+    port: int,
+    options: ReadOptions | None = None,
+    perfetto: Path | None = None,
+    say: Callable[[Served], None],
+) -> None:
+    """Serve until interrupted; `say` gets where, once it answers. Port 0 takes any free one.
+
+    `perfetto` is a folder with a Perfetto UI build, which is served beside it. Raises InputError where nothing can
+    listen there, or that folder holds no build.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])  # before Flask adds a handler of its own
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no news
+    guard = guard_for(host)
+    if perfetto is not None and not is_loopback(host):
+        raise UsageError("--perfetto-dir serves this machine alone, and --host names another: leave one of them out")
+    perfetto_url = None if perfetto is None else _beside(perfetto)
+    app = create_app(roots, options=options, guard=guard, perfetto_url=perfetto_url)
+    server, taken = _listening(app.server, host, port)
+    secret = f"?{TOKEN}={guard.token}" if guard.token else ""
+    name = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    say(Served(url=f"http://{name}:{taken}/{secret}", perfetto_url=perfetto_url, others=not is_loopback(host)))
+    server.run()
+
+
+def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
+    try:
+        sockets, taken = bound(host, port)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
+    listening: dict[int, Any] = {}
+    server = create_server(
+        app,
+        listening,
+        sockets=sockets,
+        threads=THREADS,
+        ident=None,
+        clear_untrusted_proxy_headers=True,
+        connection_limit=_most_connections(),
+        channel_timeout=REQUEST_S,
+        cleanup_interval=CLEANUP_S,
+        asyncore_use_poll=hasattr(select, "poll"),  # select fails on the 1,024th open file
+    )
+    for each in listening.values():
+        if isinstance(each, TcpWSGIServer):
+            each.channel_class = Channel
+    return server, taken
+
+
+def _most_connections() -> int:
+    """Return how many connections may be open: a third of the files that may be, as Perfetto and runs need some too."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS // 4  # its select takes 512 sockets
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 3)
+
+
+def _beside(folder: Path) -> str:
+    server, taken = _listening(perfetto_app(folder), "127.0.0.1", 0)
+    Thread(target=server.run, daemon=True).start()
+    return f"http://127.0.0.1:{taken}/"
+
+
+def perfetto_app(folder: Path) -> Flask:
+    """Give the server of a build's files; raises InputError where the folder holds none."""
+    root = folder.resolve()
+    if not (root / INDEX).is_file():
+        raise InputError(f"{shown(folder)}: holds no {INDEX}; unpack a perfetto-ui.zip there")
+    mimetypes.add_type("application/wasm", ".wasm")
+    app = Flask("overlapscope_perfetto", static_folder=None)
+
+    @app.get("/")
+    @app.get("/<path:path>")
+    def file(path: str = INDEX) -> Response:
+        found = safe_join(str(root), path)
+        if found is None or not Path(found).resolve().is_relative_to(root):
+            abort(404)
+        return send_from_directory(root, path)
+
+    protect(app, guard_for("127.0.0.1"), lambda: POLICY)
+    return app

@@ -1,0 +1,89 @@
+"""A collective waits on its lane for another group's, or for another operation: give each its own communicator."""
+
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.rule_input import Given, ms, recommended
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.timeline.columns import COMM, NONE
+from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.run import RankTimeline
+
+OTHERS: Final = 0.5
+"""Share of the queueing behind others' calls, from which on a lane of its own can help: behind its own kind it is the
+link that is busy. A choice: most of the queueing."""
+MOST_PAIRS: Final = 5
+_Kind = tuple[str, str | None]
+"""Operation and group."""
+
+
+def busy_lane(given: Given) -> Recommendation | None:
+    """Give the recommendation where queueing behind other groups' calls is exposed; None for runs without devices."""
+    queued = given.cause_ns("queued")
+    if not given.is_worth(queued):
+        return None
+    blocked: dict[tuple[_Kind, _Kind], int] = defaultdict(int)
+    for timeline, _ in given.some_at_hand():
+        if timeline.has_device:
+            for pair, ns in _blocked(timeline).items():
+                blocked[pair] += ns
+    others = {pair: ns for pair, ns in blocked.items() if pair[0] != pair[1]}
+    total = sum(blocked.values())
+    if not total or sum(others.values()) < OTHERS * total:
+        return None
+    (before, behind), _ = max(others.items(), key=lambda each: each[1])
+    share = sum(others.values()) / total
+    return recommended(
+        given,
+        id="busy_lane",
+        title=f"{ms(queued * share)} of a {ms(given.step_ns)} {given.per} are exposed while {_said(behind)} waits on "
+        f"its lane for {_said(before)}: give it a communicator of its own",
+        at_most_ns=queued * share,
+        apply={
+            "torch": "own = torch.distributed.new_group(ranks)  # a communicator and a stream of its own",
+            "fsdp2": "model.set_separate_reduce_scatter_group()  # torch 2.13 and later",
+        },
+        evidence={
+            "queued_ns": queued,
+            "behind_others": share,
+            "pairs": [
+                {"before": list(one), "behind": list(other), "ns": ns}
+                for (one, other), ns in sorted(others.items(), key=lambda each: -each[1])[:MOST_PAIRS]
+            ],
+        },
+        measured=["queueing on one lane, and what ran there"],
+        assumed=["that the link has room for both at once, which bounds the gain"],
+    )
+
+
+def _blocked(timeline: RankTimeline) -> dict[tuple[_Kind, _Kind], int]:
+    """Give how long calls had been enqueued while the one before them on their lane ran, by both kinds."""
+    spans, calls = timeline.spans, timeline.collectives
+    rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
+    rows = rows[order_of(spans.lane[rows], spans.start_ns[rows])]
+    if rows.size < 2:
+        return {}
+    before, row = rows[:-1], rows[1:]
+    same = spans.lane[before] == spans.lane[row]
+    waited = spans.end_ns[before] - np.maximum(spans.launch_ns[row], spans.start_ns[before])
+    chosen = same & (waited > 0)
+    first, second = spans.collective[before[chosen]], spans.collective[row[chosen]]
+    keys = np.stack([calls.op[first], calls.group[first], calls.op[second], calls.group[second]], axis=1)
+    kinds, at = np.unique(keys, axis=0, return_inverse=True)
+    totals = np.zeros(len(kinds), np.int64)
+    np.add.at(totals, at.ravel(), waited[chosen])
+
+    def name(code: int) -> str | None:
+        return timeline.names[code] if code >= 0 else None
+
+    return {
+        ((name(a) or "unknown", name(b)), (name(c) or "unknown", name(d))): total
+        for (a, b, c, d), total in zip(kinds.tolist(), totals.tolist(), strict=True)
+    }
+
+
+def _said(kind: _Kind) -> str:
+    op, group = kind
+    return f"{op} of group {group}" if group else op

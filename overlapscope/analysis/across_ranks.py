@@ -1,0 +1,122 @@
+"""Everything that needs several ranks at once: calls matched, clocks aligned, waiting split."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from overlapscope.analysis.by_rank import EachRank
+from overlapscope.analysis.call_index import CallIndex
+from overlapscope.analysis.clock_offsets import Clocks, clock_offsets, joined
+from overlapscope.analysis.clock_steps import without_jumps
+from overlapscope.analysis.matched_calls import Matching
+from overlapscope.analysis.matching import agreeing, match
+from overlapscope.analysis.point_to_point import PairMatching, match_pairs
+from overlapscope.analysis.unmatched_ranks import apart
+from overlapscope.analysis.wait_transfer import RankWait, Split, by_rank, ended_early, split
+from overlapscope.files.spill import Aside
+from overlapscope.timeline.columns import NONE, Ints
+from overlapscope.timeline.run import Run
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """One row for each row of a rank's `Collectives`; NONE where waiting could not be split off."""
+
+    transfer_ns: npt.NDArray[np.int64]
+    baseline_ns: npt.NDArray[np.int64]
+    """What the kind of call takes when nothing slows it; NONE with too few calls."""
+    last: npt.NDArray[np.int64]
+    """The rank that came last."""
+    call: npt.NDArray[np.int64]
+    """Number of the matched call, the same on all its members."""
+
+
+class Across(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a run tell together."""
+
+    matching: Matching = msgspec.field(default_factory=Matching)
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
+    splits: tuple[Split, ...] = ()
+    uneven: tuple[Split, ...] = ()
+    """Exchanges of different sizes: who came last is true of them, what the transfer took is not."""
+    waits: Mapping[int, RankWait] = {}
+    pairs: PairMatching = msgspec.field(default_factory=PairMatching)
+
+    @property
+    def matched(self) -> int:
+        """Collectives matched, each counted once."""
+        return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
+
+    def transfers(self, run: Run) -> Mapping[int, Transfers]:
+        """Give the transfers of each rank's collectives; those of a rank are made when they are asked for."""
+        index = CallIndex.of(run, self.splits)
+        return EachRank(run.ranks, lambda rank: _transfers(index, rank))
+
+
+def _transfers(index: CallIndex, rank: int) -> Transfers:
+    call = index.call[rank]
+    rows = np.flatnonzero(call >= 0)
+    rows = rows[index.whole[call[rows]]]
+    number = call[rows]
+
+    def of_calls(values: npt.NDArray[Any]) -> Ints:
+        found = np.full(call.size, NONE, np.int64)
+        found[rows] = values
+        return found
+
+    return Transfers(
+        transfer_ns=of_calls(index.transfer_ns[number]),
+        baseline_ns=of_calls(index.baseline_ns[number]),
+        last=of_calls(index.last[number]),
+        call=of_calls(number),
+    )
+
+
+def across(run: Run) -> Across:
+    """Match, align and split. With one rank recorded there is nothing to match."""
+    if len(run.ranks) < 2:
+        return Across()
+    hosts = _hosts(run)
+    matching = match(run)
+    clocks = clock_offsets(matching.blocks, hosts)
+    checked = agreeing(
+        matching,
+        joined(clocks, matching.uneven, hosts).spread_ns,
+        lambda block: _on_one_host(block.ranks, hosts),
+    )
+    if len(checked.blocks) < len(matching.blocks):
+        clocks = clock_offsets(checked.blocks, hosts)
+    steady = without_jumps(checked, clocks, hosts)
+    if steady is not checked:
+        checked = steady.put_aside(Aside())
+        clocks = clock_offsets(checked.blocks, hosts)
+    splits = tuple(split(checked.blocks, clocks))
+    known = joined(clocks, checked.uneven, hosts)
+    pairs = match_pairs(run, clocks)
+    checked = replace(checked, reasons=(*checked.reasons, *ended_early(splits, clocks), *apart(run, checked, pairs)))
+    return Across(
+        matching=checked,
+        clocks=known,
+        splits=splits,
+        uneven=tuple(split(checked.uneven, known)),
+        waits=by_rank(splits, clocks),
+        pairs=pairs,
+    )
+
+
+def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
+    return len({hosts.get(rank) for rank in ranks}) == 1 and ranks[0] in hosts
+
+
+def _hosts(run: Run) -> dict[int, str]:
+    """Give the hosts of the ranks that our own capture recorded."""
+    found = {}
+    for rank, timeline in run.ranks.items():
+        settings = timeline.recorded.get("settings")
+        host = settings.get("host") if isinstance(settings, dict) else None
+        if isinstance(host, str):
+            found[rank] = host
+    return found

@@ -1,0 +1,320 @@
+"""Why communication is exposed: exactly one cause for every exposed nanosecond (DESIGN section 2).
+
+Each moment belongs to the collective in flight that ends last (ties: that began first). Within it, from its start:
+waiting for the last member, by what that one was doing; what the transfer took beyond its baseline; what a late launch
+cost; what the queue before it cost; and the rest, by what the step computes after it. Of a call whose transfer is not
+known, the time before the last member came is waiting all the same, and the rest is not known.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.across_ranks import Across, Transfers
+from overlapscope.analysis.arrivals import Arrivals, arrivals
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.following_compute import following
+from overlapscope.analysis.peer_activity import Asked, of_peers
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Ints
+from overlapscope.timeline.intervals import (
+    BusyTime,
+    Intervals,
+    WindowSets,
+    difference,
+    intersection,
+    parts_inside,
+    union,
+)
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.rows import order_of
+from overlapscope.timeline.run import RankTimeline, Run
+
+PIPELINE: Final = "pipeline"
+ROWS_AT_ONCE: Final = 250_000
+"""Calls, pieces of exposed and hidden communication that are held at a time: those of some ranks."""
+
+
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication of one rank, each moment given to one collective or lone span: `[start, until)` is its own."""
+
+    row: Ints
+    """Row in `Collectives`; NONE for a span that belongs to none."""
+    start_ns: Ints
+    end_ns: Ints
+    until_ns: Ints
+
+
+class OwnParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's own spans tell of the causes of its communication; a row for each owner."""
+
+    mine: Owned
+    late_ns: Ints
+    """Launched so long after the data was ready."""
+    queued_ns: Ints
+    """Began so long after both."""
+    optimizer_seen: npt.NDArray[np.bool_]
+    """In the step: without it, what follows cannot be told apart."""
+    depends: npt.NDArray[np.bool_]
+    """Compute other than the optimizer's follows in the step."""
+
+
+class Causes(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed time of one rank by cause, and by collective; hidden time that was waiting."""
+
+    busy: Mapping[str, BusyTime]
+    exposed_ns: npt.NDArray[np.int64]
+    """For each row of the rank's `Collectives`, the exposed time that is its own."""
+    hidden_wait: BusyTime
+    hidden_unknown: BusyTime
+    """Hidden time of communication whose waiting could not be split off."""
+
+    def within(self, *windows: tuple[int, int]) -> dict[str, int]:
+        """Give the nanoseconds of each cause in the windows taken together; causes without any are left out."""
+        return self.within_each(WindowSets.of([windows]))[0]
+
+    def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
+        """Give likewise what each of several sets of windows has."""
+        columns = [sets.within(self.busy[cause]) for cause in CAUSES]
+        return [
+            {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
+            for sums in zip(*columns, strict=True)
+        ]
+
+    def hidden_wait_ns(self, sets: WindowSets) -> list[int | None]:
+        """Give the waiting that is hidden under compute in each set; None where some of what is hidden is not split."""
+        unknown, waits = sets.within(self.hidden_unknown), sets.within(self.hidden_wait)
+        return [None if some else wait for some, wait in zip(unknown, waits, strict=True)]
+
+
+def owned(timeline: RankTimeline) -> Owned:
+    """Share out the communication of a rank.
+
+    By end, latest first: what ends later owns all from its start on, so each is left what lies before the earliest
+    start of those that end later.
+    """
+    calls, spans = timeline.collectives, timeline.spans
+    timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
+    lone = np.flatnonzero((spans.kind == COMM) & (spans.collective == NONE))
+    row = np.concatenate([timed, np.full(lone.size, NONE, np.int64)])
+    start = np.concatenate([calls.start_ns[timed], spans.start_ns[lone]])
+    end = np.concatenate([calls.end_ns[timed], spans.end_ns[lone]])
+    order = order_of(-end, start)
+    row, start, end = row[order], start[order], end[order]
+    earliest = np.minimum.accumulate(start) if start.size else start
+    taken_from = np.concatenate([np.full(min(1, start.size), np.iinfo(np.int64).max), earliest[:-1]])
+    until = np.maximum(np.minimum(end, taken_from), start)
+    return Owned(row=row, start_ns=start, end_ns=end, until_ns=until)
+
+
+def own_parts(timeline: RankTimeline) -> OwnParts:
+    """Look at what each call of a rank waited for on the rank itself, and what follows it."""
+    mine = owned(timeline)
+    launch = _of_rows(timeline.collectives.launch_ns, mine, NONE)
+    ready = _ready(timeline, launch)
+    known = (launch != NONE) & (ready != NONE)
+    step, after = _of_rows(timeline.collectives.step, mine, NONE), following(timeline)
+    return OwnParts(
+        mine=mine,
+        late_ns=np.where(known, np.maximum(launch - ready, 0), 0),
+        queued_ns=np.where(known, np.maximum(mine.start_ns - np.maximum(launch, ready), 0), 0),
+        optimizer_seen=(step != NONE) & after.known(step),
+        depends=after.depends(step, mine.end_ns),
+    )
+
+
+def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
+    """Give every rank's causes."""
+    parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
+    return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
+
+
+def each_causes(
+    run: Run,
+    together: Across,
+    coverage: Mapping[int, Coverage],
+    parts: Mapping[int, OwnParts],
+    transfers: Mapping[int, Transfers],
+) -> Iterator[tuple[int, Causes]]:
+    """Give one rank's causes after the other's; no spans are needed for it.
+
+    Some ranks at a time: what these waited for is looked up in all others, one after the other.
+    """
+    arrived = arrivals(run, together)
+    waits: dict[int, _Waits] = {}
+    rows = 0
+    for rank, timeline in run.ranks.items():
+        waits[rank] = _waits_of(timeline, parts[rank], coverage[rank], transfers[rank], arrived[rank])
+        rows += waits[rank].rows
+        if rows >= ROWS_AT_ONCE:
+            yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+            waits, rows = {}, 0
+    yield from _causes_of(run, parts, coverage, transfers, waits, together.clocks)
+
+
+class _Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank shows of its waiting, before others are asked what they did meanwhile."""
+
+    exposed: Intervals
+    hidden: Intervals
+    transfer: Ints
+    of_pipeline: npt.NDArray[np.bool_]
+    arrived: Ints
+    asked: Asked
+    """Exposed waiting, and the rank that came last."""
+
+    @property
+    def rows(self) -> int:
+        """How much there is to hold."""
+        return self.exposed.starts.size + self.hidden.starts.size + self.arrived.size + self.asked.others.size
+
+
+def _waits_of(
+    timeline: RankTimeline, own: OwnParts, cover: Coverage, transfers: Transfers, arrived_last: Arrivals
+) -> _Waits:
+    mine, comm, compute = own.mine, cover.comm, cover.compute
+    exposed = difference(comm, compute)
+    transfer = _of_rows(transfers.transfer_ns, mine, NONE)
+    of_pipeline = _of_rows(_pipeline_rows(timeline), mine, False) & (transfer == NONE)
+    last = np.where(of_pipeline, NONE, _of_rows(arrived_last.last, mine, NONE))
+    arrived = np.where(last != NONE, _of_rows(arrived_last.arrived_ns, mine, NONE), mine.start_ns)
+    begin, until = _cut(mine, mine.start_ns, arrived)
+    held = np.flatnonzero((last != NONE) & (until > begin))
+    held = held[order_of(begin[held])]  # what owners own is disjoint
+    pieces, owner = parts_inside(Intervals(begin[held], until[held]), exposed)
+    return _Waits(
+        exposed=exposed,
+        hidden=intersection(comm, compute),
+        transfer=transfer,
+        of_pipeline=of_pipeline,
+        arrived=arrived,
+        asked=Asked(pieces=pieces, others=last[held][owner]),
+    )
+
+
+def _causes_of(
+    run: Run,
+    parts: Mapping[int, OwnParts],
+    coverage: Mapping[int, Coverage],
+    transfers: Mapping[int, Transfers],
+    waits: Mapping[int, _Waits],
+    clocks: Clocks,
+) -> Iterator[tuple[int, Causes]]:
+    asked = {rank: each.asked for rank, each in waits.items()}
+    computed = of_peers(asked, lambda rank: coverage[rank].compute, clocks)
+    communicated = of_peers(asked, lambda rank: coverage[rank].comm, clocks)
+    for rank, its in waits.items():
+        waited = _by_what_the_last_did(its.asked.pieces, computed[rank], communicated[rank])
+        yield rank, _of_rank(run.ranks[rank], parts[rank], transfers[rank], its, waited)
+
+
+def _of_rank(
+    timeline: RankTimeline, own: OwnParts, transfers: Transfers, waits: _Waits, waited: Mapping[str, Intervals]
+) -> Causes:
+    mine, exposed, hidden, arrived = own.mine, waits.exposed, waits.hidden, waits.arrived
+    transfer, of_pipeline = waits.transfer, waits.of_pipeline
+    matched = transfer != NONE
+    parts: dict[str, list[Intervals]] = {cause: [] for cause in CAUSES}
+    for cause, found in waited.items():
+        parts[cause].append(found)
+    slow, late, queued, rest = _transfer_parts(own, transfers, arrived, transfer, matched)
+    for cause, begin, end in (("slow_transfer", arrived, slow), ("late_launch", slow, late), ("queued", late, queued)):
+        parts[cause].append(intersection(_only(_cut(mine, begin, end)), exposed))
+    for cause, chosen in _rest_causes(own, matched, of_pipeline).items():
+        parts[cause].append(intersection(_only(_cut(mine, queued, rest), chosen), exposed))
+    return Causes(
+        busy={cause: BusyTime(union(*found)) for cause, found in parts.items()},
+        exposed_ns=_by_row(timeline, mine, exposed),
+        hidden_wait=BusyTime(intersection(_only(_cut(mine, mine.start_ns, arrived)), hidden)),
+        hidden_unknown=BusyTime(intersection(_only(_cut(mine, mine.start_ns, mine.end_ns), ~matched), hidden)),
+    )
+
+
+def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
+    """Give a column of `Collectives` for each owner, and `otherwise` for a lone span."""
+    return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
+
+
+def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Give what each owner owns of [begin, end); empty ones have no length."""
+    return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
+
+
+def _only(parts: tuple[Ints, Ints], chosen: npt.NDArray[np.bool_] | None = None) -> Intervals:
+    return union(parts) if chosen is None else union((parts[0][chosen], parts[1][chosen]))
+
+
+def _by_what_the_last_did(pieces: Intervals, compute: Intervals, communicated: Intervals) -> dict[str, Intervals]:
+    """Share exposed waiting by what the rank that came last did at that instant: computed, communicated, or neither."""
+    comm = difference(communicated, compute)
+    host = difference(difference(union(pieces), compute), comm)
+    return {"peer_compute": compute, "peer_comm": comm, "peer_host": host}
+
+
+def _transfer_parts(
+    own: OwnParts,
+    transfers: Transfers,
+    arrived: Ints,
+    transfer: Ints,
+    matched: npt.NDArray[np.bool_],
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Give where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
+    mine = own.mine
+    baseline = _of_rows(transfers.baseline_ns, mine, NONE)
+    slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
+    ends = []
+    at = arrived
+    for part in (slow, own.late_ns, own.queued_ns):
+        at = np.minimum(at + part, mine.end_ns)
+        ends.append(at)
+    return ends[0], ends[1], ends[2], mine.end_ns
+
+
+def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
+    """Give when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
+
+    On a CPU the caller has the data when it calls. A recording of events marks the readiness itself and shows no queue.
+    """
+    if timeline.basis == "events":
+        return np.full(launch.size, NONE, np.int64)
+    if not timeline.has_device:
+        return launch
+    spans = timeline.spans
+    rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
+    rows = rows[order_of(spans.launch_ns[rows])]
+    if rows.size == 0:
+        return np.full(launch.size, NONE, np.int64)
+    done = np.maximum.accumulate(spans.end_ns[rows])
+    before = np.searchsorted(spans.launch_ns[rows], launch, side="left") - 1
+    return np.where(before >= 0, done[np.maximum(before, 0)], NONE)
+
+
+def _rest_causes(
+    own: OwnParts, matched: npt.NDArray[np.bool_], of_pipeline: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.bool_]]:
+    told = matched & own.optimizer_seen
+    return {
+        PIPELINE: of_pipeline,
+        "dependency": told & own.depends,
+        "tail": told & ~own.depends,
+        "unknown": ~told & ~of_pipeline,
+    }
+
+
+def _pipeline_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Say of each collective whether it is a send or receive of a pipeline group."""
+    calls, names = timeline.collectives, timeline.names
+    of_pipeline = rows_named(calls.dimension, names, PIPELINE.__eq__)
+    return of_pipeline & rows_named(calls.op, names, POINT_TO_POINT.__contains__)
+
+
+def _by_row(timeline: RankTimeline, mine: Owned, exposed: Intervals) -> npt.NDArray[np.int64]:
+    found = np.zeros(timeline.collectives.op.size, np.int64)
+    own = mine.row != NONE
+    found[mine.row[own]] = BusyTime(exposed).within(mine.start_ns[own], mine.until_ns[own])
+    return found

@@ -1,0 +1,56 @@
+"""What a step computes after a collective: other work that depends on it, or only the optimizer, or nothing."""
+
+import re
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.intervals import union
+from overlapscope.timeline.names import rows_named
+from overlapscope.timeline.rows import largest_by, values_in
+from overlapscope.timeline.run import RankTimeline
+
+OPTIMIZER: Final = re.compile(r"^(Optimizer\.step#|optimizer$|overlapscope\.optimizer)")
+"""torch's own annotation around every optimizer's step, and our own mark of the phase."""
+Mask = npt.NDArray[np.bool_]
+
+
+class Following(msgspec.Struct, frozen=True, kw_only=True):
+    """For each step: when the last compute other than the optimizer's begins, and whether an optimizer was seen."""
+
+    last_start_ns: dict[int, int]
+    with_optimizer: frozenset[int]
+
+    def depends(self, steps: Ints, ends_ns: Ints) -> Mask:
+        """Say of each (step, end of a collective) whether compute other than the optimizer's follows in the step."""
+        last = np.array([self.last_start_ns.get(step, NONE) for step in steps.tolist()], np.int64)
+        return np.asarray(last >= ends_ns, np.bool_)
+
+    def known(self, steps: Ints) -> Mask:
+        """Say of each step whether its optimizer was seen: without it, what follows cannot be told apart."""
+        return np.isin(steps, list(self.with_optimizer))
+
+
+def following(timeline: RankTimeline) -> Following:
+    """Look at what each step computes."""
+    spans, notes = timeline.spans, timeline.annotations
+    marks = rows_named(notes.name, timeline.names, OPTIMIZER.match)
+    marked = union((notes.start_ns[marks], notes.end_ns[marks]))
+    computes = np.flatnonzero((spans.kind == COMPUTE) & (spans.step != NONE))
+    begun = np.where(spans.launch_ns == NONE, spans.start_ns, spans.launch_ns)[computes]
+    at = np.searchsorted(marked.starts, begun, side="right") - 1
+    optimizes = rows_named(spans.name[computes], timeline.names, OPTIMIZER.match)
+    if marked.starts.size:
+        optimizes |= (at >= 0) & (begun < marked.ends[np.maximum(at, 0)])
+    steps = spans.step[computes]
+    others = computes[~optimizes]
+    of_others = spans.step[others]
+    numbers = values_in(of_others)
+    last = largest_by(np.searchsorted(numbers, of_others), spans.start_ns[others], numbers.size, NONE)
+    return Following(
+        last_start_ns=dict(zip(numbers.tolist(), last.tolist(), strict=True)),
+        with_optimizer=frozenset(values_in(steps[optimizes]).tolist()),
+    )

@@ -1,0 +1,223 @@
+"""Who came late by how much, and how much of it was itself waiting for another rank elsewhere.
+
+A rank that comes to a call later than the other members holds these up: its lead over the second-latest is its blame.
+Since the members last met it computed, waited in calls of other groups, or was idle; as far as it waited there longer
+than its peers did, the blame is not its own but belongs to the rank that came last there.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.host_cause import Met
+from overlapscope.analysis.matched_calls import by_ranks, side_by_side
+from overlapscope.analysis.wait_transfer import LEADS_COUNT_NS, Split
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.intervals import BusyTime, Intervals, difference, intersection, union
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import Run
+
+ROUNDS: Final = 100
+"""Blame is passed on so often at most; it never passes whole in a circle."""
+
+
+class Late(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one set of ranks that one of them came late to."""
+
+    rank: int
+    met: Met
+    """From where the members met before to where they met late, for every member."""
+    lead_ns: Ints
+    """How much later than the second-latest, but no longer than since they met before."""
+    own_ns: Ints
+    """What is left of each lead without what the rank communicated elsewhere longer than its peers."""
+    launched_ns: Ints
+    """When the late rank launched each call, on its own clock."""
+    passed_ns: Mapping[int, Ints]
+    """How much of each lead was waiting for another rank in other groups, by that rank."""
+
+
+def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[Late]:
+    """Give what each rank came late to, by more than clocks and noise explain, one for each set of ranks."""
+    sets = [_met(run, ranks, [splits[at] for at in places]) for ranks, places in _sets(splits).items()]
+    _add_communicated(sets, coverage)
+    found = [each for one in sets for each in _late(run, one)]
+    passed = _passed_on(found, splits, coverage)
+    return [replace(each, passed_ns=its) for each, its in zip(found, passed, strict=True)]
+
+
+class _Meetings(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one set of ranks that one of them came late to; rows are its ranks, columns the calls."""
+
+    ranks: tuple[int, ...]
+    begin_ns: Ints
+    """When they had met before."""
+    until_ns: Ints
+    lead_ns: Ints
+    last: Ints
+    """Row of the rank that came last."""
+    call: Ints
+    """Row of its call in its `Collectives`."""
+    comm_ns: Ints
+    """What each communicated in between without computing."""
+
+
+def _sets(splits: Sequence[Split]) -> dict[tuple[int, ...], list[int]]:
+    return by_ranks([each.block for each in splits])
+
+
+def _met(run: Run, ranks: tuple[int, ...], theirs: Sequence[Split]) -> _Meetings:
+    start, end, rows = (
+        side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns", "rows")
+    )
+    lead, last = (np.concatenate([getattr(each, name) for each in theirs]) for name in ("lead_ns", "last"))
+    order = np.argsort(start[0], kind="stable")
+    met = np.maximum.accumulate(end[:, order], axis=1)  # calls under way together end in any order
+    begun = np.array([[run.ranks[rank].recordings.start_ns[0]] for rank in ranks])  # nothing is known of before
+    late = np.flatnonzero(lead[order] > LEADS_COUNT_NS)
+    begin, until = np.concatenate([begun, met], axis=1)[:, late], start[:, order[late]]
+    lead, last, rows = np.rint(lead[order[late]]).astype(np.int64), last[order[late]], rows[:, order[late]]
+    # A lead that is longer than the time since they met was there before: calls that are under way together.
+    since = np.maximum(until - begin, 0)[last, np.arange(late.size)]
+    return _Meetings(
+        ranks=ranks,
+        begin_ns=begin,
+        until_ns=until,
+        lead_ns=np.minimum(lead, since),
+        last=last,
+        call=rows[last, np.arange(late.size)],
+        comm_ns=np.zeros(begin.shape, np.int64),
+    )
+
+
+def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage]) -> None:
+    """Fill in what each rank communicated, rank by rank."""
+    of_rank: dict[int, list[tuple[_Meetings, int]]] = {}
+    for one in sets:
+        for row, rank in enumerate(one.ranks) if one.last.size else ():
+            of_rank.setdefault(rank, []).append((one, row))
+    for rank, theirs in of_rank.items():
+        exposed = BusyTime(difference(coverage[rank].comm, coverage[rank].compute))
+        for one, row in theirs:
+            one.comm_ns[row] = _within(exposed, one.begin_ns[row], one.until_ns[row])
+
+
+def _late(run: Run, one: _Meetings) -> Iterator[Late]:
+    """Give what each rank of a set came late to, without what it passes on."""
+    for row in unique(one.last).tolist():
+        mine, rank = one.last == row, one.ranks[row]
+        usual = np.median(np.delete(one.comm_ns, row, axis=0)[:, mine], axis=0)
+        lead, calls = one.lead_ns[mine], run.ranks[rank].collectives
+        elsewhere = np.rint(np.clip(one.comm_ns[row, mine] - usual, 0, lead)).astype(np.int64)
+        made = one.call[mine]
+        yield Late(
+            rank=rank,
+            met=Met(
+                ranks=one.ranks,
+                begin_ns=one.begin_ns[:, mine],
+                end_ns=one.until_ns[:, mine],
+                step=calls.step[made],
+            ),
+            lead_ns=lead,
+            own_ns=lead - elsewhere,
+            launched_ns=calls.launch_ns[made],
+            passed_ns={},
+        )
+
+
+def blame(late: Sequence[Late]) -> dict[int, int]:
+    """Give what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself.
+
+    What a rank waited for in calls that could not be split is nobody's.
+    """
+    ranks = sorted({each.rank for each in late} | {other for each in late for other in each.passed_ns})
+    place = {rank: at for at, rank in enumerate(ranks)}
+    direct, own, passes = np.zeros(len(ranks)), np.zeros(len(ranks)), np.zeros((len(ranks), len(ranks)))
+    for each in late:
+        direct[place[each.rank]] += float(each.lead_ns.sum())
+        own[place[each.rank]] += float(each.own_ns.sum())
+        for other, passed in each.passed_ns.items():
+            passes[place[each.rank], place[other]] += float(passed.sum())
+    share = passes / np.maximum(direct, 1.0)[:, None]
+    kept, moving = np.zeros(len(ranks)), direct
+    for _ in range(ROUNDS):
+        kept = kept + moving * np.where(direct > 0, own / np.maximum(direct, 1.0), 1.0)
+        moving = moving @ share
+        if moving.sum() < 1:
+            break
+    return {rank: round(float(value)) for rank, value in zip(ranks, kept, strict=True)}
+
+
+def _passed_on(
+    late: Sequence[Late], splits: Sequence[Split], coverage: Mapping[int, Coverage]
+) -> list[dict[int, Ints]]:
+    """Give, for each of these, how much of its leads was waiting for which other rank; rank by rank."""
+    of_rank: dict[int, list[int]] = {}
+    for at, each in enumerate(late):
+        of_rank.setdefault(each.rank, []).append(at)
+    found: dict[int, dict[int, Ints]] = {}
+    for rank, waited in _waits(splits, of_rank.keys()).items():
+        compute = coverage[rank].compute
+        known = {other: (BusyTime(times), BusyTime(intersection(times, compute))) for other, times in waited.items()}
+        for at in of_rank[rank]:
+            each = late[at]
+            row = each.met.ranks.index(rank)
+            found[at] = _passed(known, each.met.begin_ns[row], each.met.end_ns[row], each.lead_ns - each.own_ns)
+    return [found.get(at, {}) for at in range(len(late))]
+
+
+def _waits(splits: Sequence[Split], ranks: Collection[int]) -> dict[int, dict[int, Intervals]]:
+    """Give, for each of these ranks, when it waited for which other one, where waiting is known."""
+    found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
+    even = [each for each in splits if each.block.even]
+    for members, places in _sets(even).items():
+        theirs = [even[at] for at in places]
+        if not any(rank in ranks for rank in members):
+            continue
+        start, end = (side_by_side([getattr(each.block, name) for each in theirs]) for name in ("start_ns", "end_ns"))
+        transfer, row_of_last = (
+            np.concatenate([getattr(each, name) for each in theirs]) for name in ("transfer_ns", "last")
+        )
+        last = np.array(members)[row_of_last]
+        for row, rank in enumerate(members):
+            if rank in ranks:
+                until = end[row] - transfer
+                mine = np.flatnonzero((row_of_last != row) & (until - start[row] > LEADS_COUNT_NS))
+                found.setdefault(rank, []).append((last[mine], start[row, mine], until[mine]))
+    return {
+        rank: _by_other(*(np.concatenate(each) for each in zip(*parts, strict=True))) for rank, parts in found.items()
+    }
+
+
+def _by_other(others: Ints, begin: Ints, until: Ints) -> dict[int, Intervals]:
+    if not others.size:
+        return {}
+    order = np.argsort(others, kind="stable")
+    names, first = np.unique(others[order], return_index=True)
+    parts = (np.split(each[order], first[1:]) for each in (begin, until))
+    return {other: union((starts, ends)) for other, starts, ends in zip(names.tolist(), *parts, strict=True)}
+
+
+def _within(busy: BusyTime, begin: Ints, until: Ints) -> Ints:
+    return busy.within(begin, np.maximum(begin, until))
+
+
+def _passed(
+    waited: Mapping[int, tuple[BusyTime, BusyTime]], begin: Ints, until: Ints, elsewhere: Ints
+) -> dict[int, Ints]:
+    """Share out what the late rank spent elsewhere beyond its peers over those whom it waited for there.
+
+    Not what it computed while it waited, which is the second of each pair.
+    """
+    mine = {
+        other: _within(times, begin, until) - _within(computing, begin, until)
+        for other, (times, computing) in waited.items()
+    }
+    mine = {other: times for other, times in mine.items() if times.any()}
+    total = sum(mine.values(), np.zeros_like(elsewhere))
+    part = np.minimum(elsewhere / np.maximum(total, 1), 1.0)
+    return {other: np.floor(times * part).astype(np.int64) for other, times in mine.items()}

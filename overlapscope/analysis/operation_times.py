@@ -1,0 +1,83 @@
+"""What each operation of each group costs a step: transferring, waiting, and what could not be told apart."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.collectives import chosen_rows
+from overlapscope.analysis.steps import step_windows
+from overlapscope.timeline.columns import NONE, Ints, or_none
+from overlapscope.timeline.run import RankTimeline, Run
+
+
+class OpTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of durations of one operation in one group: a step's mean, over the ranks that made such calls.
+
+    Durations of calls that run at once count twice: this is no part of a step.
+    """
+
+    op: str
+    group: str | None
+    group_size: int | None
+    ranks: int
+    """Recorded ones that made such calls."""
+    calls: float
+    """A step and rank."""
+    transfer_ns: float
+    wait_ns: float
+    unsplit_ns: float
+    """Of calls that were not matched across ranks: transfer, and waiting too."""
+
+    @property
+    def total_ns(self) -> float:
+        """All of it."""
+        return self.transfer_ns + self.wait_ns + self.unsplit_ns
+
+
+_Key = tuple[str, str | None, int | None]
+_Figures = tuple[float, float, float, float]
+"""Calls, transfer, waiting, not told apart; of one rank, a step."""
+
+
+def op_times(run: Run, together: Across) -> list[OpTime]:
+    """Give a row for each operation and group, the longest first; a recording without whole steps counts as one."""
+    transfers = together.transfers(run)
+    by_rank: dict[_Key, list[_Figures]] = {}
+    for rank, timeline in run.ranks.items():
+        for key, figures in _of_rank(timeline, transfers[rank].transfer_ns).items():
+            by_rank.setdefault(key, []).append(figures)
+    found = []
+    for (op, group, group_size), each in by_rank.items():
+        calls, transfer, wait, unsplit = np.mean(each, axis=0).tolist()
+        found.append(
+            OpTime(op=op, group=group, group_size=group_size, ranks=len(each), calls=calls,
+                   transfer_ns=transfer, wait_ns=wait, unsplit_ns=unsplit)
+        )  # fmt: skip
+    return sorted(found, key=lambda each: (-each.total_ns, each.op, each.group or ""))
+
+
+def _of_rank(timeline: RankTimeline, transfer_ns: Ints) -> Mapping[_Key, _Figures]:
+    windows = step_windows(timeline)
+    steps = sum(each.complete for each in windows) or 1
+    calls = timeline.collectives
+    rows = chosen_rows(timeline, windows)
+    rows = rows[(calls.start_ns[rows] != NONE) & (calls.end_ns[rows] != NONE)]
+    if not rows.size:
+        return {}
+    kinds = np.stack((calls.op[rows], calls.group[rows], calls.group_size[rows]), axis=1)
+    distinct, place = np.unique(kinds, axis=0, return_inverse=True)
+    place = place.ravel()
+    duration, transfer = calls.end_ns[rows] - calls.start_ns[rows], transfer_ns[rows]
+    split = transfer != NONE
+    parts = (np.ones(rows.size), np.where(split, transfer, 0), np.where(split, duration - transfer, 0),
+             np.where(split, 0, duration))  # fmt: skip
+    totals = [np.bincount(place, weights=each, minlength=len(distinct)) / steps for each in parts]
+    names = timeline.names
+    return {
+        (names[op] if op >= 0 else "unknown", names[group] if group >= 0 else None, or_none(size)): (
+            float(count), float(moved), float(waited), float(rest)
+        )
+        for (op, group, size), count, moved, waited, rest in zip(distinct.tolist(), *totals, strict=True)
+    }  # fmt: skip

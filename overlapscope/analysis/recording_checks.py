@@ -1,0 +1,118 @@
+"""What cannot be told because only some ranks of a group were recorded."""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.findings import Finding
+from overlapscope.display import listed
+from overlapscope.timeline.columns import NONE, or_none
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.run import Run
+
+MOST: Final = 3
+"""Files that the title names."""
+MOST_LISTED: Final = 20
+"""Files that the evidence names."""
+OVERLAPPED: Final = "overlapped_us"
+ROUNDING_US: Final = 1.0
+"""Sums of rounded parts differ by nanoseconds a part ..."""
+ROUNDING_SHARE: Final = 1e-3
+"""... so that long steps of many parts are given a thousandth."""
+
+
+def bounded(run: Run, together: Across) -> list[Finding]:
+    """Say of which groups some members were recorded and others not: what their calls took is then only a bound.
+
+    A single rank's recording says so everywhere already; that some of a group's calls were cut off on a member stands
+    in the reasons of the matching.
+    """
+    if len(run.ranks) < 2:
+        return []
+    sizes = {group.name: len(group.ranks) for group in run.groups if group.ranks is not None}
+    blocks = (*together.matching.blocks, *together.matching.uneven)
+    recorded: dict[str | None, set[int]] = {}
+    for block in blocks:
+        recorded.setdefault(block.group, set()).update(block.ranks)
+    partial = {
+        (block.group, block.ranks): sizes.get(block.group or "") or run.world_size
+        for block in blocks
+        if not block.whole and (sizes.get(block.group or "") or run.world_size or 0) > len(recorded[block.group])
+    }
+    if not partial:
+        return []
+    (group, ranks), members = next(iter(partial.items()))
+    first = f"{len(ranks)} of {members} members of {f'group {group}' if group else 'an unnamed group'}"
+    others = f" and some of {len(partial) - 1} more groups" if len(partial) > 1 else ""
+    return [
+        Finding(
+            id="few_ranks_recorded",
+            severity="info",
+            title=f"only {first}{others} are here: durations of their calls hold waiting for ranks that are not, "
+            "transfers and blame are bounds from above, and a late rank among those is not seen",
+            evidence={"groups": len(partial), "ranks": list(run.ranks), "world_size": run.world_size},
+            known_from="trace",
+        )
+    ]
+
+
+def unread_ranks(run: Run) -> list[Finding]:
+    """Report them, with which files and why; of others nothing was there at all."""
+    missing = frozenset(run.unread_ranks)
+    sources = [each for each in run.sources if missing.intersection(each.unread_ranks)]
+    if not sources:
+        return []
+    named = [f"{each.path} ({'; '.join(each.warnings)})" for each in sources[:MOST]]
+    more = [f"{len(sources) - MOST} more"] if len(sources) > MOST else []
+    ranks = listed(run.unread_ranks)
+    what = (
+        f"rank {ranks} is missing because its file" if len(missing) == 1 else f"ranks {ranks} are missing, whose files"
+    )
+    them = "it" if len(sources) == 1 else "them"
+    todo = f"mend {them} or copy {them} anew, and read again"
+    return [
+        Finding(
+            id="unread_ranks",
+            severity="warning",
+            title=f"{what} could not be read: {', '.join([*named, *more])}; {todo}",
+            evidence={"ranks": list(run.unread_ranks), "files": [each.path for each in sources[:MOST_LISTED]]},
+            known_from="trace",
+        )
+    ]
+
+
+def reported_overlap(facts: Facts, ours: Mapping[tuple[int, int | None], Breakdown]) -> list[Finding]:
+    """Report each overlap that a source states and that differs from ours by more than rounding.
+
+    `ours` holds the breakdown of each (rank, step), of whole recordings under step None.
+    """
+    figures = facts.figures
+    if OVERLAPPED not in facts.names:
+        return []
+    findings = []
+    for row in np.flatnonzero(figures.name == facts.names.index(OVERLAPPED)).tolist():
+        rank, step = int(figures.rank[row]), int(figures.step[row])
+        found = ours.get((rank, or_none(step)))
+        stated = float(figures.value[row])
+        if found is None or found.overlapped_ns is None or not math.isfinite(stated):
+            continue
+        here = found.overlapped_ns / 1000
+        if abs(here - stated) <= max(ROUNDING_US, ROUNDING_SHARE * max(here, stated)):
+            continue
+        place = f"rank {rank}" if step == NONE else f"step {step} of rank {rank}"
+        source = facts.name(int(figures.source[row]))
+        findings.append(
+            Finding(
+                id=f"reported_overlap:rank{rank}" + ("" if step == NONE else f":step{step}"),
+                severity="warning",
+                title=f"{source} says that {stated / 1000:.3f} ms of {place} is overlapped; its trace holds "
+                f"{here / 1000:.3f} ms",
+                evidence={"rank": rank, "step": or_none(step), "stated_us": stated, "found_us": here},
+                known_from="trace",
+            )
+        )
+    return findings

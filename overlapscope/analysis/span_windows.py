@@ -1,0 +1,94 @@
+"""The spans of ranks around the windows of which paths are followed; those of a rank are read once for all windows.
+
+Path after path leads through the same ranks, and of a rank on disk all steps are read to see one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.host_waits import WaitNames
+from overlapscope.files.spill import Aside, PutFields
+from overlapscope.timeline.columns import NONE, Ints, Spans, size, take
+from overlapscope.timeline.run import RankTimeline
+
+Mask = npt.NDArray[np.bool_]
+Window = tuple[int, int]
+
+
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans of a rank, all or those around a window, and what its names tell of waiting."""
+
+    spans: Spans
+    row: Ints | None
+    """Row of each in the rank's `Spans`; None where these are all of them."""
+    to_host: Mask
+    """Whether each is a copy to the host."""
+    begun_ns: Ints
+    """When the rank's calls of synchronisation began ..."""
+    ended_ns: Ints
+    """... and ended; of the whole recording."""
+
+    def rows(self, position: Ints) -> Ints:
+        """Give the rows in the rank's `Spans` of some of these."""
+        return position if self.row is None else self.row[position]
+
+    def positions(self, row: Ints) -> Ints:
+        """Give where rows of the rank's `Spans` stand in these."""
+        return row if self.row is None else np.searchsorted(self.row, row)
+
+
+class AroundWindows:
+    """What each rank ran around some windows."""
+
+    def __init__(self, ranks: Mapping[int, RankTimeline], windows: Callable[[int], Sequence[Window]]) -> None:
+        """Prepare for windows [begin, end), which `windows` gives on the clock of the rank that it is asked for."""
+        self._ranks, self._windows = ranks, windows
+        self._whole: dict[int, Around] = {}
+        self._cuts: dict[int, dict[Window, PutFields[Around]]] = {}
+        self._aside = Aside()
+
+    def of(self, rank: int, window: Window) -> Around:
+        """Give what a rank ran or launched in one of its windows at least."""
+        if rank in self._whole:
+            return self._whole[rank]
+        if rank not in self._cuts:
+            timeline = self._ranks[rank].at_hand()
+            whole = _whole(timeline)
+            if timeline is self._ranks[rank]:  # in memory as it is
+                self._whole[rank] = whole
+                return whole
+            self._cuts[rank] = {each: self._aside.put_fields(_cut(whole, each)) for each in self._windows(rank)}
+        return self._cuts[rank][window].value()
+
+
+def in_window(spans: Spans, window: Window) -> Mask:
+    """Say which spans ran, or were launched, in [begin, end)."""
+    begin, end = window
+    runs = (spans.end_ns > begin) & (spans.start_ns < end)
+    launched: Mask = (spans.launch_ns != NONE) & (spans.launch_ns >= begin) & (spans.launch_ns < end)
+    return runs | launched
+
+
+def _whole(timeline: RankTimeline) -> Around:
+    named, notes = WaitNames.of(timeline), timeline.annotations
+    return Around(
+        spans=timeline.spans,
+        row=None,
+        to_host=named.to_host,
+        begun_ns=notes.start_ns[named.calls],
+        ended_ns=notes.end_ns[named.calls],
+    )
+
+
+def _cut(whole: Around, window: Window) -> Around:
+    row = np.flatnonzero(in_window(whole.spans, window))
+    return Around(
+        spans=take(whole.spans, row) if row.size < size(whole.spans) else whole.spans,
+        row=row,
+        to_host=whole.to_host[row],
+        begun_ns=whole.begun_ns,
+        ended_ns=whole.ended_ns,
+    )

@@ -1,0 +1,146 @@
+"""Where a step's forward, backward and optimizer begin and end, without touching the model's computation."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from overlapscope.capture.hooks.nvtx import Ranges
+from overlapscope.capture.host.thread_times import ThreadTimes
+from overlapscope.capture.lifecycle.guard import Guard
+from overlapscope.capture.records import StepRecord, Stretch
+from overlapscope.capture.timestamps import Points
+
+
+class PhaseWatch:
+    """While open, notes the phases of the record that `current()` gives.
+
+    Forward runs from the model's call (without a model, or where it is never called itself but only parts of it: from
+    the step's begin or the last backward) to the beginning of backward, so that it holds the loss. Backward is
+    `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`.
+    """
+
+    def __init__(
+        self,
+        points: Points,
+        guard: Guard,
+        current: Callable[[], StepRecord | None],
+        model: Any,
+        ranges: Ranges | None = None,
+        times: ThreadTimes | None = None,
+    ) -> None:
+        self._points, self._guard, self._current, self._model = points, guard, current, model
+        self._ranges, self._times = ranges, times
+        self._undo: list[Callable[[], None]] = []
+        self._called = False
+        """Whether the model was called in this step."""
+        self._since: tuple[Any, int] | None = None
+        """Mark and host time from which a forward counts whose model is not called itself."""
+
+    def open(self) -> None:
+        """Hook the model's call, backward and every optimizer."""
+        import torch  # noqa: PLC0415 - capture is the one room that uses torch
+        from torch.compiler import is_compiling  # noqa: PLC0415
+        from torch.optim import optimizer  # noqa: PLC0415
+
+        # What the compiler traces leaves nothing of a hook in its graph: see capture/untraced.py.
+        def called(*_: Any) -> None:
+            if not is_compiling():
+                self._forward_begins()
+
+        def steps(*_: Any) -> None:
+            if not is_compiling():
+                self._begin("optimizer")
+
+        def stepped(*_: Any) -> None:
+            if not is_compiling():
+                self._end("optimizer")
+
+        if self._model is not None:
+            self._undo.append(self._model.register_forward_pre_hook(called).remove)
+        before = optimizer.register_optimizer_step_pre_hook(steps)
+        after = optimizer.register_optimizer_step_post_hook(stepped)
+        self._undo += [before.remove, after.remove]
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            # Inside a backward is the one of a checkpoint, which belongs to it.
+            if is_compiling() or self._current() is None or self._is_open("backward"):
+                return original(*args, **kwargs)
+            self._guard("noting a phase", self._note_uncalled)
+            self._end("forward")
+            self._begin("backward")
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end("backward")
+                self._guard("noting a phase", self._note_since)
+
+        torch.autograd.backward = backward
+        self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def step_begins(self) -> None:
+        """Without a model, forward begins with the step."""
+        self._called = False
+        if self._model is None:
+            self._begin("forward")
+        self._guard("noting a phase", self._note_since)
+
+    def step_ends(self) -> None:
+        """Close a phase that the step's end finds open, as in evaluation."""
+        self._end("forward")
+
+    def _forward_begins(self) -> None:
+        self._called = True
+        # Inside a backward a checkpoint calls the model again.
+        if not self._is_open("forward") and not self._is_open("backward"):
+            self._begin("forward")
+
+    def _is_open(self, name: str) -> bool:
+        record = self._current()
+        return record is not None and any(each.name == name and each.end is None for each in record.phases)
+
+    def _note_since(self) -> None:
+        if not self._called:
+            self._since = (self._points.mark(), time.monotonic_ns())
+
+    def _note_uncalled(self) -> None:
+        """Note the forward before this backward, where no call of the model has told its begin."""
+        record, since = self._current(), self._since
+        if record is None or since is None or self._called:
+            return
+        if not self._is_open("forward"):
+            record.phases.append(Stretch("forward", *since))
+
+    def _begin(self, name: str) -> None:
+        self._guard("noting a phase", self._note_begin, name)
+
+    def _note_begin(self, name: str) -> None:
+        record = self._current()
+        if record is not None:
+            if self._ranges is not None:
+                self._ranges.begin(name)
+            if self._times is not None:
+                self._times.note(record)
+            record.phases.append(Stretch(name, self._points.mark(), time.monotonic_ns()))
+
+    def _end(self, name: str) -> None:
+        self._guard("noting a phase", self._note_end, name)
+
+    def _note_end(self, name: str) -> None:
+        record = self._current()
+        if record is None:
+            return
+        for stretch in reversed(record.phases):
+            if stretch.name == name and stretch.end is None:
+                stretch.end = self._points.mark()
+                if self._times is not None:
+                    self._times.note(record)
+                if self._ranges is not None:
+                    self._ranges.end(name)
+                return

@@ -1,0 +1,190 @@
+"""What this process's TCP connections carried while it trained, as the kernel counts it: gloo's, and NCCL's sockets.
+
+Nothing is changed on a connection: its counters are read through a duplicate of its descriptor, which lives for some
+microseconds. Offsets are those of `struct tcp_info` (include/uapi/linux/tcp.h), which only ever grows at its end.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+DESCRIPTORS: Final = "/proc/self/fd"
+MAX_DESCRIPTORS: Final = 4096
+"""A process that has more open is not looked through."""
+MAX_KEPT: Final = 256
+"""Connections told of, those that carried most."""
+LEAST_BYTES: Final = 64 << 10
+"""One that carried less has nothing to tell of its link."""
+APP_LIMITED_AT, ACKED_AT, RECEIVED_AT, RATE_AT, BUSY_AT, RECEIVER_AT, RESENT_AT = 7, 120, 128, 160, 168, 176, 208
+KNOWN_BYTES: Final = 216
+"""A kernel that tells less (before 4.19) is not asked."""
+ADDRESS_OF: Final = 0x8915
+"""SIOCGIFADDR (linux/sockios.h): the IPv4 address of an interface, in a `struct ifreq`."""
+INTERFACES: Final = Path("/sys/class/net")
+
+
+def rate_bytes_s(interface: str) -> int | None:
+    """Give the rate that an interface states; None where it states none, as loopback and most virtual ones."""
+    try:
+        megabits = int((INTERFACES / interface / "speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return megabits * 125_000 if megabits > 0 else None
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of one connection since it was made, and the rate at which the last of its data were delivered."""
+
+    acked_bytes: int
+    received_bytes: int
+    resent_bytes: int
+    busy_us: int
+    """Time with data under way, or waiting to be sent."""
+    receiver_us: int
+    """Of it, the time that the receiver had no room."""
+    rate_bytes_s: int | None
+    """None where the last data were too few to fill the link."""
+
+
+class _Connection(msgspec.Struct):
+    local: str
+    peer: str
+    first: Counts
+    last: Counts
+    rates: list[int] = []
+
+
+class SocketWatch:
+    """From `open` on, counts what each TCP connection carries; a telemetry thread calls `sample` now and then."""
+
+    def __init__(self) -> None:
+        self._connections: dict[tuple[str, str], _Connection] = {}
+        self._closed = False
+
+    def open(self) -> None:
+        """Note where the counters stand."""
+        self._look()
+
+    def close(self) -> None:
+        """Note it for the last time."""
+        self._look()
+        self._closed = True
+
+    def sample(self) -> Iterator[tuple[str, float]]:
+        """Look once more; gives no reading of its own, as connections are told of as a whole at the end."""
+        if not self._closed:
+            self._look()
+        return iter(())
+
+    def told(self) -> list[dict[str, Any]]:
+        """Give what each connection carried meanwhile, as plain values: the busiest first."""
+        found: list[dict[str, Any]] = []
+        interfaces = by_address() if self._connections else {}
+        for each in list(self._connections.values()):
+            sent = each.last.acked_bytes - each.first.acked_bytes
+            received = each.last.received_bytes - each.first.received_bytes
+            if max(sent, received) < LEAST_BYTES:
+                continue
+            found.append(
+                {
+                    "local": each.local,
+                    "peer": each.peer,
+                    "interface": interfaces.get(_address(each.local)),
+                    "interface_bytes_s": rate_bytes_s(interfaces.get(_address(each.local), "")),
+                    "sent_bytes": sent,
+                    "received_bytes": received,
+                    "resent_bytes": each.last.resent_bytes - each.first.resent_bytes,
+                    "busy_ns": 1000 * (each.last.busy_us - each.first.busy_us),
+                    "receiver_limited_ns": 1000 * (each.last.receiver_us - each.first.receiver_us),
+                    "rate_bytes_s": round(median(each.rates)) if each.rates else None,
+                }
+            )
+        return sorted(found, key=lambda each: -max(each["sent_bytes"], each["received_bytes"]))[:MAX_KEPT]
+
+    def _look(self) -> None:
+        for descriptor in _sockets():
+            seen = _seen(descriptor)
+            if seen is None:
+                continue
+            local, peer, counts = seen
+            known = self._connections.get((local, peer))
+            if known is None:
+                self._connections[local, peer] = _Connection(local=local, peer=peer, first=counts, last=counts)
+                continue
+            if counts.rate_bytes_s is not None and counts.acked_bytes > known.last.acked_bytes:
+                known.rates.append(counts.rate_bytes_s)
+            known.last = counts
+
+
+def _sockets() -> list[int]:
+    """Give the descriptors of this process that are sockets; none where the system does not tell."""
+    try:
+        names = os.listdir(DESCRIPTORS)
+    except OSError:
+        return []
+    found = []
+    for name in names if len(names) <= MAX_DESCRIPTORS else []:
+        with suppress(OSError):  # closed meanwhile
+            if os.readlink(f"{DESCRIPTORS}/{name}").startswith("socket:"):
+                found.append(int(name))
+    return found
+
+
+def _seen(descriptor: int) -> tuple[str, str, Counts] | None:
+    """Give the two ends of a connection and its counters; None for what is no TCP connection, or no longer there."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            local, peer = _end(connection.getsockname()), _end(connection.getpeername())
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+    except OSError:
+        return None
+    return None if len(told) < KNOWN_BYTES else (local, peer, _counts(told))
+
+
+def _end(address: Any) -> str:
+    return f"[{address[0].removeprefix('::ffff:')}]:{address[1]}"
+
+
+def _address(end: str) -> str:
+    return end[1:].partition("]")[0]
+
+
+def _counts(told: bytes) -> Counts:
+    def at(offset: int) -> int:
+        return int(struct.unpack_from("=Q", told, offset)[0])
+
+    app_limited = told[APP_LIMITED_AT] & 1
+    return Counts(
+        acked_bytes=at(ACKED_AT),
+        received_bytes=at(RECEIVED_AT),
+        resent_bytes=at(RESENT_AT),
+        busy_us=at(BUSY_AT),
+        receiver_us=at(RECEIVER_AT),
+        rate_bytes_s=None if app_limited else at(RATE_AT) or None,
+    )
+
+
+def by_address() -> dict[str, str]:
+    """Give the interface of each IPv4 address of this host (of this process's network namespace)."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return {}
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                told = fcntl.ioctl(asked, ADDRESS_OF, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:
+                continue  # without an address
+            found[socket.inet_ntoa(told[20:24])] = name
+    return found

@@ -1,0 +1,1 @@
+"""How a recording begins, ends, survives signals, and never disturbs the training loop."""

@@ -1,0 +1,66 @@
+"""Where a recording is written: a folder of its own, which ranks on other hosts may not see."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+from overlapscope.capture.lifecycle import exchange
+from overlapscope.capture.lifecycle.guard import Guard, warn
+from overlapscope.errors import UsageError
+from overlapscope.timeline.store.run_directory import is_run_directory
+
+
+class Place:
+    """The folder of one recording, and whether this rank writes where rank 0 can read."""
+
+    def __init__(self, path: Path, guard: Guard) -> None:
+        self.path = path
+        self._guard = guard
+        self.seen_by_rank_0 = True
+        self._token: Path | None = None
+
+    def refuse_foreign(self) -> None:
+        """Raise UsageError where something else than a run stands."""
+        try:
+            taken = self.path.is_dir() and any(not each.name.startswith(".") for each in self.path.iterdir())
+        except OSError:
+            return  # writing will tell
+        if taken and not is_run_directory(self.path):
+            raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
+
+    def warn_of_replacing(self) -> None:
+        """Warn where an older run stands."""
+        if is_run_directory(self.path):
+            warn(f"the run in {self.path} will be replaced", stacklevel=7)
+
+    def agree(self, session: int, rank: int, world_size: int, wait_seconds: float) -> None:
+        """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
+        store = exchange.store() if world_size > 1 else None
+        if store is None:
+            return
+        key, token = f"session{session}/place", self.path / f".session{session}"
+        if rank == 0:
+            word = secrets.token_hex(8)
+            written = self._guard("writing to the run", _write, token, word)
+            exchange.send(store, key, {"word": word if written else ""})
+            self._token = token if written else None
+            return
+        said = exchange.receive(store, [key], wait_seconds).get(key, {}).get("word")
+        self.seen_by_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
+
+    def remove_older_ranks(self, begun_ns: int) -> None:
+        """Take away what a run before `begun_ns` left here, once the new one is written: ranks must not mix."""
+        for entry in self.path.glob("rank_*"):
+            if entry.is_dir() and entry.stat().st_mtime_ns < begun_ns:
+                shutil.rmtree(entry)
+
+    def leave(self) -> None:
+        """Take the word away."""
+        if self._token is not None:
+            self._guard("cleaning up", self._token.unlink, missing_ok=True)
+
+
+def _write(token: Path, word: str) -> bool:
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.write_text(word, encoding="ascii")
+    return True

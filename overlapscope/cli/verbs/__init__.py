@@ -1,0 +1,1 @@
+"""One verb of the command line a file, each with `add_arguments` and `run`."""

@@ -1,0 +1,97 @@
+"""Recommend what to change, with the predicted gain, how to apply it and how to verify it.
+
+examples:
+  overlapscope advise runs/baseline
+  overlapscope advise runs/baseline --json
+  overlapscope advise runs/baseline --record
+"""
+
+import argparse
+import sys
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
+from overlapscope.cli.output import one_line
+from overlapscope.cli.verbs.plan import caps_of
+from overlapscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.analysis.prediction_check import Prediction
+    from overlapscope.whatif.ddp_recording import RecordedCase
+    from overlapscope.whatif.result import WhatIf
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `advise`."""
+    add_inputs(parser)
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument(
+        "--record", action="store_true", help="note in the run what was predicted: compare holds later runs against it"
+    )
+    parser.add_argument("--date", metavar="YYYY-MM-DD", help="with --record: the date to note (default: today, UTC)")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the recording, print recommendations; with `--json` the analysis that holds them."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.advice.advise import advise  # noqa: PLC0415
+    from overlapscope.advice.noted_predictions import noted  # noqa: PLC0415
+    from overlapscope.analysis.across_ranks import across  # noqa: PLC0415
+    from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
+    from overlapscope.cli.inputs import read_run  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import advice as advice_text  # noqa: PLC0415
+    from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415
+    from overlapscope.version import __version__  # noqa: PLC0415
+
+    caps, made_at = caps_of(args.bucket_cap_mb), _date(args)
+    kept = noted_in(args.inputs)
+    loaded = read_run(args)
+    warn("advise", loaded.sources)
+    together = across(loaded)
+    analysis = analyze(loaded, together)
+    predictions: list[Prediction] = []
+
+    def keep(case: "RecordedCase", told: "WhatIf") -> None:
+        predictions.extend(noted(told, case.recorded, made_at=made_at, version=__version__))
+
+    found, reasons = advise(loaded, analysis, together, caps, keep)
+    if args.json:
+        emit(json.render(msgspec.structs.replace(analysis, recommendations=found)), args)
+    else:
+        earlier = predictions_text.earlier(kept)
+        emit(advice_text.render(found, reasons) + (f"\n{earlier}\n" if earlier else ""), args)
+    if args.record:
+        _record(args, predictions)
+    return 0
+
+
+def _date(args: argparse.Namespace) -> str:
+    """Give the date to note; raises UsageError, before anything is read, for what cannot be noted."""
+    from overlapscope.cli.prediction_file import must_keep  # noqa: PLC0415 - keeps --help light
+
+    if args.date is not None and not args.record:
+        raise UsageError("--date is the date of what --record notes; add --record")
+    if args.record:
+        if len(args.inputs) != 1:
+            raise UsageError("--record notes predictions in the run they are of: name one run")
+        must_keep(args.inputs[0])
+    try:
+        return (date.fromisoformat(args.date) if args.date else datetime.now(UTC).date()).isoformat()
+    except ValueError:
+        raise UsageError(f"--date takes a date as 2026-01-31, not {args.date!r}") from None
+
+
+def _record(args: argparse.Namespace, predictions: "list[Prediction]") -> None:
+    from overlapscope.cli.prediction_file import note  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report.formatting import count  # noqa: PLC0415
+
+    if not predictions:
+        said = "nothing was predicted, so nothing is noted"
+    else:
+        said = f"{count(len(predictions), 'prediction')} noted in {note(args.inputs[0], predictions)}"
+    print(one_line(f"overlapscope advise: {said}"), file=sys.stderr)

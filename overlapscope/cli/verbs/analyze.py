@@ -1,0 +1,104 @@
+"""Show where the time went, exposed communication first.
+
+examples:
+  overlapscope analyze rank0.pt.trace.json.gz
+  overlapscope analyze traces/ --json -o analysis.json
+  overlapscope analyze traces.tar.gz nccl.*.log
+  overlapscope analyze s3://bucket/traces/job-1234
+  overlapscope analyze runs/baseline
+  overlapscope analyze traces/ --bandwidth all_reduce_perf.log
+  overlapscope analyze traces/ --comm 'my_allreduce_.*'
+"""
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_inputs, add_output, add_workers, emit, warnings_of
+from overlapscope.display import shown
+
+if TYPE_CHECKING:
+    from overlapscope.analysis.analyze import Analysis
+    from overlapscope.cli.analysis_cache import Kept
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `analyze`."""
+    add_inputs(parser)
+    add_output(parser)
+    add_workers(parser)
+    parser.add_argument(
+        "--bandwidth",
+        metavar="FILE|PRESET",
+        help="what collectives could reach: nccl-tests output or a CSV table of this machine, or a preset "
+        "(8xh100-nvswitch, 16xa100-80-efa, 16xa100-40-roce, 8xmi300x)",
+    )
+    parser.add_argument("--all", action="store_true", help="show every rank, step, collective and finding")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the inputs, print the table or the JSON."""
+    from overlapscope.cli.analysis_cache import kept_analysis  # noqa: PLC0415 - keeps --help light
+
+    plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
+    shown = kept_analysis(args.inputs[0]) if plain else None
+    if shown is None:
+        shown = _worked_out(args, may_keep=plain)
+    elif args.all and not args.json:
+        shown = shown._replace(table=_with_all_rows(shown.document, args))
+    sys.stderr.write(shown.aside)
+    emit(shown.document if args.json else shown.table, args)
+    return 0
+
+
+def _worked_out(args: argparse.Namespace, *, may_keep: bool) -> "Kept":
+    """Read and analyze; of a run that is large enough, keep what was found."""
+    from overlapscope.cli.analysis_cache import WORTH_SPANS, Kept, keep_analysis, state_of  # noqa: PLC0415
+    from overlapscope.cli.inputs import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
+    from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
+
+    place = args.inputs[0]
+    made_of = state_of(place) if may_keep and is_run_directory(place) else None
+    loaded = read_run(args)
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
+    from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+
+    analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
+    keeps = made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS
+    del loaded  # what is printed has the room
+    found = Kept(
+        aside=warnings_of("analyze", analysis.sources),
+        table=_table(analysis, args, all_rows=args.all) if keeps or not args.json else "",
+        document=json.render(analysis) if keeps or args.json else "",
+    )
+    if made_of is not None and keeps:
+        keep_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, made_of)
+    return found
+
+
+def _with_all_rows(document: str, args: argparse.Namespace) -> str:
+    import msgspec  # noqa: PLC0415
+
+    from overlapscope.analysis.analyze import Analysis  # noqa: PLC0415
+
+    return _table(msgspec.json.decode(document, type=Analysis), args, all_rows=True)
+
+
+def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:
+    """Give the text, and the commands to go on with."""
+    from overlapscope.report.text import analysis as text  # noqa: PLC0415
+    from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
+
+    table = text.render(analysis, all_rows=all_rows)
+    given = [shown(path) for path in args.inputs]
+    for option in ("rank", "comm", "compute"):
+        given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
+    if any(each.whole.comm_ns for each in analysis.ranks):
+        table += (
+            f"\nFor gains, how to apply, and other buckets replayed:\nnext: overlapscope advise {shlex.join(given)}\n"
+        )
+    if not is_run_directory(args.inputs[0]):
+        table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
+    return table

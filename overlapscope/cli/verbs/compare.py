@@ -1,0 +1,80 @@
+"""Show what changed from one run to another, exposed communication first, and where it comes from.
+
+Each side is a run, a trace file, a folder of the traces of one run, or a folder of runs of the same code.
+
+examples:
+  overlapscope compare runs/baseline runs/candidate
+  overlapscope compare runs/baseline/ runs/candidate/ --json -o comparison.json
+  overlapscope compare runs/baseline runs/candidate --record
+  overlapscope compare --scale runs/8 runs/16 runs/32
+"""
+
+import argparse
+import shlex
+
+from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
+from overlapscope.cli.inputs import add_scale, both_sides, scaled
+from overlapscope.display import shown
+from overlapscope.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `compare`."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        type=given_path,
+        metavar="BASE CAND",
+        help="run, trace, folder of traces, or folder of runs, each",
+    )
+    add_scale(parser)
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="keep in BASE what CAND measured of the predictions that `advise --record` noted there",
+    )
+    add_reading(parser)
+    add_output(parser)
+    parser.add_argument("--all", action="store_true", help="show every metric, collective, kernel and finding")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read both sides, print the comparison; exit code 3 where a side has no times."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import must_keep, note  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
+
+    if args.scale and args.record:
+        raise UsageError("--record keeps what CAND measured of predictions in BASE; it takes no --scale")
+    if args.scale:
+        return _scale(args)
+    if len(args.inputs) != 2:
+        raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
+    if args.record:
+        must_keep(args.inputs[0])
+    tested = Tested("compare", args.inputs[:1], args)
+    (base, candidate), left_out = both_sides("compare", args.inputs, args, tested.look)
+    comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
+    if args.record and tested.outcomes:
+        note(args.inputs[0], tested=tested.outcomes)
+    if args.json:
+        emit(json.render(comparison), args)
+        return 0
+    text = compare_text.render(comparison, all_rows=args.all)
+    if not args.all:
+        text += f"\nnext: overlapscope compare {shlex.join(map(shown, args.inputs))} --all\n"
+    emit(text, args)
+    return 0
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.sheet import scaling as scaling_text  # noqa: PLC0415
+
+    found = scaled("compare", args)
+    emit(json.render(found) if args.json else scaling_text.render(found), args)
+    return 0

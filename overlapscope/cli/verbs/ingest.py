@@ -1,0 +1,97 @@
+"""Turn traces into a run directory: Parquet columns that open fast and any dataframe tool can read.
+
+Files are read by several processes, or by a Dask cluster. After an interruption the same command goes on.
+
+examples:
+  overlapscope ingest traces/ -o runs/baseline
+  overlapscope ingest traces/ -o runs/baseline --workers 16
+  overlapscope ingest traces/ -o runs/baseline --scheduler tcp://10.0.0.1:8786
+  overlapscope ingest a.json.gz b.json.gz --rank a.json.gz=0 --rank b.json.gz=1 -o runs/pair
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
+from overlapscope.display import shown
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.write_run import Written
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ingest`."""
+    add_inputs(parser)
+    parser.add_argument("-o", "--output", type=given_path, required=True, metavar="RUN", help="run directory to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing run")
+    add_workers(parser)
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="have the workers of a Dask cluster read, which see inputs and RUN under the same paths (tcp://HOST:8786)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the inputs, write the run directory."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.cli.progress import Progress  # noqa: PLC0415
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.ingest.parallel.dask import dask_executor  # noqa: PLC0415
+    from overlapscope.ingest.parallel.work_dir import work_dir_of  # noqa: PLC0415
+    from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
+    from overlapscope.report.formatting import count, size  # noqa: PLC0415
+    from overlapscope.report.text.cross_rank import missing_words  # noqa: PLC0415
+
+    if args.scheduler and args.workers:
+        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+    try:
+        with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
+            written = write_run(
+                args.inputs,
+                args.output,
+                read_options(args),
+                workers=args.workers,
+                executor=executor,
+                force=args.force,
+                watch=progress,
+            )
+    except KeyboardInterrupt:
+        if work_dir_of(args.output).exists():
+            print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
+        raise
+    warn("ingest", written.sources)
+    stored = sum(
+        os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(args.output) for name in names
+    )
+    if args.json:
+        result = _document(shown(args.output), written, stored)
+        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+        return 0
+    missing = "".join(f", {each}" for each in [missing_words(written.missing_ranks, written.unread_ranks)] if each)
+    before = f" ({count(written.resumed_files, 'file')} read before the interruption)" if written.resumed_files else ""
+    print(
+        f"{shown(args.output)}: {count(len(written.ranks), 'rank')}{missing}, {written.spans:,} spans, "
+        f"{size(stored)}{before}"
+    )
+    print(f"next: overlapscope analyze {shlex.quote(str(args.output))}")
+    return 0
+
+
+def _document(run: str, written: "Written", stored_bytes: int) -> dict[str, object]:
+    return {
+        "schema": "overlapscope.ingest/1",
+        "run": run,
+        "ranks": written.ranks,
+        "missing_ranks": written.missing_ranks,
+        "unread_ranks": written.unread_ranks,
+        "spans": written.spans,
+        "bytes": stored_bytes,
+        "resumed_files": written.resumed_files,
+        "sources": written.sources,
+    }

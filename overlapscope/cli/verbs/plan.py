@@ -1,0 +1,105 @@
+"""Predict the step of a described workload under other settings, and say whether to change them.
+
+examples:
+  overlapscope plan WORKLOAD.toml
+  overlapscope plan WORKLOAD.toml --bucket-cap-mb 1,5,10,25,100 --json
+  overlapscope plan WORKLOAD.toml --compress powersgd:2,topk:0.01
+  overlapscope plan WORKLOAD.toml --zero-stage 1,2,3 --partition-mb 4 --priority
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from overlapscope.cli.arguments import add_output, emit
+from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channel_tables
+from overlapscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.facts import Facts
+    from overlapscope.whatif.workload_file import Document
+
+MAX_BYTES = 16 << 20
+MAX_CAPS = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `plan`."""
+    parser.add_argument("workload", type=Path, metavar="WORKLOAD.toml", help="description, see docs/whatif.md")
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument(
+        "--compress", metavar="METHOD:N,...", help="gradients sent compressed: powersgd:RANK, topk:SHARE"
+    )
+    add_scenario_options(parser)
+    parser.add_argument(
+        "--channels", metavar="N=TABLE,...", help="all-reduces as tables of nccl-tests measured them with so many"
+    )
+    parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the description and its table, print the answer."""
+    from overlapscope.report.formats import json  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415 - keeps --help light
+    from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
+    from overlapscope.whatif.ddp_predict import answer  # noqa: PLC0415
+    from overlapscope.whatif.plan import plan  # noqa: PLC0415
+    from overlapscope.whatif.requested import with_asked  # noqa: PLC0415
+
+    caps, by_channels = caps_of(args.bucket_cap_mb), channel_tables(args.channels)
+    asked = replace(asked_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
+    compressions = compressions_of(args.compress) if args.compress else []
+    document = _document(args.workload)
+    tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
+    made = plan(document, _tables(document, args.workload.parent), tables)
+    found = answer(made, caps, search=not args.no_search, compressions=compressions)
+    found = with_asked(found, made, asked, optimizer=document.optimizer.name)
+    emit(json.render(found) if args.json else whatif_text.render(found), args)
+    return 0
+
+
+def caps_of(text: str | None) -> list[float]:
+    """Give the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
+    if text is None:
+        return []
+    try:
+        caps = [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--bucket-cap-mb {text}: give numbers with commas between them, e.g. 1,10,25") from error
+    if not all(0 < each < 1e9 for each in caps):
+        raise UsageError(f"--bucket-cap-mb {text}: a cap must be more than 0")
+    if len(caps) > MAX_CAPS:
+        raise UsageError(f"--bucket-cap-mb: at most {MAX_CAPS} caps at once")
+    return caps
+
+
+def _document(path: Path) -> "Document":
+    import tomllib  # noqa: PLC0415
+
+    from overlapscope.whatif.workload_file import understand  # noqa: PLC0415
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a description is not")
+        return understand(tomllib.loads(content.decode("utf-8")))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: is not TOML: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _tables(document: "Document", folder: Path) -> "Facts | None":
+    return None if document.collectives.file is None else _table(folder / document.collectives.file)
+
+
+def _table(path: Path) -> "Facts":
+    from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
+
+    return read_inputs([path]).facts

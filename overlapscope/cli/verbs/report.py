@@ -1,0 +1,118 @@
+"""Write a report: of one run, of two compared, of many, or of saved JSON of analyze, compare, gate or report.
+
+examples:
+  overlapscope report runs/candidate --format openmetrics -o metrics.txt
+  overlapscope report runs/baseline runs/candidate --format html -o report.html
+  overlapscope gate runs/baseline runs/candidate --json -o gate.json; overlapscope report gate.json --format junit
+  overlapscope report runs/monday runs/tuesday runs/wednesday --format html -o history.html
+  overlapscope report --scale runs/8 runs/16 runs/32 --format html -o scaling.html
+  overlapscope report runs/candidate --redact --format html -o to_send.html
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
+from overlapscope.cli.inputs import add_scale, both_sides, measured, scaled
+from overlapscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from overlapscope.report.sheet.document import Document
+
+FORMATS = ("html", "md", "json", "junit", "openmetrics")
+MAX_BYTES = 256 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `report`."""
+    parser.add_argument(
+        "inputs", nargs="+", type=given_path, metavar="INPUT",
+        help="a run; a base and a candidate; more runs, or a folder of runs, in their order; or one file of JSON",
+    )  # fmt: skip
+    parser.add_argument("--history", action="store_true", help="two runs are a history too, not a base and a candidate")
+    add_scale(parser)
+    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace names of files, hosts, groups, modules and kernels, leave sentences out; no figure changes",
+    )
+    add_reading(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or load what is to be told, and write it."""
+    from overlapscope.report.formats import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
+    from overlapscope.report.redact import redacted  # noqa: PLC0415
+    from overlapscope.report.sheet.analysis import sheet_of  # noqa: PLC0415
+
+    if args.json and args.format not in ("md", "json"):
+        raise UsageError(f"--json and --format {args.format} are two formats; name one")
+    document = _document(args)
+    if args.redact:
+        document = redacted(document)
+    if args.json or args.format == "json":
+        args.json = True
+        emit(json.render(document), args)
+    elif args.format == "md":
+        emit(markdown.render(sheet_of(document)), args)
+    else:
+        renderers = {"html": html.render, "junit": junit.render, "openmetrics": openmetrics.render}
+        emit(renderers[args.format](document), args)
+    return 0
+
+
+def _document(args: argparse.Namespace) -> "Document":
+    import msgspec  # noqa: PLC0415
+
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
+    from overlapscope.analysis.compare import compare  # noqa: PLC0415
+    from overlapscope.analysis.history import history  # noqa: PLC0415
+    from overlapscope.analysis.prediction_check import joined  # noqa: PLC0415
+    from overlapscope.cli.inputs import Tested, read_run  # noqa: PLC0415
+    from overlapscope.ingest.run_folder import runs_of  # noqa: PLC0415
+
+    if args.scale:
+        if args.history:
+            raise UsageError("--scale and --history are two reports; name one")
+        return scaled("report", args)
+    folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
+    if args.history or folder_of_runs or len(args.inputs) > 2:
+        tested = Tested("report", args.inputs, args)
+        told = history([run for path in args.inputs for run in measured("report", path, args, tested.look)])
+        return msgspec.structs.replace(told, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
+    if len(args.inputs) == 2:
+        tested = Tested("report", args.inputs[:1], args)
+        (base, candidate), left_out = both_sides("report", args.inputs, args, tested.look)
+        return msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
+    saved = _saved(args.inputs[0])
+    if saved is not None:
+        return saved
+    loaded = read_run(args)
+    analysis = analyzed(loaded)
+    warn("report", analysis.sources, args)
+    return analysis
+
+
+def _saved(path: Path) -> "Document | None":
+    """Give the document of a file that says it is one; None for anything else."""
+    from overlapscope.report.sheet.document import HEAD_BYTES, decoded, is_document  # noqa: PLC0415
+
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if not is_document(head):
+                return None
+            content = head + file.read(MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB")
+    try:
+        return decoded(content)
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") from error

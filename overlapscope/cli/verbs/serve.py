@@ -1,0 +1,54 @@
+"""Open a run, or a folder of runs, in the browser: how much is exposed, why, and what to do about it.
+
+PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
+
+examples:
+  overlapscope serve runs/ --port 8050
+  overlapscope serve traces/baseline
+  overlapscope serve runs/ --perfetto-dir perfetto-ui/
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import add_reading, given_path, read_options
+from overlapscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from overlapscope_dashboards.server.serve import Served
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `serve`."""
+    parser.add_argument("paths", nargs="+", type=given_path, metavar="PATH", help="run, folder of runs, or traces")
+    parser.add_argument("--port", type=int, default=8050, metavar="N", help="port (default 8050; 0: any free one)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="H",
+        help="address to serve on (default 127.0.0.1); beyond this machine it wants a token, which it prints",
+    )  # fmt: skip
+    parser.add_argument(
+        "--perfetto-dir", type=Path, metavar="DIR",
+        help="folder of an unpacked Perfetto UI build: serves it to this machine, for windows of the timeline",
+    )  # fmt: skip
+    add_reading(parser)
+    parser.add_argument("--json", action="store_true", help="print the addresses as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope_dashboards.runs.catalog import find  # noqa: PLC0415
+    from overlapscope_dashboards.server.serve import serve  # noqa: PLC0415
+
+    if not 0 <= args.port <= 65_535:
+        raise UsageError("--port must be 0 to 65535")
+    find(args.paths)  # what is not there is said before anything listens
+
+    def say(served: "Served") -> None:
+        told = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}
+        print(msgspec.json.encode(told).decode() if args.json else served.words(), flush=True)
+
+    serve(args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir, say=say)
+    return 0

@@ -1,0 +1,109 @@
+"""Predict the step of a recorded job under other settings, and say whether to change them.
+
+examples:
+  overlapscope whatif runs/baseline
+  overlapscope whatif runs/baseline --bucket-cap-mb 1,5,10,25,100 --json
+  overlapscope whatif runs/baseline --zero-stage 1,2,3 --no-search
+  overlapscope whatif runs/fsdp --link-speed 0.5,2 --list
+"""
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
+from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channels_asked
+from overlapscope.cli.verbs.plan import caps_of
+
+if TYPE_CHECKING:
+    from overlapscope.timeline.run import Run
+    from overlapscope.whatif.graph_predict import Wanted
+
+MOST: Final = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `whatif`."""
+    add_inputs(parser)
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument("--link-speed", metavar="N,N,...", help="links so many times as fast (no DDP)")
+    parser.add_argument("--algorithm", metavar="NAME,...", help="collectives by these formulas (no DDP)")
+    add_scenario_options(parser)
+    parser.add_argument(
+        "--channels", metavar="N,N,...", help="so many of NCCL's channels: how to try them, no gain told"
+    )
+    parser.add_argument("--list", action="store_true", help="say which settings are replayed of this recording")
+    parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the recording, print the answer."""
+    import msgspec  # noqa: PLC0415 - keeps --help light
+
+    from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
+    from overlapscope.cli.inputs import read_run  # noqa: PLC0415
+    from overlapscope.errors import InputError  # noqa: PLC0415
+    from overlapscope.report.formats import json  # noqa: PLC0415
+    from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
+    from overlapscope.whatif.predict import answer_recording  # noqa: PLC0415
+
+    caps, wanted, asked = caps_of(args.bucket_cap_mb), _wanted(args), asked_of(args)
+    channels = channels_asked(args.channels)
+    loaded = read_run(args)
+    warn("whatif", loaded.sources)
+    try:
+        if args.list:
+            emit(_listed(loaded, as_json=args.json), args)
+            return 0
+        _fitting(loaded, args)
+        trials = channel_trials(loaded, channels)
+        found = answer_recording(loaded, caps, wanted, asked, search=not args.no_search)
+    except InputError as error:
+        raise InputError(f"{args.inputs[0]}: {error}") from error
+    found = msgspec.structs.replace(found, trials=[] if found.waiting else trials)
+    emit(json.render(found) if args.json else whatif_text.render(found, recorded=True), args)
+    return 0
+
+
+def _fitting(run: "Run", args: argparse.Namespace) -> None:
+    """Raise UsageError for options that recordings of this kind have no use for."""
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.whatif.parallelism import kind_of, unfit_options  # noqa: PLC0415
+
+    kind = kind_of(run)
+    for option, why in unfit_options(kind).items():
+        if getattr(args, option.removeprefix("--").replace("-", "_")):
+            raise UsageError(f"{option} does not go with a recording of kind {kind}: {why}; --list says what does")
+
+
+def _listed(run: "Run", *, as_json: bool) -> str:
+    import msgspec  # noqa: PLC0415
+
+    from overlapscope.advice.nccl_trials import no_channels  # noqa: PLC0415
+    from overlapscope.report.text.whatif import render_list  # noqa: PLC0415
+    from overlapscope.whatif.listing import listing_of  # noqa: PLC0415
+    from overlapscope.whatif.parallelism import NOT_REPLAYED  # noqa: PLC0415
+
+    listing = listing_of(run, {"--channels": why} if (why := no_channels(run)) else {})
+    if not as_json:
+        return render_list(listing)
+    told = {"schema": "overlapscope.whatif-list/1", **msgspec.structs.asdict(listing), "not_replayed": NOT_REPLAYED}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
+
+
+def _wanted(args: argparse.Namespace) -> "Wanted":
+    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.whatif.formulas import ALGORITHMS  # noqa: PLC0415
+    from overlapscope.whatif.graph_predict import Wanted  # noqa: PLC0415
+
+    try:
+        speeds = tuple(float(each) for each in args.link_speed.split(",")) if args.link_speed else (2.0,)
+    except ValueError as error:
+        raise UsageError(f"--link-speed {args.link_speed}: give numbers with commas, e.g. 0.5,2") from error
+    if not all(1e-3 <= each <= 1e3 for each in speeds) or len(speeds) > MOST:
+        raise UsageError(f"--link-speed: give at most {MOST} factors from 0.001 to 1000")
+    algorithms = tuple(args.algorithm.split(",")) if args.algorithm else ()
+    unknown = [each for each in algorithms if each not in ALGORITHMS]
+    if unknown:
+        raise UsageError(f"--algorithm {unknown[0]}: is none of {', '.join(sorted(ALGORITHMS))}")
+    return Wanted(link_speeds=speeds, algorithms=algorithms)

@@ -1,0 +1,123 @@
+"""Steps of a profile whose begin and end are calls of a host's own, not a `with` block."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from os import PathLike
+from typing import Any
+
+import overlapscope
+from overlapscope.capture.session import Session
+from overlapscope.errors import UsageError
+
+
+class HostedSteps:
+    """One step at a time on a profile that is open."""
+
+    def __init__(self, scope: Session) -> None:
+        self._scope = scope
+        self._step: AbstractContextManager[None] | None = None
+        self._spoiled = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a step is open."""
+        return self._step is not None
+
+    def begin(self) -> None:
+        """Begin a step, unless one is open or the rest of a spoiled one runs."""
+        if self._step is None and not self._spoiled:
+            self._step = self._scope.step()
+            self._step.__enter__()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the step that is open, as not whole where an exception ended it."""
+        self._spoiled = False
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if error is None:
+            step.__exit__(None, None, None)
+        else:
+            step.__exit__(type(error), error, error.__traceback__)
+
+    def spoil(self) -> None:
+        """End the step that is open as not whole, and begin none before its own end would have come."""
+        if self._step is not None:
+            self.end(_Spoiled())
+            self._spoiled = True
+
+
+class HostedProfile:
+    """A profile that a host opens with its training and closes after it, with its steps."""
+
+    def __init__(self, path: str | PathLike[str], options: Mapping[str, Any]) -> None:
+        self._path, self._options = path, dict(options)
+        self._scope: Session | None = None
+        self.steps: HostedSteps | None = None
+        """Steps of the open profile; None while there is none."""
+
+    def open(self, model: Any) -> None:
+        """Begin a recording of the model's training; one that is still open is closed first."""
+        self.close()
+        scope = overlapscope.profile(self._path, model=model, **self._options)
+        scope.__enter__()
+        self._scope, self.steps = scope, HostedSteps(scope)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write the run; does nothing where none is open."""
+        scope, steps = self._scope, self.steps
+        self._scope = self.steps = None
+        if scope is None or steps is None:
+            return
+        # A step that is open now never came to its end.
+        steps.end(error or _Spoiled())
+        if error is None:
+            scope.__exit__(None, None, None)
+        else:
+            scope.__exit__(type(error), error, error.__traceback__)
+
+
+class _Spoiled(Exception):  # noqa: N818 - no error: it never leaves this file
+    """What ends a step that is not whole."""
+
+
+def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractContextManager[None]]:
+    """Give what goes around each batch of a loop in which a step takes several.
+
+    A step begins with the first batch and ends with the one after which `ends()` says so.
+    """
+    steps = HostedSteps(scope)
+
+    @contextmanager
+    def batch() -> Iterator[None]:
+        steps.begin()
+        try:
+            yield
+        except BaseException as error:
+            steps.end(error)
+            raise
+        if ends():
+            steps.end()
+
+    return batch
+
+
+def imported(names: Sequence[str], install: str) -> list[Any]:
+    """Give those of the modules that the process has imported already, else the first that is installed.
+
+    Raises UsageError, naming the package to install, when there is none.
+    """
+    loaded = [sys.modules[name] for name in names if name in sys.modules]
+    if loaded:
+        return loaded
+    for name in names:
+        try:
+            there = find_spec(name) is not None
+        except ModuleNotFoundError:  # its parent package is missing
+            there = False
+        if there:
+            return [import_module(name)]
+    raise UsageError(f"{' or '.join(names)} is not installed: pip install {install}")

@@ -1,0 +1,62 @@
+"""A rank's calls in order, without times, as a timeline of basis `log`."""
+
+from collections.abc import Sequence
+import msgspec
+from overlapscope.timeline.columns import (
+    Collectives,
+    integers,
+    make,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
+from overlapscope.timeline.columns import Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.timeline.run import RankTimeline
+
+_NAMES = ("op", "group", "dtype")
+_NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective that a log names; None for what it does not tell."""
+
+    op: str
+    group: str | None = None
+    group_size: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    elements: int | None = None
+    bytes: int | None = None
+    record_function_id: int | None = None
+
+
+def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
+    """Give the timeline of a log: its calls in order, no spans, no times."""
+    names = NameTable()
+    place = names.code(source)
+    columns = {key: [getattr(call, key) for call in calls] for key in (*_NAMES, *_NUMBERS)}
+    collectives = make(
+        Collectives,
+        len(calls),
+        recording=0,
+        **{key: [-1 if each is None else names.code(str(each)) for each in columns[key]] for key in _NAMES},
+        **{key: integers(columns[key]) for key in _NUMBERS},
+    )
+    return calls_alone(collectives, names, rank=rank, source=place, has_device=False)
+
+
+def calls_alone(
+    calls: Collectives, names: NameTable, *, rank: int, source: int, has_device: bool, truncated: bool = False
+) -> RankTimeline:
+    """Give the timeline; `source` is the code of the log's name among `names`."""
+    return RankTimeline(
+        rank=rank,
+        basis="log",
+        has_device=has_device,
+        recordings=make(Recordings, 1, source=source, truncated=truncated),
+        spans=make(Spans, 0),
+        collectives=calls,
+        steps=make(Steps, 0),
+        lanes=make(Lanes, 0),
+        annotations=make(Annotations, 0),
+        names=tuple(names.to_list()),
+    )

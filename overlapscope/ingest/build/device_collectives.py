@@ -1,0 +1,250 @@
+"""Communication spans to collectives: which call each belongs to, and what it moved."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.ingest.build.kernel_names import API_RANGE, CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
+from overlapscope.ingest.build.collective_args import (
+    CollectiveArgs,
+    count,
+    dtype_name,
+    from_concrete_inputs,
+    function_id,
+    group_ranks,
+    input_dtype,
+    input_elements,
+    peer,
+)
+from overlapscope.ingest.build.launch_links import DeviceSpans
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.host_ranges import launch_context
+from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
+from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
+from overlapscope.timeline.run import Group
+from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+
+_NO_ARGS = CollectiveArgs()
+_NUMBERS = ("group_size", "seq", "elements", "bytes", "received_bytes", "peer", "record_function_id")
+_NO_CALL = ApiCall()
+_RANGES = {
+    "record": re.compile(rf"^{RECORD}$"),
+    "library": LIBRARY_RANGE,
+    "call": CALL,
+    "symmetric": SYMMETRIC_MEMORY,
+    "api": API_RANGE,
+}
+"""Host ranges that tell of the collective launched inside them."""
+
+
+class GroupBook:
+    """The process groups met in one trace: first from its own configuration, then from collectives."""
+
+    def __init__(self, groups: tuple[Group, ...]) -> None:
+        self._groups = {group.name: group for group in groups}
+        self._config = {group.name: group.ranks for group in groups if group.ranks is not None}
+
+    def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
+        """Give the group's size, from the collective or from the group; learn the group on the way."""
+        size = count(args.group_size) or None
+        if name is None:
+            return size
+        known = self._groups.get(name)
+        if known is None or known.ranks is None:
+            ranks = group_ranks(args, self._config)
+            description = known.description if known else None
+            if args.group_description is not None:
+                description = str(args.group_description)
+            known = Group(
+                name=name,
+                description=description,
+                size=size or (known.size if known else None) or (len(ranks) if ranks else None),
+                ranks=ranks,
+            )
+            self._groups[name] = known
+        return size or known.size
+
+    def groups(self) -> tuple[Group, ...]:
+        """Give all groups met."""
+        return tuple(self._groups.values())
+
+
+def assemble(
+    columns: TraceColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
+) -> tuple[Collectives, Ints]:
+    """Give the collectives of a trace, and for each device span its row among them (NONE for other spans).
+
+    One call may run several device spans (copies of a copy-engine collective); those launched within the same
+    recorded call are one collective. Spans that a mark of ours alone tells are none. Times are in the trace's own base.
+    """
+    comm = np.flatnonzero((spans.kind == COMM) & ~spans.marked)
+    names = columns.names.to_list()
+    ranges = {
+        kind: _around(columns, spans, comm, [pattern.match(name) is not None for name in names]).tolist()
+        for kind, pattern in _RANGES.items()
+    }
+    call_of_span = np.full(spans.row.size, NONE, np.int64)
+    rows: list[dict[str, int | str | None]] = []
+    seen: dict[tuple[str, int], int] = {}
+    for position, span in enumerate(comm.tolist()):
+        around = {kind: found[position] for kind, found in ranges.items()}
+        key = next(((kind, around[kind]) for kind in ("record", "library") if around[kind] != NOWHERE), None)
+        if key is None and columns.api_calls.get(around["api"], _NO_CALL).op is not None:
+            key = ("api", around["api"])  # a group of different operations is not one call
+        row = seen.get(key) if key else None
+        if row is None:
+            row = len(rows)
+            rows.append(_describe(columns, names, spans, span, around, classifier, book))
+            if key:
+                seen[key] = row
+        call_of_span[span] = row
+    calls = _table(columns, spans, rows, comm, call_of_span)
+    lane = _launch_lanes(spans, comm, call_of_span[comm], calls.launch_ns)
+    told = launch_context(columns.host, columns.names, calls.op, lane, calls.launch_ns)
+    return replace(calls, phase=told.phase, module=told.module, dimension=told.dimension), call_of_span
+
+
+def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -> Ints:
+    """Give the thread of each call's first launch; NONE without one."""
+    lane = np.full(launch_ns.size, NONE, np.int64)
+    first = (spans.launch_ns[comm] != NONE) & (spans.launch_ns[comm] == launch_ns[call])
+    lane[call[first]] = spans.launch_lane[comm][first]
+    return lane
+
+
+def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
+    """Give the innermost range of one kind around the launch of each communication span."""
+    host = columns.host
+    found = np.full(comm.size, NOWHERE, np.int64)
+    linked = spans.launch_ns[comm] != NONE
+    found[linked] = innermost(
+        host.lane,
+        host.start_ns,
+        host.end_ns,
+        spans.launch_lane[comm][linked],
+        spans.launch_ns[comm][linked],
+        np.array(chosen, np.bool_)[host.name],
+    )
+    return found
+
+
+def _describe(
+    columns: TraceColumns,
+    names: list[str],
+    spans: DeviceSpans,
+    span: int,
+    around: Mapping[str, int],
+    classifier: Classifier,
+    book: GroupBook,
+) -> dict[str, int | str | None]:
+    """Put together what the evidence says of one call, the strongest first."""
+    kernel = columns.device_collectives.get(int(spans.row[span]), _NO_ARGS)
+    record = columns.host_args.get(around["record"], _NO_ARGS)
+    full = kernel if kernel.collective_name is not None else record
+    call = columns.host_args.get(around["call"], _NO_ARGS)
+    api = columns.api_calls.get(around["api"], _NO_CALL)
+    kernel_name = names[int(columns.device_name[spans.row[span]])]
+    op = _operation(columns, names, full, around, int(spans.device_note[span]))
+    if op is None or op == "coalesced":
+        op = api.op or classifier.place(kernel_name)[0].op or op
+    op = op or "unknown"
+
+    name = next((str(args.group_name) for args in (kernel, record) if args.group_name is not None), api.group)
+    seq, old_size = from_concrete_inputs(record)
+    size = book.size_of(name, full) or old_size
+    moved_in, moved_out, dtype = count(full.in_elements), count(full.out_elements), dtype_name(full.dtype)
+    if moved_in is None and moved_out is None:
+        moved_in, moved_out, told = _moved_by_arguments(columns, around, call, op, size)
+        dtype = dtype or told
+    elements = full_elements(op, moved_in, moved_out, size)
+    moved_bytes = volume_bytes(elements, dtype)
+    return {
+        "op": op,
+        "group": name,
+        "group_size": size,
+        "seq": count(kernel.seq) if kernel.seq is not None else count(record.seq) if record.seq is not None else seq,
+        "dtype": None if op in VOLUMELESS else dtype,
+        "elements": elements,
+        "bytes": api.bytes if moved_bytes is None else moved_bytes,
+        "received_bytes": volume_bytes(input_elements(call) if moved_out is None else moved_out, dtype)
+        if op == "all_to_all"
+        else None,
+        "peer": peer(full),
+        "record_function_id": function_id(record) or function_id(call),
+    }
+
+
+def _moved_by_arguments(
+    columns: TraceColumns, around: Mapping[str, int], call: CollectiveArgs, op: str, size: int | None
+) -> tuple[int | None, int | None, str | None]:
+    """Give elements in and out and their type, as older torch has them: by the annotation's or the caller's tensors."""
+    source = columns.host_args.get(around["library"], _NO_ARGS)
+    moved_in, moved_out = input_elements(source), None
+    if moved_in is None and around["symmetric"] != NOWHERE:
+        source = columns.host_args.get(around["symmetric"], _NO_ARGS)
+        moved_in = input_elements(source)
+    if op in ("all_gather", "reduce_scatter") and size is None:
+        # Without a group size only the caller's (output, input) tells the gathered size.
+        shapes = (input_elements(call, 1), input_elements(call, 0))
+        moved_in, moved_out = shapes if shapes[1] is not None else (moved_in, None)
+        if op == "all_gather" and moved_out is None:
+            moved_in = None
+    return moved_in, moved_out, input_dtype(source) or input_dtype(call)
+
+
+def _operation(
+    columns: TraceColumns, names: list[str], args: CollectiveArgs, around: Mapping[str, int], device_note: int
+) -> str | None:
+    op = operation(args.collective_name)
+    if op is not None and op != "coalesced":
+        return op
+    spelled = []
+    if around["library"] != NOWHERE:
+        spelled.append((LIBRARY_RANGE, names[int(columns.host.name[around["library"]])]))
+    if device_note != NOWHERE:
+        spelled.append((LIBRARY_RANGE, names[int(columns.device_notes.name[device_note])]))
+    if around["call"] != NOWHERE:
+        spelled.append((CALL, names[int(columns.host.name[around["call"]])]))
+    if around["symmetric"] != NOWHERE:
+        spelled.append((SYMMETRIC_MEMORY, names[int(columns.host.name[around["symmetric"]])]))
+    for pattern, name in spelled:
+        found = pattern.match(name)
+        better = operation(found["op"]) if found else None
+        if better is not None and better != "coalesced":
+            return better
+        op = op or better
+    return op
+
+
+def _table(
+    columns: TraceColumns, spans: DeviceSpans, rows: list[dict[str, int | str | None]], comm: Ints, call_of_span: Ints
+) -> Collectives:
+    total = len(rows)
+    start = np.full(total, np.iinfo(np.int64).max, np.int64)
+    end = np.full(total, np.iinfo(np.int64).min, np.int64)
+    launch = np.full(total, np.iinfo(np.int64).max, np.int64)
+    call = call_of_span[comm]
+    np.minimum.at(start, call, columns.device_start_ns[spans.row[comm]])
+    np.maximum.at(end, call, columns.device_end_ns[spans.row[comm]])
+    launched = spans.launch_ns[comm]
+    np.minimum.at(launch, call[launched != NONE], launched[launched != NONE])
+    return make(
+        Collectives,
+        total,
+        recording=0,
+        start_ns=start,
+        end_ns=end,
+        launch_ns=np.where(launch == np.iinfo(np.int64).max, NONE, launch),
+        **{key: _ints(rows, key) for key in _NUMBERS},
+        **{key: _names(columns, rows, key) for key in ("op", "group", "dtype")},
+    )
+
+
+def _ints(rows: list[dict[str, int | str | None]], key: str) -> Ints:
+    return np.array([NONE if row[key] is None else row[key] for row in rows], np.int64)
+
+
+def _names(columns: TraceColumns, rows: list[dict[str, int | str | None]], key: str) -> list[int]:
+    return [-1 if row[key] is None else columns.names.code(str(row[key])) for row in rows]

@@ -1,0 +1,180 @@
+"""Which host range was innermost at a given moment on a given thread."""
+
+import numpy as np
+import numpy.typing as npt
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.rows import unique
+import re
+from typing import Final
+import msgspec
+from overlapscope.ingest.build.trace_columns import Ranges
+from overlapscope.timeline.columns import NONE, Codes, Ints
+from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
+from overlapscope.timeline.names import NameTable
+
+NOWHERE = -1
+_AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")
+_PHASES: Final = {
+    FORWARD: re.compile(
+        r"^(?:FSDP::(?:root_)?(?:pre_forward|post_forward)|FSDP::forward_prefetch|DistributedDataParallel\.forward$"
+        r"|FullyShardedDataParallel\.forward$|nn\.Module: "
+        r"|\[pl\].*\.training_step$|(?:overlapscope\.|## ?)?forward(?: ?##)?$)"
+    ),
+    BACKWARD: re.compile(
+        r"^(?:autograd::engine::evaluate_function\b|FSDP::(?:root_)?(?:pre_backward|post_backward)"
+        r"|FSDP::backward_prefetch|\[pl\].*\.backward$|(?:overlapscope\.|## ?)?backward(?: ?##)?$)"
+    ),
+    OPTIMIZER: re.compile(
+        r"^(?:Optimizer\.step#|\[pl\].*\.optimizer_step$|(?:overlapscope\.|## ?)?optimizer(?:_step)?(?: ?##)?$)"
+    ),
+}
+"""Ranges of each phase. Recomputing activations is a forward inside a backward: it counts as backward."""
+_SHARDING: Final = re.compile(r"^FSDP::")
+_MODULE: Final = re.compile(r"^FSDP::\w+ (?:\((?P<of>[^()]+)\)|for (?P<next>.+))$|^nn\.Module: (?P<module>\S.*)$")
+"""FSDP writes its module's name in brackets, the root without any; a prefetch says whom it is for."""
+_ACCUMULATES: Final = re.compile(r"^autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad\b")
+"""Hooks on a gradient run here: DDP's and FSDP's, and those written after their example."""
+_SUMS: Final = ("all_reduce", "reduce_scatter")
+Mask = npt.NDArray[np.bool_]
+
+
+def innermost(
+    lanes: Ints, starts: Ints, ends: Ints, at_lanes: Ints, at: Ints, chosen: npt.NDArray[np.bool_] | None = None
+) -> Ints:
+    """Give, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
+
+    Innermost is the one that started last; of those that started together, the shortest. Ranges need not be
+    properly nested. `chosen` limits the ranges looked at. NOWHERE where there is none.
+    """
+    found = np.full(at.size, NOWHERE, np.int64)
+    rows = np.arange(starts.size) if chosen is None else np.flatnonzero(chosen)
+    if rows.size == 0 or at.size == 0:
+        return found
+    order = rows[np.lexsort((-ends[rows], starts[rows], lanes[rows]))]
+    sorted_lanes = lanes[order]
+    for lane in unique(at_lanes):
+        first, last = np.searchsorted(sorted_lanes, [lane, lane + 1])
+        if first == last:
+            continue
+        on_lane = order[first:last]
+        asked = np.flatnonzero(at_lanes == lane)
+        begun = np.searchsorted(starts[on_lane], at[asked], side="right") - 1
+        position = _last_reaching(ends[on_lane], begun, at[asked])
+        hit = position >= 0
+        found[asked[hit]] = on_lane[position[hit]]
+    return found
+
+
+def _last_reaching(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
+    """Give the last position <= upto whose end lies past `beyond`; negative where there is none.
+
+    A few steps back find most; the rest climb and descend a tree of block maxima.
+    """
+    position = upto.copy()
+    for _ in range(4):
+        missed = (position >= 0) & (ends[np.maximum(position, 0)] <= beyond)
+        if not missed.any():
+            return position
+        position[missed] -= 1
+    rest = np.flatnonzero((position >= 0) & (ends[np.maximum(position, 0)] <= beyond))
+    if rest.size:
+        position[rest] = _search_tree(ends, position[rest], beyond[rest])
+    return position
+
+
+def _search_tree(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
+    """Do the search of `_last_reaching` in O(log n) vector steps."""
+    lowest = np.iinfo(np.int64).min
+    levels = [ends]
+    while levels[-1].size > 1:
+        below = levels[-1]
+        if below.size % 2:
+            below = np.append(below, lowest)
+        levels.append(np.maximum(below[0::2], below[1::2]))
+    # Climb: blocks up to and with `node` are still to be searched. An odd one completes its parent, so its parent
+    # stands for both; an even one is looked into, and if it fails, the parents before it remain.
+    node = upto.copy()
+    found_at = np.full(upto.size, -1, np.int64)
+    for depth, maxima in enumerate(levels):
+        searching = (found_at < 0) & (node >= 0)
+        even = searching & (node % 2 == 0)
+        hit = even.copy()
+        hit[even] = maxima[node[even]] > beyond[even]
+        found_at[hit] = depth
+        node = np.where(hit | ~searching, node, np.where(even, node // 2 - 1, node // 2))
+    node[found_at < 0] = NOWHERE
+    # Descend to the rightmost reaching leaf of the found block.
+    for depth in range(len(levels) - 1, 0, -1):
+        down = found_at == depth
+        if not down.any():
+            continue
+        children = levels[depth - 1]
+        right = np.minimum(node[down] * 2 + 1, children.size - 1)
+        takes_right = (node[down] * 2 + 1 < children.size) & (children[right] > beyond[down])
+        node[down] = np.where(takes_right, node[down] * 2 + 1, node[down] * 2)
+        found_at[down] = depth - 1
+    return node
+
+
+class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
+    """One row a launch; -1 where its thread's ranges do not tell."""
+
+    phase: Codes
+    module: Codes
+    dimension: Codes
+    """`data` for what shards parameters or sums gradients."""
+
+
+def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns: Ints) -> LaunchContext:
+    """Look around each launch (thread and time, NONE where unknown) of an operation; adds the names it gives."""
+    spelled = names.to_list()
+    known = (lane != NONE) & (at_ns != NONE)
+
+    def around(pattern: re.Pattern[str]) -> Ints:
+        found = np.full(lane.size, NOWHERE, np.int64)
+        chosen = _named(pattern, spelled)[host.name]
+        found[known] = innermost(host.lane, host.start_ns, host.end_ns, lane[known], at_ns[known], chosen)
+        return found
+
+    forward, backward, optimizer = (around(pattern) for pattern in _PHASES.values())
+    begun = np.append(host.start_ns, NONE)
+    in_backward = (backward != NOWHERE) & (begun[backward] >= begun[optimizer])
+    in_backward |= known & (optimizer == NOWHERE) & np.isin(lane, _autograd_lanes(host, spelled))
+    in_optimizer = ~in_backward & (optimizer != NOWHERE) & (begun[optimizer] >= begun[forward])
+    in_forward = ~in_backward & ~in_optimizer & (forward != NOWHERE)
+    phase = np.full(lane.size, -1, np.int32)
+    for name, inside in ((FORWARD, in_forward), (BACKWARD, in_backward), (OPTIMIZER, in_optimizer)):
+        if inside.any():
+            phase[inside] = names.code(name)
+    sharding = around(_SHARDING)
+    sums = np.isin(ops, [code for code, name in enumerate(spelled) if name in _SUMS])
+    is_data = (sharding != NOWHERE) | (sums & (around(_ACCUMULATES) != NOWHERE))
+    return LaunchContext(
+        phase=phase,
+        module=_modules(host, names, spelled, np.where(sharding == NOWHERE, around(_MODULE), sharding)),
+        dimension=np.where(is_data, names.code(DATA), -1).astype(np.int32)
+        if is_data.any()
+        else np.full_like(phase, -1),
+    )
+
+
+def _named(pattern: re.Pattern[str], spelled: list[str]) -> Mask:
+    return np.array([pattern.match(name) is not None for name in spelled], np.bool_)
+
+
+def _autograd_lanes(host: Ranges, spelled: list[str]) -> Ints:
+    """Give the threads that run nothing but the backward pass: autograd's own, one a device."""
+    backward = unique(host.lane[_named(_AUTOGRAD, spelled)[host.name]])
+    others = _named(_PHASES[FORWARD], spelled) | _named(_PHASES[OPTIMIZER], spelled)
+    steps = np.array([name.startswith(("ProfilerStep#", "overlapscope.step#")) for name in spelled], np.bool_)
+    return backward[~np.isin(backward, host.lane[(others | steps)[host.name]])]
+
+
+def _modules(host: Ranges, names: NameTable, spelled: list[str], rows: Ints) -> Codes:
+    found = np.full(rows.size, -1, np.int32)
+    of_row = np.append(host.name, np.int32(-1))[rows]
+    for code in unique(of_row[of_row >= 0]).tolist():
+        told = _MODULE.match(spelled[code])
+        if told:
+            found[of_row == code] = names.code(next(each for each in told.groups() if each))
+    return found

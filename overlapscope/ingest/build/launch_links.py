@@ -1,0 +1,201 @@
+"""Device events to spans: link each to its launch and host operation, and tell communication from computation."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.ingest.build.kernel_names import (
+    COMMUNICATES,
+    COMPUTES,
+    FUSES,
+    LIBRARY_RANGE,
+    Classifier,
+    surrounds_collective,
+)
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.profiler_names import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
+from overlapscope.ingest.build.user_marks import launched_inside
+from overlapscope.ingest.build.trace_columns import Ranges
+from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, TraceColumns
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
+from overlapscope.timeline.rows import unique
+
+Mask = npt.NDArray[np.bool_]
+
+
+class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
+    """One row a device span that counts; `row` points into the device columns of the trace."""
+
+    row: Ints
+    kind: Small
+    note: Small
+    launch_ns: Ints
+    launch_lane: Ints
+    """Host lane of the launch; NONE without one."""
+    host_row: Ints
+    """Innermost host range around the launch; NOWHERE without one."""
+    device_note: Ints
+    """Library range projected on the device, for spans without a launch; NOWHERE without one."""
+    last_launch_ns: int
+    lost_launch_ns: int
+    """Earliest kernel launch after all that have a device span, NONE without one."""
+    marked: Mask
+    """Spans that communicate by a mark of ours alone, no collective of any library."""
+    ambiguous: int
+    """Spans whose correlation stands in several processes of one file, left without a launch."""
+
+
+def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSpans:
+    """Give the device spans of a trace with launch, host operation, kind and note.
+
+    Evidence for communication, in this order: the user's patterns; a fused kernel's name (which counts as
+    compute); a mark of ours around its launch; the span's own collective arguments; the innermost host range around
+    its launch; its name.
+    """
+    names = columns.names.to_list()
+    waits = np.array([SYNCHRONISATION.match(name) is not None for name in names], np.bool_)
+    row = np.flatnonzero(~waits[columns.device_name]) if waits.any() else np.arange(columns.device_name.size)
+    launch, ambiguous = _launches(columns, columns.device_correlation[row])
+    linked = launch != NOWHERE
+    # The appended last place stands for NOWHERE (-1).
+    launch_ns = np.append(columns.launch_start_ns, NONE)[launch]
+    launch_lane = np.append(columns.launch_lane, NONE)[launch]
+    host_row = np.full(row.size, NOWHERE, np.int64)
+    host = columns.host
+    host_row[linked] = innermost(host.lane, host.start_ns, host.end_ns, launch_lane[linked], launch_ns[linked])
+    device_note = _device_notes(columns, names, row, ~linked)
+    marked = np.zeros(row.size, np.bool_)
+    marked[linked] = launched_inside(columns, launch_lane[linked], launch_ns[linked])
+    kind, note, marked = _kinds(columns, names, classifier, row, host_row, device_note, marked)
+    last, lost = _launch_bounds(columns, names, launch[linked])
+    return DeviceSpans(
+        row=row,
+        kind=kind,
+        note=note,
+        launch_ns=launch_ns,
+        launch_lane=launch_lane,
+        host_row=host_row,
+        device_note=device_note,
+        last_launch_ns=last,
+        lost_launch_ns=lost,
+        marked=marked,
+        ambiguous=ambiguous,
+    )
+
+
+def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
+    """Give each span's launch (row of the launch columns), by correlation; graphs give many spans one launch.
+
+    A correlation that several processes of the file use says nothing: those spans stay without a launch.
+    """
+    known = np.flatnonzero(columns.launch_correlation != NONE)
+    if known.size == 0:
+        return np.full(correlation.size, NOWHERE, np.int64), 0
+    order = known[np.lexsort((columns.launch_start_ns[known], columns.launch_correlation[known]))]
+    keys = columns.launch_correlation[order]
+    at = np.minimum(np.searchsorted(keys, correlation), keys.size - 1)
+    hit = (keys[at] == correlation) & (correlation != NONE)
+    launch = np.where(hit, order[at], NOWHERE)
+    process = np.array(_process_codes(columns.lanes), np.int64)[columns.launch_lane[order]]
+    if unique(process).size == 1:
+        return launch, 0
+    clash = keys[1:][(keys[1:] == keys[:-1]) & (process[1:] != process[:-1])]
+    doubtful = hit & np.isin(correlation, clash)
+    return np.where(doubtful, NOWHERE, launch), int(doubtful.sum())
+
+
+def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
+    codes: dict[str, int] = {}
+    return [codes.setdefault(process, len(codes)) for process, _ in lanes]
+
+
+def _device_notes(columns: TraceColumns, names: list[str], row: Ints, asked: Mask) -> Ints:
+    """Give the library range on the same stream that holds a span, for the spans asked for."""
+    notes: Ranges = columns.device_notes
+    found = np.full(row.size, NOWHERE, np.int64)
+    if notes.name.size == 0 or not asked.any():
+        return found
+    is_library = np.array([LIBRARY_RANGE.match(name) is not None for name in names], np.bool_)[notes.name]
+    at = row[asked]
+    # Projected ranges are padded by 1 to 2 ns, so the span's own start lies inside.
+    found[asked] = innermost(
+        notes.lane, notes.start_ns, notes.end_ns, columns.device_lane[at], columns.device_start_ns[at], is_library
+    )
+    inside = found != NOWHERE
+    inside[inside] = notes.end_ns[found[inside]] >= columns.device_end_ns[row[inside]]
+    return np.where(inside, found, NOWHERE)
+
+
+def _kinds(
+    columns: TraceColumns,
+    names: list[str],
+    classifier: Classifier,
+    row: Ints,
+    host_row: Ints,
+    device_note: Ints,
+    marked: Mask,
+) -> tuple[Small, Small, Mask]:
+    """Give kind and note of each span, and which communicate by a mark of ours alone."""
+    name = columns.device_name[row]
+    sort = columns.device_sort[row]
+    used = unique(name)
+    role = np.zeros(len(names), np.int8)
+    own = np.zeros(len(names), np.bool_)
+    crosses = np.zeros(len(names), np.bool_)
+    for code in used.tolist():
+        placement, own[code] = classifier.place(names[code])
+        role[code] = placement.role
+    for code in unique(name[sort == MEMCPY]).tolist():
+        crosses[code] = BETWEEN_DEVICES.search(names[code]) is not None
+    role, own, crosses = role[name], own[name], crosses[name]
+
+    has_args = np.zeros(columns.device_name.size, np.bool_)
+    has_args[list(columns.device_collectives)] = True
+    # The last place stands for NOWHERE (-1).
+    surrounds = np.array([surrounds_collective(each) for each in names] + [False], np.bool_)
+    host_name = np.append(columns.host.name, np.int32(-1))[host_row]
+    launched_by_collective = (surrounds[host_name] & (host_row != NOWHERE)) | (device_note != NOWHERE)
+
+    is_kernel = sort == KERNEL
+    can_carry = is_kernel | ((sort == MEMCPY) & crosses)
+    evident = can_carry & (has_args[row] | launched_by_collective)
+    by_name = is_kernel & (role == COMMUNICATES)
+    fused = is_kernel & (role == FUSES)
+    comm = np.where(own, role == COMMUNICATES, ~fused & (marked | evident | by_name))
+    kind = np.where(comm, COMM, np.where(is_kernel | (own & (role == COMPUTES)), COMPUTE, COPY)).astype(np.int8)
+    note = np.where(fused & ~own, FUSED, PLAIN).astype(np.int8)
+    lane = columns.device_lane[row]
+    unknown = (kind == COMPUTE) & (note == PLAIN) & (role != COMPUTES) & ~_runs_framework_op(names, host_name)
+    note[unknown & ~_on_compute_lanes(columns, row, lane, kind, unknown)] = UNCLASSIFIED
+    return kind, note, marked & comm & ~(own | evident | by_name)
+
+
+def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:
+    """Whether the span was launched by an operation of torch itself, which computes."""
+    own = np.array([name.startswith(("aten::", "autograd::")) for name in names] + [False], np.bool_)
+    return np.asarray(own[host_name], np.bool_)
+
+
+def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:
+    """Whether the span's lane is one that computes: it holds a known compute kernel, or the most compute time."""
+    lanes = len(columns.lanes)
+    busy = np.zeros(lanes, np.int64)
+    computing = kind == COMPUTE
+    np.add.at(busy, lane[computing], (columns.device_end_ns - columns.device_start_ns)[row][computing])
+    computes = np.zeros(lanes, np.bool_)
+    computes[lane[computing & ~unknown]] = True
+    if busy.any():
+        computes[int(busy.argmax())] = True
+    return np.asarray(computes[lane], np.bool_)
+
+
+def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tuple[int, int]:
+    """Give the last launch with a device span, and the first kernel launch after it, whose span was not recorded."""
+    if linked.size == 0:
+        return NONE, NONE
+    last = int(columns.launch_start_ns[linked].max())
+    later = np.flatnonzero(columns.launch_start_ns > last)
+    called = columns.launch_name[later]
+    launching = [code for code in unique(called).tolist() if LAUNCHES_KERNEL.search(names[code])]
+    lost = columns.launch_start_ns[later[np.isin(called, launching)]]
+    return last, int(lost.min()) if lost.size else NONE

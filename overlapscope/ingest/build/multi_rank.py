@@ -1,0 +1,271 @@
+"""One recording of several processes and devices to a timeline for each rank in it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+from overlapscope.ingest.build.nccl_api_ranges import Payload, api_calls
+from overlapscope.ingest.build.kernel_names import Classifier
+from overlapscope.ingest.build.launch_links import link_and_classify
+from overlapscope.ingest.build.trace_columns import Ranges
+from overlapscope.ingest.build.user_marks import step_ranges
+from overlapscope.ingest.build.trace_columns import KERNEL, TraceColumns
+from overlapscope.ingest.build.timeline import Built, device_timeline
+from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
+from overlapscope.timeline.names import Codes, NameTable
+from overlapscope.timeline.run import Group
+from overlapscope.timeline.columns import Ints
+
+MAX_SHOWN = 16
+Mask = npt.NDArray[np.bool_]
+NO_RANK = -1
+
+
+class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels and copies of all processes."""
+
+    process: Ints
+    """A key of the process; NONE where the recording does not tell it."""
+    device: Ints
+    stream: Ints
+    sort: Any
+    """KERNEL, MEMCPY or MEMSET."""
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    correlation: Ints
+    opaque: Mask
+    """Work whose parts were not recorded, such as a whole graph."""
+
+
+class Launches(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that enqueued device work, or waited for it."""
+
+    process: Ints
+    thread: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    correlation: Ints
+
+
+class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranges that the user, the framework or a library set."""
+
+    process: Ints
+    thread: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    is_annotation: Mask
+
+
+class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one file recorded."""
+
+    names: NameTable
+    work: DeviceWork
+    launches: Launches
+    ranges: HostRanges
+    payloads: Mapping[int, Payload]
+    """By row of the ranges."""
+    process_ids: Mapping[int, int]
+    """Process id by process key; a key that is absent stands for itself."""
+    stream_word: str = "stream"
+    base_ns: int = 0
+    """To be added to all times."""
+
+
+class RankUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a device."""
+
+    process: int
+    device: int
+
+
+class RankBuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a recording."""
+
+    unit: RankUnit
+    process_id: int
+    built: Built
+
+
+def rank_timelines(
+    recording: DeviceRecording, classifier: Classifier, *, source: str, truncated: bool
+) -> tuple[list[RankBuilt], int]:
+    """Give each rank's timeline, in the order of `rank_units`, and the number of device events of no rank."""
+    work = recording.work
+    units, place = rank_units(work.process, work.device, work.sort == KERNEL, work.end_ns - work.start_ns)
+    sizes = {
+        payload.group: payload.members
+        for payload in recording.payloads.values()
+        if payload.group is not None and payload.members is not None
+    }
+    groups = tuple(Group(name=name, size=members) for name, members in sorted(sizes.items()))
+    built = []
+    for at, unit in enumerate(units):
+        columns, opaque, host = _columns(recording, unit, np.flatnonzero(place == at))
+        names = columns.names.to_list()
+        payloads = {new: recording.payloads[old] for new, old in enumerate(host.tolist()) if old in recording.payloads}
+        ranges = columns.host
+        columns = replace(
+            columns, api_calls=api_calls(ranges.lane, ranges.name, ranges.start_ns, names, payloads, sizes)
+        )
+        found = step_ranges(ranges.lane, ranges.name, ranges.start_ns, ranges.end_ns, names)
+        steps = make(
+            Steps,
+            found.row.size,
+            recording=0,
+            step=found.number,
+            start_ns=ranges.start_ns[found.row] + recording.base_ns,
+            end_ns=ranges.end_ns[found.row] + recording.base_ns,
+        )
+        linked = link_and_classify(columns, classifier)
+        hidden = opaque[linked.row]
+        linked = replace(linked, note=np.where(hidden, np.int8(UNCLASSIFIED), linked.note))
+        one = device_timeline(
+            columns, linked, classifier, steps, groups, base_ns=recording.base_ns, source=source, truncated=truncated
+        )
+        notes = (*one.notes, found.note) if found.note else one.notes
+        built.append(
+            RankBuilt(unit=unit, process_id=_process_id(recording, unit.process), built=replace(one, notes=notes))
+        )
+    return built, int((place == NO_RANK).sum())
+
+
+def order_note(built: list[RankBuilt], why: str = "") -> str:
+    """Tell that ranks were numbered in the order of devices, and which device became which."""
+    shown = ", ".join(f"device {each.unit.device} (process {each.process_id})" for each in built[:MAX_SHOWN])
+    more = f" and {len(built) - MAX_SHOWN} more" if len(built) > MAX_SHOWN else ""
+    return f"it does not name its ranks; assumed to be, in order, {shown}{more}{why}"
+
+
+def _process_id(recording: DeviceRecording, key: int) -> int:
+    return recording.process_ids.get(key, key)
+
+
+def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[TraceColumns, Mask, Ints]:
+    """Give one rank's columns, which of its device events are opaque, and the rows of its host ranges."""
+    work, launches, ranges = recording.work, recording.launches, recording.ranges
+    anyone = unit.process == NONE
+    calls = _launches(recording, unit, rows)
+    host = np.arange(ranges.process.size) if anyone else np.flatnonzero(ranges.process == unit.process)
+    lanes: dict[tuple[str, str], int] = {}
+    device_lane = _lanes(lanes, work.device[rows], work.stream[rows], recording.stream_word)
+    launch_lane = _threads(lanes, recording, launches.process[calls], launches.thread[calls])
+    host_lane = _threads(lanes, recording, ranges.process[host], ranges.thread[host])
+    nothing = np.empty(0, np.int64)
+    columns = TraceColumns(
+        lanes=list(lanes),
+        names=recording.names,
+        device_lane=device_lane,
+        device_sort=work.sort[rows],
+        device_name=work.name[rows],
+        device_start_ns=work.start_ns[rows],
+        device_end_ns=work.end_ns[rows],
+        device_correlation=work.correlation[rows],
+        device_blocks=np.full(rows.size, NONE, np.int64),
+        device_collectives={},
+        launch_lane=launch_lane,
+        launch_name=launches.name[calls],
+        launch_start_ns=launches.start_ns[calls],
+        launch_end_ns=launches.end_ns[calls],
+        launch_correlation=launches.correlation[calls],
+        host=Ranges(
+            lane=host_lane,
+            name=ranges.name[host],
+            start_ns=ranges.start_ns[host],
+            end_ns=ranges.end_ns[host],
+            is_annotation=ranges.is_annotation[host],
+        ),
+        host_args={},
+        device_notes=Ranges(
+            lane=nothing,
+            name=np.empty(0, np.int32),
+            start_ns=nothing,
+            end_ns=nothing,
+            is_annotation=np.empty(0, np.bool_),
+        ),
+        events=rows.size + calls.size + host.size,
+        repaired=0,
+        dropped=0,
+        unknown=Counter(),
+    )
+    return columns, work.opaque[rows], host
+
+
+def _launches(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> Ints:
+    """Give one rank's launches: what its process launched on other devices is not lost, but another rank's."""
+    work, launches = recording.work, recording.launches
+    anyone = unit.process == NONE
+    calls = np.arange(launches.process.size) if anyone else np.flatnonzero(launches.process == unit.process)
+    others = (work.process == unit.process) if not anyone else np.ones(work.process.size, np.bool_)
+    others[rows] = False
+    if others.any():
+        elsewhere = np.isin(launches.correlation[calls], work.correlation[others])
+        calls = calls[~elsewhere | np.isin(launches.correlation[calls], work.correlation[rows])]
+    return calls
+
+
+def _lanes(lanes: dict[tuple[str, str], int], device: Ints, stream: Ints, word: str) -> Ints:
+    devices, streams, at = distinct_pairs(device, stream)
+    codes = [
+        lanes.setdefault((_shown(of_device), word if of_stream == NONE else f"{word} {of_stream}"), len(lanes))
+        for of_device, of_stream in zip(devices.tolist(), streams.tolist(), strict=True)
+    ]
+    return np.array(codes, np.int64)[at]
+
+
+def _threads(lanes: dict[tuple[str, str], int], recording: DeviceRecording, process: Ints, thread: Ints) -> Ints:
+    processes, threads, at = distinct_pairs(process, thread)
+    codes = [
+        lanes.setdefault((_shown(_process_id(recording, key)), _shown(of_thread)), len(lanes))
+        for key, of_thread in zip(processes.tolist(), threads.tolist(), strict=True)
+    ]
+    return np.array(codes, np.int64)[at]
+
+
+def _shown(number: int) -> str:
+    return "?" if number == NONE else str(number)
+
+
+def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
+    """Give the two columns of the distinct pairs, sorted, and for each row the place of its pair."""
+    firsts, seconds = np.unique(first), np.unique(second)
+    packed = np.searchsorted(firsts, first) * seconds.size + np.searchsorted(seconds, second)
+    pairs = np.unique(packed)
+    if pairs.size == 0:
+        return pairs, pairs, pairs
+    return firsts[pairs // seconds.size], seconds[pairs % seconds.size], np.searchsorted(pairs, packed)
+
+
+def rank_units(
+    process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
+) -> tuple[list[RankUnit], Ints]:
+    """Give the ranks, by device and then process, and for each device event the place of its rank or NO_RANK.
+
+    Where nothing ran a kernel, every process on every device is a rank.
+    """
+    of_process, of_device, at = distinct_pairs(process, device)
+    kernels = np.bincount(at[is_kernel], minlength=of_process.size)
+    busy = np.bincount(at[is_kernel], duration_ns[is_kernel].astype(np.float64), of_process.size)
+    works = kernels > 0 if kernels.any() else np.ones(kernels.size, np.bool_)
+    home = np.full(kernels.size, NO_RANK, np.int64)
+    for owner in np.unique(of_process[works]).tolist():
+        mine = np.flatnonzero((of_process == owner) & works)
+        main = int(mine[busy[mine].argmax()])
+        home[of_process == owner] = main
+        for pair in mine.tolist():
+            elsewhere = np.flatnonzero((of_device == of_device[pair]) & (of_process != owner) & works)
+            if pair == main or not (busy[elsewhere] > busy[pair]).any():
+                home[pair] = pair
+    ranks = np.unique(home[home != NO_RANK])
+    ranks = ranks[np.lexsort((of_process[ranks], of_device[ranks]))]
+    place = np.full(kernels.size + 1, NO_RANK, np.int64)
+    place[ranks] = np.arange(ranks.size)
+    units = [RankUnit(process=int(of_process[pair]), device=int(of_device[pair])) for pair in ranks.tolist()]
+    return units, place[home][at]

@@ -1,0 +1,200 @@
+"""The columns of one recorded trace to a rank's timeline."""
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.ingest.build.kernel_names import Classifier
+from overlapscope.ingest.build.device_collectives import GroupBook, assemble
+from overlapscope.ingest.build.launch_links import DeviceSpans
+from overlapscope.ingest.build.user_marks import step_at
+from overlapscope.ingest.build.host_ranges import NOWHERE
+from overlapscope.ingest.build.user_marks import with_marks
+from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.timeline.columns import (
+    DEVICE,
+    HOST,
+    NONE,
+    Annotations,
+    Collectives,
+    Ints,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    make,
+    shift,
+)
+from overlapscope.timeline.operations import COMPILED, WAITS_FOR_DEVICE
+from overlapscope.timeline.rows import unique
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """A timeline without a rank, and what building it showed."""
+
+    timeline: RankTimeline
+    groups: tuple[Group, ...]
+    unlinked: int
+    """Device spans without a launch."""
+    notes: tuple[str, ...] = ()
+
+
+def device_timeline(
+    columns: TraceColumns,
+    linked: DeviceSpans,
+    classifier: Classifier,
+    steps: Steps,
+    groups: tuple[Group, ...],
+    *,
+    base_ns: int,
+    source: str,
+    truncated: bool,
+) -> Built:
+    """Give the timeline of a trace with device work; `base_ns` is added to its times. `steps` have it added."""
+    book = GroupBook(groups)
+    collectives, call_of_span = assemble(columns, linked, classifier, book)
+    row = linked.row
+    launch_ns = shift(linked.launch_ns, base_ns)
+    spans = make(
+        Spans,
+        row.size,
+        recording=0,
+        lane=columns.device_lane[row],
+        kind=linked.kind,
+        note=linked.note,
+        name=columns.device_name[row],
+        host_op=np.where(linked.host_row == NOWHERE, -1, np.append(columns.host.name, -1)[linked.host_row]),
+        start_ns=columns.device_start_ns[row] + base_ns,
+        end_ns=columns.device_end_ns[row] + base_ns,
+        launch_ns=launch_ns,
+        correlation=columns.device_correlation[row],
+        blocks=columns.device_blocks[row],
+        step=step_at(steps, launch_ns),
+        collective=call_of_span,
+    )
+    timeline = trace_timeline(
+        columns,
+        spans,
+        placed(collectives, steps, base_ns),
+        steps,
+        base_ns=base_ns,
+        source=source,
+        truncated=truncated,
+        has_device=True,
+        last_launch_ns=linked.last_launch_ns,
+        lost_launch_ns=linked.lost_launch_ns,
+    )
+    notes = []
+    if linked.ambiguous:
+        notes.append(f"{linked.ambiguous} device spans have a launch in more than one process; left without")
+    return Built(timeline=timeline, groups=book.groups(), unlinked=int((launch_ns == NONE).sum()), notes=tuple(notes))
+
+
+def trace_timeline(
+    columns: TraceColumns,
+    spans: Spans,
+    collectives: Collectives,
+    steps: Steps,
+    *,
+    base_ns: int,
+    source: str,
+    truncated: bool,
+    has_device: bool,
+    last_launch_ns: int = NONE,
+    lost_launch_ns: int = NONE,
+) -> RankTimeline:
+    """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
+    spans = with_marks(spans, columns, steps, base_ns)
+    window = columns.window or _seen(columns)
+    last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
+    return RankTimeline(
+        rank=UNKNOWN_RANK,
+        basis="trace",
+        has_device=has_device,
+        recordings=make(
+            Recordings,
+            1,
+            source=columns.names.code(source),
+            start_ns=window[0] + base_ns,
+            end_ns=window[1] + base_ns,
+            last_launch_ns=last,
+            lost_launch_ns=lost,
+            truncated=truncated,
+        ),
+        spans=spans,
+        collectives=collectives,
+        steps=steps,
+        lanes=_lanes(columns),
+        annotations=_annotations(columns, base_ns),
+        names=tuple(columns.names.to_list()),
+    )
+
+
+def _lanes(columns: TraceColumns) -> Lanes:
+    process, label = zip(*columns.lanes, strict=True)
+    is_device = np.zeros(len(columns.lanes), np.bool_)
+    is_device[columns.device_lane] = True
+    return make(
+        Lanes,
+        len(columns.lanes),
+        kind=np.where(is_device, DEVICE, HOST),
+        process=columns.names.encode(process),
+        label=columns.names.encode(label),
+    )
+
+
+def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
+    host, marked, waits = columns.host, _marked(columns), _host_waits(columns)
+    return make(
+        Annotations,
+        marked.size + waits.size,
+        recording=0,
+        lane=np.concatenate([host.lane[marked], columns.launch_lane[waits]]),
+        name=np.concatenate([host.name[marked], columns.launch_name[waits]]),
+        start_ns=np.concatenate([host.start_ns[marked], columns.launch_start_ns[waits]]) + base_ns,
+        end_ns=np.concatenate([host.end_ns[marked], columns.launch_end_ns[waits]]) + base_ns,
+    )
+
+
+def _marked(columns: TraceColumns) -> Ints:
+    """Give the rows of annotations, and of the operations by which torch.compile marks its graphs."""
+    compiled = np.array([COMPILED.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    host = columns.host
+    return (
+        np.flatnonzero(host.is_annotation | compiled[host.name])
+        if compiled.any()
+        else np.flatnonzero(host.is_annotation)
+    )
+
+
+def _host_waits(columns: TraceColumns) -> Ints:
+    """Give the rows of the calls that waited for the device, on threads that also give it work.
+
+    Other threads, a watchdog's for one, hold nobody up by waiting.
+    """
+    waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in columns.names.to_list()], np.bool_)
+    if not waits.any():
+        return np.empty(0, np.int64)
+    enqueued = np.isin(columns.launch_correlation, columns.device_correlation[columns.device_correlation != NONE])
+    working = unique(columns.launch_lane[enqueued])
+    return np.flatnonzero(waits[columns.launch_name] & np.isin(columns.launch_lane, working))
+
+
+def _seen(columns: TraceColumns) -> tuple[int, int]:
+    """Give the first start and last end of anything kept, where the trace has no window of its own."""
+    starts = [columns.device_start_ns, columns.launch_start_ns, columns.host.start_ns]
+    ends = [columns.device_end_ns, columns.launch_start_ns, columns.host.end_ns]
+    return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
+
+
+def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
+    """Give collectives with `base_ns` added to their times, and the step that launched each."""
+    launch_ns = shift(collectives.launch_ns, base_ns)
+    return replace(
+        collectives,
+        launch_ns=launch_ns,
+        start_ns=collectives.start_ns + base_ns,
+        end_ns=collectives.end_ns + base_ns,
+        step=step_at(steps, launch_ns),
+    )

@@ -1,0 +1,162 @@
+"""What is kept of one recorded trace, whatever wrote it: device work, the calls that enqueued it, host ranges."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from overlapscope.ingest.build.collective_args import CollectiveArgs
+from overlapscope.timeline.columns import Ints
+from overlapscope.timeline.names import Codes, NameTable
+from typing import Any
+from overlapscope.timeline.names import Codes
+
+KERNEL, MEMCPY, MEMSET = range(3)
+"""What a device event is."""
+T = TypeVar("T")
+
+
+class Ranges(msgspec.Struct, frozen=True, kw_only=True):
+    """Timed host or device ranges: thread (code of its lane), name code, start and end."""
+
+    lane: Ints
+    name: Codes
+    start_ns: Ints
+    end_ns: Ints
+    is_annotation: Any
+
+
+_COLUMNS: Final = Ranges.__struct_fields__
+
+
+class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What a communication library's own range around a call tells of it; None where it does not."""
+
+    op: str | None = None
+    group: str | None = None
+    bytes: int | None = None
+    """The whole buffer, as DESIGN counts it."""
+
+
+class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is kept of one trace, or of one rank in it. Times are nanoseconds in the trace's own base."""
+
+    lanes: list[tuple[str, str]]
+    """(process, thread) of each lane code."""
+    names: NameTable
+    device_lane: Ints
+    device_sort: Any
+    """KERNEL, MEMCPY or MEMSET."""
+    device_name: Codes
+    device_start_ns: Ints
+    device_end_ns: Ints
+    device_correlation: Ints
+    device_blocks: Ints
+    """Thread blocks of each kernel's grid."""
+    device_collectives: Mapping[int, CollectiveArgs]
+    """Collective arguments by row of the device columns, where there are any."""
+    launch_lane: Ints
+    launch_name: Codes
+    launch_start_ns: Ints
+    launch_end_ns: Ints
+    launch_correlation: Ints
+    host: Ranges
+    host_args: Mapping[int, CollectiveArgs]
+    """Arguments of host ranges whose name speaks of communication, by row."""
+    api_calls: Mapping[int, ApiCall] = {}
+    """What the host ranges of a communication library itself tell, by row."""
+    device_notes: Ranges
+    window_times: tuple[int, ...] = ()
+    """Moments at which the profiler was on: where the trace tells any, they are two or more."""
+    events: int
+    repaired: int
+    dropped: int
+    unknown: Counter[str]
+    """Timed events of categories that are not read."""
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """When the profiler was on, where the trace says so."""
+        return (min(self.window_times), max(self.window_times)) if len(self.window_times) > 1 else None
+
+
+_ARRAYS: Final = tuple(
+    name
+    for name in TraceColumns.__struct_fields__
+    if name.startswith(("device_", "launch_")) and name not in ("device_collectives", "device_notes")
+)
+
+
+def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
+    """Put parts of one trace together, in their order; names and lanes are numbered as they come."""
+    if len(parts) == 1:
+        return parts[0]
+    names = NameTable()
+    lanes: dict[tuple[str, str], int] = {}
+    moved = [_renumbered(each, names, lanes) for each in parts]
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in moved]) for name in _ARRAYS}
+    ranges: dict[str, Any] = {
+        name: Ranges(
+            **{column: np.concatenate([getattr(getattr(each, name), column) for each in moved]) for column in _COLUMNS}
+        )
+        for name in ("host", "device_notes")
+    }
+    return TraceColumns(
+        lanes=list(lanes),
+        names=names,
+        device_collectives=_by_row([(each.device_collectives, each.device_name.size) for each in moved]),
+        host_args=_by_row([(each.host_args, each.host.name.size) for each in moved]),
+        api_calls=_by_row([(each.api_calls, each.host.name.size) for each in moved]),
+        window_times=tuple(time for each in moved for time in each.window_times),
+        events=sum(each.events for each in moved),
+        repaired=sum(each.repaired for each in moved),
+        dropped=sum(each.dropped for each in moved),
+        unknown=sum((each.unknown for each in moved), Counter()),
+        **arrays,
+        **ranges,
+    )
+
+
+def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str], int]) -> TraceColumns:
+    """Give a part with codes of common tables of names and lanes, which grow."""
+    name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
+    lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
+    ranges: dict[str, Any] = {
+        table: replace(old, lane=lane[old.lane], name=name[old.name])
+        for table, old in (("host", part.host), ("device_notes", part.device_notes))
+    }
+    return replace(
+        part,
+        device_name=name[part.device_name],
+        launch_name=name[part.launch_name],
+        device_lane=lane[part.device_lane],
+        launch_lane=lane[part.launch_lane],
+        **ranges,
+    )
+
+
+def _by_row(parts: Sequence[tuple[Mapping[int, T], int]]) -> dict[int, T]:
+    """Put what is told by row together; of each part with its number of rows."""
+    found: dict[int, T] = {}
+    first = 0
+    for told, rows in parts:
+        found.update((first + row, each) for row, each in told.items())
+        first += rows
+    return found
+
+
+class Growing(msgspec.Struct):
+    """Named columns that grow piece by piece."""
+
+    parts: dict[str, list[Any]] = {}
+
+    def add(self, **columns: Any) -> None:
+        """Put one piece of each column behind what is there."""
+        for name, values in columns.items():
+            self.parts.setdefault(name, []).append(values)
+
+    def joined(self, name: str, dtype: type = np.int64) -> Any:
+        """Give a column as one array, and forget it."""
+        parts = self.parts.pop(name, None)
+        return np.concatenate(parts) if parts else np.empty(0, dtype)

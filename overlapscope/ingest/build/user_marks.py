@@ -1,0 +1,221 @@
+"""Communication that torch does not know of, told by a mark of ours: `overlapscope.comm:NAME`.
+
+The thread that holds the mark waits in it for the communication, so the mark's own time communicates, and so does
+device work that is launched inside it; what the thread runs inside it computes nothing.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+from overlapscope.ingest.build.profiler_names import COMM_MARK
+from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.timeline.columns import COMM, Ints, Spans, Steps, concat, make
+from overlapscope.ingest.build.profiler_names import STEP
+from overlapscope.ingest.build.trace_columns import Ranges
+from overlapscope.timeline.columns import NONE, Ints, Steps, make, size
+import re
+from collections.abc import Sequence
+from typing import Final
+import msgspec
+from overlapscope.timeline.columns import Ints
+from overlapscope.ingest.build.kernel_names import RECORD
+from overlapscope.timeline.names import NameTable
+
+_MARK: Final = re.compile(
+    r"(?P<family>(?:.{0,200}[^a-z])?(?:train|training|global|profiler)?(?:step|iteration|iter|batch)s?)"
+    r"(?:[^a-z0-9]{0,4}(?P<number>[0-9]{1,12})[^a-z]{0,40})?",
+    re.DOTALL,
+)
+_OTHER: Final = re.compile(
+    r"optim|micro|mini|accum|warm|sched|scaler|denois|decod|prefill|eval|valid|test|data|load|fetch|ckpt|checkpoint|save"
+)
+_METHOD: Final = re.compile(r"[a-z0-9_)\]]\.[a-z]*$")
+_DIGITS: Final = re.compile(r"[0-9]+")
+_FAVOURED: Final = ("overlapscope.step", "profilerstep")
+_ADDED: Final = re.compile(r", (?:stashed[ _])?(?:seq|op_id|sizes|input_op_ids|trace_id) = .*", re.DOTALL)
+_SEQUENCE: Final = re.compile(r", (?:stashed[ _])?seq = ")
+_OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD}$)")
+"""Operations of torch and calls of NCCL; `FSDP::pre_forward` and the like are annotations."""
+
+
+def marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
+    """Say of each host range whether it is such a mark."""
+    named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
+    return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
+
+
+def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
+    """Say of each launch (lane and time) whether a mark is around it on its own thread."""
+    chosen = marks(columns)
+    if not chosen.any():
+        return np.zeros(launch_ns.size, np.bool_)
+    host = columns.host
+    around = innermost(host.lane, host.start_ns, host.end_ns, launch_lane, launch_ns, chosen)
+    return np.asarray(around != NOWHERE, np.bool_)
+
+
+def with_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
+    """Add the marks to the spans, as communicating ones on the lanes of their threads.
+
+    `base_ns` is added to the trace's times; spans and steps have it added.
+    """
+    rows = np.flatnonzero(marks(columns))
+    if rows.size == 0:
+        return spans
+    host, names = columns.host, columns.names.to_list()
+    found = [COMM_MARK.match(names[code]) for code in host.name[rows].tolist()]
+    start_ns = host.start_ns[rows] + base_ns
+    marked = make(
+        Spans,
+        rows.size,
+        recording=0,
+        lane=host.lane[rows],
+        kind=COMM,
+        name=columns.names.encode([each["name"] for each in found if each]),
+        start_ns=start_ns,
+        end_ns=host.end_ns[rows] + base_ns,
+        launch_ns=start_ns,
+        step=step_at(steps, start_ns),
+    )
+    return concat([spans, marked])
+
+
+def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps, int]:
+    """Give the annotated steps in order of time; our own marks where there are any, else the profiler's.
+
+    `base_ns` is added to all times. Also gives how many marks repeat the number of an earlier step that had ended.
+    """
+    matches = {code: found for code, name in enumerate(names) if (found := STEP.match(name))}
+    rows = np.flatnonzero(np.isin(host.name, list(matches)))
+    marks = {matches[int(host.name[row])]["by"] for row in rows.tolist()}
+    by = "overlapscope.step" if "overlapscope.step" in marks else "ProfilerStep"
+    rows = rows[[matches[int(host.name[row])]["by"] == by for row in rows.tolist()]] if rows.size else rows
+    number = np.array([int(matches[int(host.name[row])]["number"]) for row in rows.tolist()], np.int64)
+    order = np.lexsort((number, host.start_ns[rows]))
+    rows, number = rows[order], number[order]
+    # The same step marked on two threads is one step.
+    first = np.unique(number, return_index=True)[1]
+    keep = np.sort(first)
+    ended = {int(number[at]): int(host.end_ns[rows[at]]) for at in keep.tolist()}
+    repeated = sum(
+        int(host.start_ns[rows[at]]) >= ended[int(number[at])]
+        for at in np.delete(np.arange(number.size), keep).tolist()
+    )
+    steps = make(
+        Steps,
+        keep.size,
+        recording=0,
+        step=number[keep],
+        start_ns=host.start_ns[rows[keep]] + base_ns,
+        end_ns=host.end_ns[rows[keep]] + base_ns,
+    )
+    return steps, repeated
+
+
+def repeated_steps(repeated: int) -> list[str]:
+    """Give the warning about marks that `host_steps` left out, if there were any."""
+    if not repeated:
+        return []
+    return [
+        f"{repeated} step marks repeat the number of an earlier step and were left out; are several runs in one file?"
+    ]
+
+
+def step_at(steps: Steps, at_ns: Ints) -> Ints:
+    """Give the number of the step whose annotation [start, end) holds each time; NONE outside all."""
+    if size(steps) == 0:
+        return np.full(at_ns.size, NONE, np.int64)
+    row = np.searchsorted(steps.start_ns, at_ns, side="right") - 1
+    inside = (row >= 0) & (at_ns < steps.end_ns[np.maximum(row, 0)])
+    return np.where(inside, steps.step[np.maximum(row, 0)], NONE)
+
+
+class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranges that mark steps, in order of time: rows of the ranges given, and the number of each."""
+
+    row: Ints
+    number: Ints
+    note: str | None = None
+    """What the user should know of how they were found; None when they are numbered marks."""
+
+
+def step_ranges(
+    lane: Ints, name: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints, names: Sequence[str]
+) -> StepRanges:
+    """Give the ranges that mark steps, by the rule above; none when no family qualifies."""
+    marks = {code: mark for code, text in enumerate(names) if (mark := _mark(text)) is not None}
+    rows = np.flatnonzero(np.isin(name, list(marks))) if marks else np.empty(0, np.int64)
+    families: dict[tuple[str, bool], list[int]] = {}
+    for row, code in zip(rows.tolist(), name[rows].tolist(), strict=True):
+        family, number = marks[code]
+        families.setdefault((family, number is not None), []).append(row)
+    best: tuple[tuple[int, int, int], tuple[str, bool], Ints] | None = None
+    for key, members in families.items():
+        chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
+        if not _qualifies(chosen, start_ns, end_ns, numbered=key[1]):
+            continue
+        favour = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
+        order = (-favour, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))
+        if best is None or order > best[0]:
+            best = (order, key, chosen)
+    if best is None:
+        return StepRanges(row=np.empty(0, np.int64), number=np.empty(0, np.int64))
+    _, (_, numbered), chosen = best
+    text = names[int(name[chosen[0]])]
+    if numbered:
+        numbers = np.array([marks[code][1] for code in name[chosen].tolist()], np.int64)
+        if (numbers[1:] > numbers[:-1]).all():
+            return StepRanges(row=chosen, number=numbers)
+    why = "their numbers do not rise" if numbered else "they have no number"
+    return StepRanges(
+        row=chosen,
+        number=np.arange(chosen.size),
+        note=f"steps are the ranges like {text[:80]!r}, counted from 0 in order: {why}",
+    )
+
+
+def _mark(text: str) -> tuple[str, int | None] | None:
+    """Give (family, number) of a name that may mark a step; None for any other name."""
+    found = _MARK.fullmatch(text.strip().lower()) if len(text) <= 256 else None
+    if not found:
+        return None
+    family = _DIGITS.sub("#", found["family"])
+    if _OTHER.search(family) or (_METHOD.search(family) and family not in _FAVOURED):
+        return None
+    return family, int(found["number"]) if found["number"] is not None else None
+
+
+def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Give the rows of the thread that has the most, in order of time."""
+    lanes, counts = np.unique(lane[rows], return_counts=True)
+    rows = rows[lane[rows] == lanes[counts.argmax()]]
+    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range stands before one that begins with it
+
+
+def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> bool:
+    start, end = start_ns[rows], end_ns[rows]
+    if (start[1:] < end[:-1]).any():
+        return False
+    covered, span = int((end - start).sum()), int(end[-1] - start[0])
+    return numbered or (rows.size > 1 and 2 * covered >= span)
+
+
+class RangeNames:
+    """Turns texts of ranges into codes of names, and remembers which are operations."""
+
+    def __init__(self, names: NameTable) -> None:
+        self._names = names
+        self._operations: set[int] = set()
+
+    def code(self, text: str) -> int:
+        """Give the code of a range's name."""
+        name = _ADDED.sub("", text) if ", " in text else text
+        code = self._names.code(name)
+        # Only what autograd recorded as an operation has a sequence number.
+        if code not in self._operations and (_OPERATION.match(name) or _SEQUENCE.search(text)):
+            self._operations.add(code)
+        return code
+
+    def annotations(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Tell for each code whether it names an annotation."""
+        return ~np.isin(codes, list(self._operations))

@@ -1,0 +1,131 @@
+"""Recognise the files of an Ascend profiler's folder: `trace_view.json` and the tables beside it."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.reader import SQLITE_MAGIC, Head, ReadContext, Reader, Reading, lazy
+from overlapscope.timeline.run import Source
+
+_TRACE_FORMAT: Final = "ascend"
+_MARKS: Final = (
+    rb'"ts"\s*:\s*"\d+(?:\.\d+)?(?:\\t)?"'
+    rb'|"name"\s*:\s*"(?:Ascend Hardware|Overlap Analysis|CANN)"'
+    rb'|"labels"\s*:\s*"NPU'
+    rb'|"cat"\s*:\s*"(?:async_npu|async_task_queue|HostToDevice|enqueue|dequeue)"'
+    rb'|"Input (?:Dims|type)"\s*:\s*"'
+)
+"""What only this profiler writes: times as text, its processes, its flows, shapes as text."""
+
+
+def is_trace(head: Head) -> bool:
+    """Whether the file is a bare array of events with marks that only this profiler makes."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
+
+
+TRACE = Reader(
+    format=_TRACE_FORMAT, recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend")
+)
+_COMMUNICATION_FORMAT: Final = "ascend_communication"
+
+
+def is_communication(head: Head) -> bool:
+    """Whether the file is an object that holds the profiler's communication times or links."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] != b"{" or b'"traceEvents"' in text:
+        return False
+    return b'"Communication Time Info"' in text or (b'"Transport Type"' in text and b'"Transit Size(MB)"' in text)
+
+
+COMMUNICATION = Reader(
+    format=_COMMUNICATION_FORMAT,
+    recognises=is_communication,
+    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_communication"),
+)
+_DATABASE_FORMAT = "ascend_database"
+_DATABASE_TABLES = (
+    b"RANK_DEVICE_MAP",
+    b"COMPUTE_TASK_INFO",
+    b"COMMUNICATION_TASK_INFO",
+    b"CommAnalyzerTime",
+    b"StepTraceTime",
+)
+
+
+def is_database(head: Head) -> bool:
+    """Whether the file is a database with one of the tables that only msprof and torch_npu create."""
+    return head.content.startswith(SQLITE_MAGIC) and any(
+        b"CREATE TABLE " + quote + table in head.content
+        for table in _DATABASE_TABLES
+        for quote in (b"", b'"', b"'", b"`", b"[")
+    )
+
+
+def refuse_database(path: Path, context: ReadContext) -> Reading:
+    """Give nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
+    from overlapscope.ingest.formats.ascend.folder import trace_stands_beside  # noqa: PLC0415 - loaded for such a file
+
+    del context
+    if trace_stands_beside(path):
+        return Reading(source=Source(path=shown(path)))
+    raise InputError(
+        f"{shown(path)}: the database form of an Ascend profile is not read; export it as text "
+        "(export_type=torch_npu.profiler.ExportType.Text) and give its trace_view.json"
+    )
+
+
+DATABASE = Reader(format=_DATABASE_FORMAT, recognises=is_database, read=refuse_database)
+_INFO_FORMAT: Final = "ascend_info"
+
+
+def is_info(head: Head) -> bool:
+    """Whether the file is the profiler's note of how it was set, or of the job's environment and groups."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] != b"{" or b'"traceEvents"' in text:
+        return False
+    noted = b'"start_info"' in text and (b'"rank_id"' in text or b'"experimental_config"' in text)
+    return noted or b'"parallel_group_info"' in text or (b'"ENV_VARIABLES"' in text and b'"HCCL_' in text)
+
+
+INFO = Reader(
+    format=_INFO_FORMAT, recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
+)
+_KERNELS_FORMAT: Final = "ascend_kernels"
+_KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
+
+
+def is_kernel_table(head: Head) -> bool:
+    """Whether the titles are those of this table."""
+    if b"Accelerator Core" not in head.content:
+        return False
+    from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
+
+    return set(header_of(head.text)) >= _KERNEL_TITLES
+
+
+KERNELS = Reader(
+    format=_KERNELS_FORMAT,
+    recognises=is_kernel_table,
+    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
+)
+_STEP_TIMES_FORMAT: Final = "ascend_step_times"
+_STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
+
+
+def is_step_table(head: Head) -> bool:
+    """Whether the titles are those of this table."""
+    if b"Communication(Not Overlapped)" not in head.content:
+        return False
+    from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
+
+    return set(header_of(head.text)) >= _STEP_TITLES
+
+
+STEP_TIMES = Reader(
+    format=_STEP_TIMES_FORMAT,
+    recognises=is_step_table,
+    read=lazy("overlapscope.ingest.formats.ascend.side_files:read_step_times"),
+)

@@ -1,0 +1,26 @@
+"""Know a PyTorch execution trace."""
+
+import re
+from typing import Final
+
+from overlapscope.ingest.reader import Head, Reader, lazy
+
+FORMAT: Final = "execution_trace"
+_SCHEMA: Final = rb'"schema"\s*:\s*"[^"]{1,80}"'
+NODES: Final = rb'"nodes"\s*:\s*\['
+"""Where its nodes begin."""
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is an object with a schema and nodes that are the observer's."""
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] != b"{" or b'"traceEvents"' in text or not re.search(_SCHEMA, text) or not re.search(NODES, text):
+        return False
+    return b'"rf_id"' in text or b'"ctrl_deps"' in text
+
+
+READER = Reader(
+    format=FORMAT,
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.formats.execution_trace.reader:read_execution_trace"),
+)

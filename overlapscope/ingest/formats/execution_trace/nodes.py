@@ -1,0 +1,226 @@
+"""Nodes of a PyTorch execution trace to calls of collectives.
+
+Writer: torch/csrc/profiler/standalone/execution_trace_observer.cpp. A collective of a device backend is a node
+`record_param_comms`, whose inputs stand by position: [tensors,] sequence, process group, rank, name, two lists of
+splits, [first rank, stride,] group size. Sizes and the group's name are attributes since torch 2.4 (schema 1.1.0).
+gloo has no such nodes; there the operation `c10d::*` through which the call was made has to serve.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from overlapscope.ingest.build.call_timeline import Call
+from overlapscope.ingest.build.collective_args import MAX_NESTED, CollectiveArgs, count, dtype_name, parse_ranks
+from overlapscope.ingest.build.device_collectives import GroupBook
+from overlapscope.ingest.build.kernel_names import CALL, RECORD, operation
+from overlapscope.ingest.parsing.json_values import BROKEN
+from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.run import MAX_RANKS, Group
+
+GROUPS: Final = "## process_group:init ##"
+DEFAULT_GROUP: Final = "default_pg"
+PSEUDO: Final = frozenset({"wait", "coalesced", "init"})
+"""Recorded like collectives, but nothing runs: waiting, the ends of a coalesced group, a group's making."""
+_DTYPE: Final = re.compile(r"Tensor\(([^()]*)\)")
+_TENSOR_FIELDS: Final = 6
+
+
+class Node(msgspec.Struct, gc=False):
+    """One node; what only some need stays text."""
+
+    id: Any = None
+    name: Any = None
+    rf_id: Any = None
+    inputs: msgspec.Raw = msgspec.Raw(b"null")
+    input_types: msgspec.Raw = msgspec.Raw(b"null")
+    attrs: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def tells(self) -> bool:
+        """Whether it may tell of a collective or of groups."""
+        name = self.name
+        return isinstance(name, str) and (name in (RECORD, GROUPS) or CALL.match(name) is not None)
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    name: Any = None
+    value: Any = None
+
+
+_listed_attributes = msgspec.json.Decoder(list[_Attribute])
+_any = msgspec.json.Decoder()
+
+
+def configured_groups(nodes: Iterable[Node]) -> tuple[Group, ...]:
+    """Give the process groups as torch lists them when recording starts."""
+    groups: dict[str, Group] = {}
+    for node in nodes:
+        values = _inputs(node)[0] if node.name == GROUPS else []
+        if not values or not isinstance(values[0], str):
+            continue
+        try:
+            config = json.loads(values[0])
+        except (ValueError, RecursionError):
+            continue
+        for each in config if isinstance(config, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("pg_name"), str):
+                groups[each["pg_name"]] = _group(each)
+    return tuple(groups.values())
+
+
+def _group(told: dict[str, Any]) -> Group:
+    size = count(told.get("group_size", told.get("pg_size"))) or None
+    listed = told.get("ranks")
+    ranks, _ = parse_ranks([count(rank) for rank in listed] if isinstance(listed, dict) else listed)
+    if ranks == () and size is not None and size <= MAX_RANKS:
+        ranks = tuple(range(size))  # torch writes no list for the group of all ranks
+    description = told.get("pg_desc")
+    return Group(
+        name=told["pg_name"],
+        description=description if isinstance(description, str) else None,
+        size=size or (len(ranks) if ranks else None),
+        ranks=ranks or None,
+    )
+
+
+def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None:
+    """Give the call of a `record_param_comms` node, and the rank in its group that it notes.
+
+    None for a pseudo-collective, or when no operation can be read.
+    """
+    told = _attributes(node)
+    values, types = _inputs(node)
+    at = _operation_at(values)
+    spelled = told.get("collective_name", values[at] if at is not None else None)
+    op = operation(spelled)
+    if not isinstance(spelled, str) or (op or spelled) in PSEUDO:
+        return None
+    behind = values[at + 3 :] if at is not None else []
+    group, description = _process_group(values[at - 2]) if at is not None else (None, None)
+    args = CollectiveArgs(
+        in_elements=told.get("in_msg_nelems"),
+        out_elements=told.get("out_msg_nelems"),
+        dtype=told.get("dtype"),
+        group_name=told.get("pg_name", group),
+        group_description=told.get("pg_desc", description),
+        group_size=told.get("pg_size", behind[-1] if len(behind) in (1, 3) else None),
+        rank_start=told.get("global_rank_start", behind[0] if len(behind) == 3 else None),
+        rank_stride=told.get("global_rank_stride", behind[1] if len(behind) == 3 else None),
+    )
+    name = args.group_name if isinstance(args.group_name, str) else None
+    size = book.size_of(name, args)
+    moved_in, moved_out = count(args.in_elements), count(args.out_elements)
+    dtype = dtype_name(args.dtype)
+    if moved_in is None and moved_out is None and at is not None and at > 3:
+        moved_in, dtype = elements_of(values[0]), dtype or _dtype_of(types[:1])
+    rank = count(values[at - 1]) if at is not None else None
+    seq = _sequence(values[at - 3]) if at is not None else None
+    return _call(op or "unknown", name, size, seq, dtype, moved_in, moved_out, _function_id(node, told)), rank
+
+
+def entered_call(node: Node, groups: tuple[Group, ...]) -> Call | None:
+    """Give the call of a `c10d::*` node; its group is known where the job has only one."""
+    found = CALL.match(node.name)
+    op = operation(found["op"]) if found else None
+    if op is None or op in PSEUDO:
+        return None
+    values, types = _inputs(node)
+    tensors = [elements_of(value) for value in values[:2]] + [None, None]
+    group = groups[0] if len(groups) == 1 else None
+    # Out-of-place operations have the output first.
+    moved_out, moved_in = (tensors[0], tensors[1]) if tensors[1] is not None else (None, tensors[0])
+    dtype = _dtype_of(types[:2])
+    size = group.size if group else None
+    return _call(
+        op, group.name if group else None, size, None, dtype, moved_in, moved_out, _function_id(node, _attributes(node))
+    )
+
+
+def _call(
+    op: str,
+    group: str | None,
+    group_size: int | None,
+    seq: int | None,
+    dtype: str | None,
+    moved_in: int | None,
+    moved_out: int | None,
+    record_function_id: int | None,
+) -> Call:
+    elements = full_elements(op, moved_in, moved_out, group_size)
+    return Call(
+        op=op,
+        group=group,
+        group_size=group_size,
+        seq=seq,
+        dtype=None if op in VOLUMELESS else dtype,
+        elements=elements,
+        bytes=volume_bytes(elements, dtype),
+        record_function_id=record_function_id,
+    )
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    try:
+        listed = _listed_attributes.decode(node.attrs)
+    except BROKEN:
+        return {}
+    return {each.name: each.value for each in listed if isinstance(each.name, str)}
+
+
+def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
+    """Give values and types of a node's inputs, of either schema; empty lists where there are none."""
+    try:
+        told = _any.decode(node.inputs)
+        if isinstance(told, dict):
+            inputs, types = told.get("values"), told.get("types")
+        else:
+            inputs, types = told, _any.decode(node.input_types)
+    except BROKEN:
+        return [], []
+    return (inputs if isinstance(inputs, list) else []), (types if isinstance(types, list) else [])
+
+
+def _operation_at(values: list[Any]) -> int | None:
+    """Give the place of the operation's name: behind a rank, with tensors before the sequence number or without."""
+    for at in (4, 3):
+        if len(values) > at and isinstance(values[at], str) and count(values[at - 1]) is not None:
+            return at
+    return None
+
+
+def _process_group(value: Any) -> tuple[str | None, str | None]:
+    """Give a group's name and description; before torch 2.3 it is a pointer, which names nothing."""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return value[0], value[1] if len(value) > 1 and isinstance(value[1], str) else None
+    return (value, None) if isinstance(value, str) and not value.startswith("<") else (None, None)
+
+
+def _sequence(value: Any) -> int | None:
+    """Give the sequence number; sends and receives have numbers of their own, which are left out."""
+    if isinstance(value, list):
+        return count(value[0]) if len(value) == 2 and value[1] is False else None
+    return count(value)
+
+
+def elements_of(value: Any, depth: int = 0) -> int | None:
+    """Give the elements of a tensor as the observer writes it, or the sum over a list of tensors; else None."""
+    if not isinstance(value, list) or not value or depth > MAX_NESTED:
+        return None
+    if len(value) == _TENSOR_FIELDS and isinstance(value[-1], str):
+        return count(value[3])
+    parts = [elements_of(each, depth + 1) for each in value]
+    known = [part for part in parts if part is not None]
+    return count(sum(known)) if len(known) == len(parts) else None
+
+
+def _dtype_of(types: list[Any]) -> str | None:
+    found = {spelled for each in types if isinstance(each, str) for spelled in _DTYPE.findall(each)}
+    return dtype_name(found.pop()) if len(found) == 1 else None
+
+
+def _function_id(node: Node, told: dict[str, Any]) -> int | None:
+    return count(told.get("rf_id", node.rf_id)) or None

@@ -1,0 +1,144 @@
+"""Read a PyTorch execution trace (`ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1-chakra.0.0.4) into a rank's calls.
+
+It holds every operation with its tensors, in order, but no device times (`start_ts` is not even of one unit): what it
+adds to a profiler's trace are groups, sizes and sequence numbers, joined by the record-function id.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.call_timeline import Call, call_timeline
+from overlapscope.ingest.build.collective_args import count
+from overlapscope.ingest.build.device_collectives import GroupBook
+from overlapscope.ingest.build.kernel_names import RECORD
+from overlapscope.ingest.formats.execution_trace import NODES
+from overlapscope.ingest.formats.execution_trace.nodes import (
+    DEFAULT_GROUP,
+    GROUPS,
+    Node,
+    configured_groups,
+    entered_call,
+    recorded_call,
+)
+from overlapscope.ingest.parsing.event_chunks import scan
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
+from overlapscope.ingest.parsing.json_values import BROKEN, MAX_BYTES, is_utf8
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, Source
+
+
+class _Trace(msgspec.Struct):
+    nodes: list[Node]
+
+
+_trace = msgspec.json.Decoder(_Trace)
+_node = msgspec.json.Decoder(Node)
+
+
+class _Nodes(msgspec.Struct):
+    """Those of a file's nodes that tell something, and what reading them took."""
+
+    telling: list[Node] = []
+    total: int = 0
+    dropped: int = 0
+    truncated: bool = False
+
+
+def read_execution_trace(path: Path, context: ReadContext) -> Reading:
+    """Read one trace, plain or gzip, whole or cut short.
+
+    Raises InputError when it cannot be read, is larger than json_file.MAX_BYTES, or holds no nodes.
+    """
+    stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
+    nodes = _decoded(b"".join(stream.blocks()), shown(path))
+    nodes.telling.sort(key=_order)
+    groups = configured_groups(nodes.telling)
+    book = GroupBook(groups)
+    calls, ranks = _calls(nodes.telling, book)
+    warnings = list(stream.warnings)
+    if nodes.truncated and not stream.truncated:
+        warnings.append("the file ends in the middle of the nodes; read up to the last whole one")
+    if not calls:
+        warnings.append("no node of it is a collective")
+    met = book.groups()
+    world = next((group for group in met if group.description == DEFAULT_GROUP), None)
+    rank = ranks.pop() if len(ranks) == 1 else UNKNOWN_RANK
+    return Reading(
+        timelines=(call_timeline(calls, shown(path), rank if rank <= MAX_RANKS else UNKNOWN_RANK),),
+        groups=met,
+        world_size=world.size if world and world.size and world.size <= MAX_RANKS else None,
+        source=Source(
+            path=shown(path),
+            events=nodes.total,
+            dropped=nodes.dropped,
+            truncated=nodes.truncated or stream.truncated,
+            warnings=tuple(warnings),
+        ),
+    )
+
+
+def _calls(telling: list[Node], book: GroupBook) -> tuple[list[Call], set[int]]:
+    """Give the calls in order, and the ranks that those of the group of all ranks note."""
+    groups = book.groups()
+    if not any(node.name == RECORD for node in telling):
+        entered = [entered_call(node, groups) for node in telling if node.name != GROUPS]
+        return [call for call in entered if call is not None], set()
+    calls: list[Call] = []
+    noted: list[tuple[str | None, int]] = []
+    for node in telling:
+        found = recorded_call(node, book) if node.name == RECORD else None
+        if found is not None:
+            calls.append(found[0])
+            if found[1] is not None:
+                noted.append((found[0].group, found[1]))
+    everybody = {group.name for group in book.groups() if _is_everybody(group)}
+    return calls, {rank for group, rank in noted if group in everybody}
+
+
+def _is_everybody(group: Group) -> bool:
+    return group.description == DEFAULT_GROUP
+
+
+def _order(node: Node) -> int:
+    """Give the node's number: numbers are given when a call begins, nodes are written when it ends."""
+    number = count(node.id)
+    return -1 if number is None else number
+
+
+def _decoded(content: bytes, path: str) -> _Nodes:
+    if is_utf8(content):
+        try:
+            nodes = _trace.decode(content).nodes
+            return _Nodes(telling=[node for node in nodes if node.tells], total=len(nodes))
+        except BROKEN:
+            pass
+    begin = re.search(NODES, content)
+    if begin is None:
+        raise InputError(f"{path}: holds no nodes; is it an execution trace?")
+    found = _Nodes()
+    inside = content[begin.end() :]
+    whole = scan(inside)
+    for start, end in whole.objects:
+        node = _one(inside[start:end])
+        found.total += node is not None
+        found.dropped += node is None
+        if node is not None and node.tells:
+            found.telling.append(node)
+    found.truncated = whole.end is None
+    if not found.total:
+        raise InputError(f"{path}: holds no whole node; is it an execution trace?")
+    return found
+
+
+def _one(text: bytes) -> Node | None:
+    decoded: Any = None
+    try:
+        decoded = _node.decode(text.decode("utf-8", "replace"))
+    except BROKEN:
+        return None
+    return decoded if isinstance(decoded, Node) else None

@@ -1,0 +1,36 @@
+"""Know a dump of torch's flight recorder."""
+
+import re
+from typing import Final
+
+from overlapscope.ingest.reader import Head, Reader, lazy
+
+FORMAT: Final = "flight_recorder"
+PICKLE: Final = b"\x80"
+"""What a pickle begins with; other dumps are JSON."""
+_TELLING: Final = (
+    b"collective_seq_id", b"p2p_seq_id", b"record_id", b"profiling_name", b"time_created_ns", b"input_sizes",
+    b"output_sizes", b"time_discovered_started_ns", b"pg_status", b"pg_config", b"last_enqueued_collective",
+    b"nccl_comm_state", b"comm_lib_version", b"nccl_version", b"retired",
+)  # fmt: skip
+_ENOUGH_TELLING: Final = 3
+_RANKS_AS_TEXT: Final = re.compile(rb'ranks(?:"\s*:\s*"|(?:q.|r.{4}|\x94)?(?:X.{4}|\x8c.))\[', re.DOTALL)
+"""A group of the recorder's own form, as JSON or as a pickle: of 10,000 ranks, the head holds little else."""
+
+
+def recognises(head: Head) -> bool:
+    """Whether a pickle or a JSON object begins, and holds several of the recorder's own keys, or one of its groups."""
+    content = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if content[:1] not in (b"{", PICKLE) or b'"traceEvents"' in content:
+        return False
+    quote = b"" if content[:1] == PICKLE else b'"'
+    telling = sum(quote + key + quote in content for key in _TELLING)
+    in_group = quote + b"pg_config" + quote in content and _RANKS_AS_TEXT.search(content) is not None
+    return in_group or telling >= _ENOUGH_TELLING
+
+
+READER = Reader(
+    format=FORMAT,
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.formats.flight_recorder.reader:read_flight_recorder"),
+)

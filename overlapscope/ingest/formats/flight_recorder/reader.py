@@ -1,0 +1,271 @@
+"""Read dumps of torch's flight recorder: which collectives a rank had entered, and how far it had come in each.
+
+Written by torch/csrc/distributed/c10d/FlightRecorder (until torch 2.4 TraceUtils.h), as a pickle or as JSON, in
+versions 1.4 to 2.10. Times of discovery in it are those of a watchdog that looks every 100 ms; they are no times of
+device work and are not used as such.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.call_timeline import calls_alone
+from overlapscope.ingest.formats.flight_recorder import PICKLE
+from overlapscope.ingest.formats.flight_recorder.entries import NS_PER_MS, Call, called_at, read_entries, text
+from overlapscope.ingest.formats.flight_recorder.groups import Standing, read_groups, standings, world_size
+from overlapscope.ingest.formats.flight_recorder.safe_pickle import decode_plain
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
+from overlapscope.ingest.parsing.json_values import decode_json
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.columns import (
+    NONE,
+    Collectives,
+    held,
+    make,
+)
+from overlapscope.timeline.facts import INFO, TIMEOUT, Facts, Figures, Messages, Progress
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import POINT_TO_POINT
+from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Group, RankTimeline, Source
+
+MAX_BYTES: Final = 256 << 20
+"""A buffer of 100,000 calls with their stacks takes a quarter of it."""
+MAX_TIMEOUTS: Final = 100
+"""More calls that timed out are counted, not listed."""
+NEWEST_MAJOR: Final = 2
+_RANK_NUMBER: Final = re.compile(r"rank[-_.=]?\d", re.IGNORECASE)
+_RANK_AT_END: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?(?:\.gz)?$")
+
+
+def read_flight_recorder(path: Path, context: ReadContext) -> Reading:
+    """Read one dump, pickle or JSON, plain or gzip.
+
+    Raises InputError, naming the byte, for a pickle that is more than plain data, and for what holds no dump.
+    """
+    dump, stream = _decoded(path, context)
+    warnings = list(stream.warnings)
+    if not isinstance(dump, dict) or not any(key in dump for key in ("entries", "pg_status", "pg_config")):
+        raise InputError(f"{shown(path)}: is no flight-recorder dump: it holds no entries, pg_status or pg_config")
+    version = text(dump.get("version"))
+    warnings += _doubts(version)
+    numbered = version is not None and version.startswith("1.")
+    calls, dropped = read_entries(dump.get("entries"))
+    groups = read_groups(dump.get("pg_config"), calls)
+    records = [call.record for call in calls]
+    status = dump.get("pg_status")
+    # A group's status is there from its first call on, whether calls are dumped or not.
+    complete = records == list(range(len(calls))) if calls else status == {}
+    rows = standings(status, calls, groups, complete=complete)
+    uncounted = _uncounted(calls) if numbered else set()
+    if uncounted:
+        warnings.append(
+            f"version {version} counts sends and collectives together: the calls of "
+            f"{len(uncounted)} groups that send have no number"
+        )
+    elif _counts_all_together(calls):
+        uncounted = {call.group for call in calls}
+        warnings.append(
+            "counts the calls of all groups together, as torchcomms does: they have no number in their group"
+        )
+    rows = tuple(row for row in rows if row.group not in uncounted)
+    rank = _rank_of(path, groups)
+    backends = {call.backend for call in calls if call.backend is not None}
+    timeline = _timeline(path, rank, calls, groups, uncounted, on_host=backends == {"gloo"})
+    return Reading(
+        source=Source(
+            path=shown(path), events=len(calls), dropped=dropped, truncated=stream.truncated,
+            warnings=tuple(warnings),
+        ),
+        timelines=(timeline,),
+        world_size=world_size(groups, numbered=numbered),
+        groups=groups,
+        fingerprint=_fingerprint(dump, backends),
+        facts=_facts(path, rank, calls, groups, rows, records),
+    )  # fmt: skip
+
+
+def _decoded(path: Path, context: ReadContext) -> tuple[Any, ByteStream]:
+    stream = ByteStream(path, min(context.max_bytes, MAX_BYTES), context.progress)
+    content = b"".join(stream.blocks())
+    if content[:1] != PICKLE:
+        return decode_json(content, stream), stream
+    dump, length = decode_plain(content, shown(path))
+    if length < len(content):
+        stream.warnings.append(f"{len(content) - length} bytes after the pickle were left out")
+    return dump, stream
+
+
+def _doubts(version: str | None) -> list[str]:
+    major = re.match(r"\d{1,9}", version or "")
+    if major is None:
+        return ["says no version; read as those known"]
+    if int(major[0]) > NEWEST_MAJOR:
+        return [f"is of version {version}, newer than those known (to 2.10): what changed since may be read wrongly"]
+    return []
+
+
+def _uncounted(calls: Sequence[Call]) -> set[str | None]:
+    """Give the groups of an old dump whose one count runs over sends and batches too, differently on each rank."""
+    return {call.group for call in calls if call.point_to_point or call.closes_batch}
+
+
+def _counts_all_together(calls: Sequence[Call]) -> bool:
+    """Whether one count runs over calls that have counts of their own in torch: of several groups, or sends."""
+    seqs = [call.collective_seq for call in calls]
+    runs_on = all(before is not None and now == before + 1 for before, now in pairwise(seqs))
+    sends = any(call.op in POINT_TO_POINT and not call.point_to_point for call in calls)
+    return runs_on and (sends or (len(calls) > 1 and len({call.group for call in calls}) > 1))
+
+
+def _rank_of(path: Path, groups: Sequence[Group]) -> int:
+    """Give the rank that the recorder put behind its prefix in the file's name; one behind `rank` is left to others.
+
+    A number that is no member of any group is no rank.
+    """
+    found = _RANK_AT_END.search(path.name)
+    if found is None or _RANK_NUMBER.search(path.name) or int(found[1]) > MAX_RANKS:
+        return UNKNOWN_RANK
+    members = {rank for group in groups for rank in group.ranks or ()}
+    return int(found[1]) if not members or int(found[1]) in members else UNKNOWN_RANK
+
+
+def _timeline(
+    path: Path, rank: int, calls: Sequence[Call], groups: Sequence[Group], uncounted: set[str | None], *, on_host: bool
+) -> RankTimeline:
+    names = NameTable()
+    sizes = {group.name: group.size for group in groups}
+    total = len(calls)
+    collectives = make(
+        Collectives,
+        total,
+        recording=0,
+        group=names.encode([call.group for call in calls]),
+        seq=[NONE if call.group in uncounted else held(call.seq) for call in calls],
+        op=names.encode([call.op for call in calls]),
+        executed_op=[names.code("send_recv") if call.closes_batch and call.point_to_point else -1 for call in calls],
+        dtype=[-1 if call.dtype is None else names.code(call.dtype) for call in calls],
+        elements=[held(call.elements(sizes.get(call.group))) for call in calls],
+        bytes=[held(call.bytes(sizes.get(call.group))) for call in calls],
+        group_size=[held(sizes.get(call.group)) for call in calls],
+        launch_ns=[held(call.launch_ns) for call in calls],
+        start_ns=NONE,
+        end_ns=NONE,
+        state=[call.state for call in calls],
+    )
+    source = names.code(shown(path))
+    return calls_alone(collectives, names, rank=rank, source=source, has_device=not on_host)
+
+
+def _fingerprint(dump: Mapping[Any, Any], backends: set[str]) -> dict[str, str | int | None]:
+    backend = next(iter(backends)) if len(backends) == 1 else None
+    nccl, library = text(dump.get("nccl_version")), text(dump.get("comm_lib_version"))
+    if nccl is None and backend == "nccl":
+        nccl, library = library, None
+    known = {"backend": backend, "nccl_version": nccl, "comm_lib_version": library}
+    return {key: value for key, value in known.items() if value}
+
+
+def _facts(
+    path: Path,
+    rank: int,
+    calls: Sequence[Call],
+    groups: Sequence[Group],
+    rows: Sequence[Standing],
+    records: Sequence[int | None],
+) -> Facts:
+    names = NameTable()
+    place = names.code(shown(path))
+    who = NONE if rank == UNKNOWN_RANK else rank
+    sizes = {group.name: group.size for group in groups}
+    progress = _progress(rows, place, who, sizes, names)
+    said = _messages(calls, records)
+    timed = _durations(calls, sizes)
+    return Facts(
+        progress=progress,
+        messages=make(
+            Messages,
+            len(said),
+            source=place,
+            rank=who,
+            kind=[kind for kind, _ in said],
+            text=names.codes([t for _, t in said]),
+        ),
+        figures=make(
+            Figures,
+            len(timed),
+            source=place,
+            rank=who,
+            subject=names.codes([subject for subject, _, _ in timed]),
+            name=names.codes([name for _, name, _ in timed]),
+            value=[value for _, _, value in timed],
+        ),
+        names=tuple(names.to_list()),
+    )
+
+
+def _progress(
+    rows: Sequence[Standing], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
+) -> Progress:
+    """Give how far each group came, and the call that it stands in."""
+    pending = [row.pending for row in rows]
+    called = [called_at(call.frames) if call is not None else None for call in pending]
+    return make(
+        Progress,
+        len(rows),
+        source=place,
+        rank=who,
+        group=names.codes([row.group for row in rows]),
+        backend=names.codes([row.backend for row in rows]),
+        enqueued=[held(row.enqueued) for row in rows],
+        started=[held(row.started) for row in rows],
+        completed=[held(row.completed) for row in rows],
+        pending=[held(call.seq) if call else NONE for call in pending],
+        op=names.codes([call.op if call else None for call in pending]),
+        elements=[held(call.elements(sizes.get(call.group))) if call else NONE for call in pending],
+        called_at=names.codes(called),
+        stuck_at=[held(call.seq) if call and call.timed_out else NONE for call in pending],
+        timeout_ns=[held(call.timeout_ns) if call and call.timed_out else NONE for call in pending],
+    )
+
+
+def _messages(calls: Sequence[Call], records: Sequence[int | None]) -> list[tuple[int, str]]:
+    """Tell of calls that timed out, and of those that the recorder had overwritten."""
+    said = []
+    late = [call for call in calls if call.timed_out]
+    for call in late[:MAX_TIMEOUTS]:
+        limit = f" after {call.timeout_ns / NS_PER_MS / 1000:g} s" if call.timeout_ns else ""
+        place = called_at(call.frames)
+        where = "" if place is None else f", called at {place}"
+        number = "" if call.seq is None else f" #{call.seq}"
+        said.append((TIMEOUT, f"{call.op}{number} of group {call.group!r} timed out{limit}{where}"))
+    if len(late) > MAX_TIMEOUTS:
+        said.append((TIMEOUT, f"{len(late) - MAX_TIMEOUTS} more calls timed out"))
+    first = records[0] if records else None
+    if first:
+        said.append((INFO, f"the {first} calls before these were overwritten (TORCH_FR_BUFFER_SIZE)"))
+    return said
+
+
+def _durations(calls: Sequence[Call], sizes: Mapping[str, int | None]) -> list[tuple[str, str, float]]:
+    """Sum up what TORCH_NCCL_ENABLE_TIMING measured: times between events around a call, waiting for others included.
+
+    They have no place in time, so no overlap follows from them; the least of a kind bounds its transfer from above.
+    """
+    kinds: dict[str, list[float]] = {}
+    for call in calls:
+        if call.duration_ms is not None:
+            size = call.bytes(sizes.get(call.group))
+            shape = "" if size is None else f" {size} B {call.dtype}"
+            kinds.setdefault(f"{call.op}{shape}, group {call.group}", []).append(call.duration_ms)
+    return [
+        (subject, name, value)
+        for subject, values in sorted(kinds.items())
+        for name, value in (
+            ("call_ms_min", min(values)), ("call_ms_median", float(median(values))), ("calls_count", float(len(values)))
+        )
+    ]  # fmt: skip

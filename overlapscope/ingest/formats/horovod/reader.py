@@ -1,0 +1,261 @@
+"""Read a Horovod timeline (HOROVOD_TIMELINE): how each tensor's time goes into negotiating, waiting, copying, moving.
+
+The file is an array of Chrome events that rank 0 writes; its processes are tensors. Before Horovod 0.20.1 it is never
+closed and ends in a comma, and so it does after a crash; later versions write all events on one line. Names are not
+escaped. What it shows is the coordinator's view from the host: no compute, and device work only as the host saw it
+end. Overlap cannot be computed from it, so it gives figures and no timeline.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.formats.horovod.tensors import PARTS, Tensor, Tensors
+from overlapscope.ingest.parsing.event_chunks import EventChunks
+from overlapscope.ingest.parsing.fact_tables import FigureRows
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
+from overlapscope.ingest.parsing.json_repair import mend
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.run import MAX_RANKS, Source
+
+MAX_TENSORS = 1_000_000
+_MAX_US = 1 << 52
+_RANK = re.compile(r"[0-9]{1,7}")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: Any = None
+    ts: Any = None
+    pid: Any = None
+    dur: Any = None
+    args: Any = None
+
+
+_events = msgspec.json.Decoder(list[_Event])
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+ALL_TENSORS = "all tensors"
+NEGOTIATIONS = "negotiations"
+TRANSFERS = "transfers"
+
+
+def read_horovod(path: Path, context: ReadContext) -> Reading:
+    """Read one timeline, plain or gzip, whole or cut short, in pieces.
+
+    Raises InputError when it cannot be read, or holds no event of a tensor.
+    """
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    chunks = EventChunks(stream.blocks(), shown(path))
+    events = _Events()
+    for piece in chunks.pieces(events.take):
+        events.take_broken(piece)
+    closed, cut = events.take_last(chunks.tail)
+    events.tensors.finish()
+    if not events.tensors.tensors:
+        raise InputError(f"{shown(path)}: tells of no tensor; was the timeline on while the job trained?")
+    warnings = [*stream.warnings, *_warnings(events)]
+    if not closed and not cut and not stream.truncated:
+        warnings.append("the list of events is not closed, as Horovod before 0.20.1 leaves it, or a job that broke off")
+    facts, notes = horovod_figures(events.tensors, events.names, shown(path))
+    return Reading(
+        facts=facts,
+        source=Source(
+            path=shown(path),
+            events=events.events,
+            repaired=events.repaired,
+            dropped=events.dropped,
+            truncated=stream.truncated or cut,
+            warnings=(*warnings, *notes),
+        ),
+    )
+
+
+class _Events:
+    """Takes pieces of the event array to the tensors they tell of."""
+
+    def __init__(self) -> None:
+        self.tensors = Tensors()
+        self.names: dict[int, str] = {}
+        self.events = self.repaired = self.dropped = 0
+        self.long_ticks = self.longest_us = self.foreign = 0
+
+    def take(self, array: bytes) -> bool:
+        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        try:
+            array.decode()
+            events = _events.decode(array)
+        except _BROKEN:
+            return False
+        for event in events:
+            self._take_event(event)
+        return True
+
+    def take_broken(self, piece: bytes) -> None:
+        """Take what can be mended of a piece."""
+        self._mend(piece, last=False)
+
+    def take_last(self, text: bytes) -> tuple[bool, bool]:
+        """Take the end of the file; give whether the array was closed, and whether an event was cut."""
+        text = text.rstrip(b" \t\r\n\x00")
+        if text.endswith(b"]") and self.take(b"[" + text):
+            return True, False
+        dropped = self.dropped
+        closed = self._mend(text, last=True)
+        return closed, not closed and self.dropped > dropped
+
+    def _mend(self, text: bytes, *, last: bool) -> bool:
+        mended = mend(text, last=last)
+        self.repaired += mended.repaired
+        self.dropped += mended.dropped
+        for event in _events.decode(b"[" + mended.events + b"]"):
+            self._take_event(event)
+        return mended.closed
+
+    def _take_event(self, event: _Event) -> None:
+        self.events += 1
+        phase = event.ph
+        if phase == "i":
+            self._take_mark(event)
+            return
+        if phase == "M":
+            self._take_name(event)
+            return
+        if phase not in ("B", "E", "X"):
+            self.dropped += not phase
+            self.foreign += phase != ""
+            return
+        pid, at_us = self._pid(event.pid), _microseconds(event.ts)
+        if pid is None or at_us is None:
+            self.dropped += 1
+        elif phase == "E":
+            self.tensors.end(pid, at_us, event.args)
+        elif phase == "B" and isinstance(event.name, str):
+            self.tensors.begin(pid, event.name, at_us)
+        elif phase == "X" and isinstance(event.name, str) and _is_rank(event.name):
+            if event.dur != 0:
+                self.long_ticks += 1
+                self.longest_us = max(self.longest_us, _microseconds(event.dur) or 0)
+            self.tensors.ready(pid, int(event.name), at_us)
+        else:
+            self.foreign += 1
+
+    def _take_mark(self, event: _Event) -> None:
+        if event.name == "CYCLE_START":
+            self.tensors.readiness.cycle_start()
+        else:
+            self.foreign += 1
+
+    def _take_name(self, event: _Event) -> None:
+        pid = self._pid(event.pid)
+        name = event.args.get("name") if isinstance(event.args, dict) else None
+        if pid is not None and isinstance(name, str) and event.name == "process_name":
+            self.names.setdefault(pid, name)
+
+    def _pid(self, pid: object) -> int | None:
+        """Give a tensor's number; None for what is none, or for more tensors than any model has."""
+        if type(pid) is not int or not 0 <= pid < _MAX_US:
+            return None
+        known = self.tensors.tensors
+        return pid if pid in known or max(len(known), len(self.names)) < MAX_TENSORS else None
+
+
+def _microseconds(value: object) -> int | None:
+    if type(value) is float and value.is_integer():
+        value = int(value) if abs(value) < _MAX_US else None
+    return value if type(value) is int and 0 <= value < _MAX_US else None
+
+
+def _is_rank(name: str) -> bool:
+    return _RANK.fullmatch(name) is not None and int(name) <= MAX_RANKS
+
+
+def _warnings(events: _Events) -> list[str]:
+    tensors = events.tensors
+    counted = (
+        (events.long_ticks, f"ready ticks have a duration (up to {events.longest_us} us); a tick has none: left out"),
+        (events.foreign, "events that no Horovod writes were left out"),
+        (tensors.contradictory, "operations or negotiations whose times contradict each other were left out"),
+        (tensors.unfinished, "negotiations or operations have no end and were left out"),
+        (tensors.unmatched, "ends have no beginning"),
+        (tensors.stray_ticks, "ready ticks stand outside any negotiation and were left out"),
+        (tensors.bare, "operations have no negotiation before them"),
+    )
+    return [f"{count} {what}" for count, what in counted if count]
+
+
+def horovod_figures(told: Tensors, names: Mapping[int, str], source: str) -> tuple[Facts, list[str]]:
+    """Give the figures, and what has to be said about them.
+
+    `<part>_us` are sums over a tensor's operations, each from the start of its negotiation to its end; `<part>_share`
+    their share of `total_us`. The parts add up to the whole.
+    """
+    rows = FigureRows()
+    tensors = sorted(told.tensors.items(), key=lambda item: (-item[1].total_us - item[1].alone_us, item[0]))
+    whole = Tensor()
+    for _, tensor in tensors:
+        whole.calls += tensor.calls
+        whole.total_us += tensor.total_us
+        whole.parts_us = [a + b for a, b in zip(whole.parts_us, tensor.parts_us, strict=True)]
+        whole.alone += tensor.alone
+        whole.alone_us += tensor.alone_us
+    _add_tensor(rows, ALL_TENSORS, whole)
+    _add_readiness(rows, told)
+    _add_transfers(rows, told)
+    for pid, tensor in tensors:
+        _add_tensor(rows, names.get(pid, f"tensor {pid}"), tensor)
+    notes = []
+    if whole.alone:
+        notes.append(f"no operation follows {whole.alone} of the negotiations: their time stands apart, without shares")
+    if whole.calls and not told.readiness.judged:
+        notes.append(
+            "no negotiation has ready ticks of all ranks, as with a response cache (HOROVOD_CACHE_CAPACITY=0 turns it "
+            "off): which rank is late is not known"
+        )
+    if rows.left_out:
+        notes.append(f"{rows.left_out} figures of further tensors were left out")
+    return rows.facts(source), notes
+
+
+def _add_tensor(rows: FigureRows, subject: str, tensor: Tensor) -> None:
+    if tensor.calls:
+        rows.add(subject, "calls", tensor.calls)
+        rows.add(subject, "total_us", tensor.total_us)
+        for part, spent in zip(PARTS, tensor.parts_us, strict=True):
+            rows.add(subject, f"{part}_us", spent)
+        if tensor.total_us:
+            for part, spent in zip(PARTS, tensor.parts_us, strict=True):
+                rows.add(subject, f"{part}_share", spent / tensor.total_us)
+    if tensor.alone:
+        rows.add(subject, "negotiations_alone", tensor.alone)
+        rows.add(subject, "negotiation_alone_us", tensor.alone_us)
+    if tensor.bytes is not None:
+        rows.add(subject, "output_bytes", tensor.bytes)
+
+
+def _add_readiness(rows: FigureRows, told: Tensors) -> None:
+    readiness = told.readiness
+    if readiness.judged:
+        rows.add(NEGOTIATIONS, "with_all_ticks", readiness.judged)
+        for rank, times, lead_us in readiness.late():
+            rows.add(NEGOTIATIONS, "times_last", times, rank=rank)
+            rows.add(NEGOTIATIONS, "lead_us", lead_us, rank=rank)
+
+
+def _add_transfers(rows: FigureRows, told: Tensors) -> None:
+    batches = told.batches
+    if batches.transfers:
+        rows.add(TRANSFERS, "transfers", batches.transfers)
+        rows.add(TRANSFERS, "of_one_tensor", batches.single)
+        rows.add(TRANSFERS, "tensors_mean", batches.tensors / batches.transfers)
+        rows.add(TRANSFERS, "duration_us", batches.duration_us)
+    if batches.sized:
+        rows.add(TRANSFERS, "of_known_size", batches.sized)
+        rows.add(TRANSFERS, "below_1_mib", batches.tiny)
+    if batches.unclear:
+        rows.add(TRANSFERS, "unclear", batches.unclear)

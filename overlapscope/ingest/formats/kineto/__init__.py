@@ -1,0 +1,44 @@
+"""Know a Kineto (torch.profiler) trace."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from overlapscope.ingest.parsing.json_values import BROKEN
+from overlapscope.ingest.reader import HEAD_BYTES, Head, Reader, lazy
+
+FORMAT: Final = "kineto"
+_KEYS: Final = (
+    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|traceName'
+    rb'|stackFrames|systemTraceEvents)"\s*:'
+)
+"""What stands in the first 64 KiB of a trace, however its writer orders it."""
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too.
+
+    A whole document without events, and a long one that begins with none of a trace's keys, is some other JSON.
+    """
+    text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    first = text[1:].lstrip()[:1] if text[:1] == b"[" else b""
+    if text[:1] == b"{" or first == b"{":
+        return re.search(_KEYS, text) is not None or not (len(head.content) >= HEAD_BYTES or _begins_whole(text))
+    return text[:1] == b"" or (text[:1] == b"[" and first in (b"]", b",", b""))
+
+
+def _begins_whole(text: bytes) -> bool:
+    """Whether a text, or its first line, is a whole JSON document."""
+    for document in (text.rstrip(b"\x00"), text.split(b"\n", 1)[0]):
+        try:
+            msgspec.json.decode(document, type=msgspec.Raw)
+        except BROKEN:
+            continue
+        return True
+    return False
+
+
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.kineto.reader:read_kineto")
+)

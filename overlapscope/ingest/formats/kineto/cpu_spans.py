@@ -1,0 +1,197 @@
+"""A CPU run, without device spans: its collectives on worker threads, its computation on all others."""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from overlapscope.ingest.build.collective_args import (
+    CollectiveArgs,
+    called_peer,
+    function_id,
+    input_dtype,
+    input_elements,
+)
+from overlapscope.ingest.build.host_ranges import launch_context
+from overlapscope.ingest.build.kernel_names import CALL, ENTERS, HOST_COLLECTIVE, operation
+from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.ingest.build.user_marks import marks
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, Collectives, Ints, Small, held, make
+from overlapscope.timeline.intervals import difference, union
+from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.run import Group
+
+_NO_ARGS = CollectiveArgs()
+_EXECUTED_AS = {"reduce_scatter": "all_reduce"}
+"""What gloo runs, and records, for an operation it does not have."""
+_MESSAGE = re.compile(r"^(?:gloo|mpi|ucc):(?:send|recv)")
+_OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
+"""c10d's operations whose arguments are (output, input); those in place have the input first."""
+COMPUTATION = "host operations"
+"""Name of the computing spans: unions of host operations, which have no one name."""
+
+
+class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans of a CPU run, in the trace's own base, and its collectives."""
+
+    lane: Ints
+    kind: Small
+    name: Ints
+    start_ns: Ints
+    end_ns: Ints
+    launch_ns: Ints
+    collective: Ints
+    collectives: Collectives
+
+
+def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
+    """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
+    its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and what stands in our own marks of
+    communication computes. Annotations are neither. A thread whose only such ranges are sends and receives is the
+    caller's own, which waits in them, and computes outside of them.
+
+    With exactly one group of the run, every collective is its own.
+    """
+    host, names = columns.host, columns.names.to_list()
+    talks = np.array([HOST_COLLECTIVE.match(name) is not None for name in names], np.bool_)[host.name]
+    calls = np.array([CALL.match(name) is not None for name in names], np.bool_)[host.name]
+    # Functional collectives wait in operations of their own.
+    enters = np.array([ENTERS.match(name) is not None for name in names], np.bool_)[host.name]
+    works = ~host.is_annotation & ~talks
+    waiting = (enters & works) | marks(columns) | talks
+    messages = np.array([_MESSAGE.match(name) is not None for name in names], np.bool_)[host.name]
+    comm = np.flatnonzero(talks)
+    comm = comm[np.argsort(host.start_ns[comm], kind="stable")]
+    lanes, starts, ends = [], [], []
+    for lane in np.setdiff1d(np.unique(host.lane[works]), np.unique(host.lane[talks & ~messages])).tolist():
+        here = works & (host.lane == lane)
+        waits = waiting & (host.lane == lane)
+        busy = difference(
+            union((host.start_ns[here], host.end_ns[here])), union((host.start_ns[waits], host.end_ns[waits]))
+        )
+        lanes.append(np.full(busy.starts.size, lane, np.int64))
+        starts.append(busy.starts)
+        ends.append(busy.ends)
+    none = np.empty(0, np.int64)
+    compute_start = np.concatenate([none, *starts])
+    entered = np.flatnonzero(calls)
+    entered = entered[np.argsort(host.start_ns[entered], kind="stable")]
+    call_of = _match(columns, names, comm, entered)
+    collectives = _collectives(columns, names, comm, call_of, world_size, groups)
+    total = comm.size + compute_start.size
+    return CpuSpans(
+        lane=np.concatenate([host.lane[comm], none, *lanes]),
+        kind=np.concatenate([np.full(comm.size, COMM), np.full(compute_start.size, COMPUTE)]).astype(np.int8),
+        name=np.concatenate([host.name[comm], np.full(compute_start.size, columns.names.code(COMPUTATION))]),
+        start_ns=np.concatenate([host.start_ns[comm], compute_start]),
+        end_ns=np.concatenate([host.end_ns[comm], none, *ends]),
+        launch_ns=np.concatenate([collectives.launch_ns, np.full(compute_start.size, NONE)]),
+        collective=np.where(np.arange(total) < comm.size, np.arange(total), NONE),
+        collectives=collectives,
+    )
+
+
+def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
+    """Give for each executed collective the call it came from (row of the host ranges).
+
+    A process group executes its queue in order, so the first call of the same kind and size that began before the
+    execution did is its own; executions whose call was not recorded get none.
+    """
+    waiting: dict[tuple[str | None, int | None], deque[int]] = {}
+    for row in entered.tolist():
+        found = CALL.match(names[int(columns.host.name[row])])
+        op = operation(found["op"]) if found else None
+        args = columns.host_args.get(row, _NO_ARGS)
+        position = 1 if op in _OUTPUT_FIRST and input_elements(args, 1) is not None else 0
+        size = input_elements(args, position)
+        waiting.setdefault((_EXECUTED_AS.get(op or "", op), size), deque()).append(row)
+    out: list[int | None] = []
+    for row in comm.tolist():
+        found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
+        op = operation(found["op"]) if found else None
+        size = input_elements(columns.host_args.get(row, _NO_ARGS))
+        queue = waiting.get((op, size)) or waiting.get((op, None))
+        early = queue is not None and columns.host.start_ns[queue[0]] <= columns.host.start_ns[row]
+        out.append(queue.popleft() if queue is not None and early else None)
+    return out
+
+
+def _collectives(
+    columns: TraceColumns,
+    names: list[str],
+    comm: Ints,
+    call_of: list[int | None],
+    world_size: int | None,
+    groups: Sequence[Group],
+) -> Collectives:
+    only = groups[0] if len(groups) == 1 else None
+    group = only.name if only else None
+    members = (only.ranks if only else None) or ()
+    size = (only.size or world_size) if only else None
+    code = columns.names.code
+    described = [_described(columns, names, *each, size, members) for each in zip(comm.tolist(), call_of, strict=True)]
+    launch = [NONE if call is None else int(columns.host.start_ns[call]) for call in call_of]
+    lanes = [NONE if call is None else int(columns.host.lane[call]) for call in call_of]
+    ops = np.array([each.op for each in described], np.int32)
+    told = launch_context(columns.host, columns.names, ops, np.array(lanes, np.int64), np.array(launch, np.int64))
+    ids = [None if call is None else function_id(columns.host_args.get(call, _NO_ARGS)) for call in call_of]
+    return make(
+        Collectives,
+        comm.size,
+        recording=0,
+        group=code(group) if group is not None else -1,
+        group_size=size if size is not None else NONE,
+        op=ops,
+        phase=told.phase,
+        module=told.module,
+        dimension=told.dimension,
+        executed_op=[each.executed for each in described],
+        dtype=[each.dtype for each in described],
+        elements=[each.elements for each in described],
+        bytes=[each.bytes for each in described],
+        received_bytes=[each.received_bytes for each in described],
+        peer=[each.peer for each in described],
+        launch_ns=launch,
+        start_ns=columns.host.start_ns[comm],
+        end_ns=columns.host.end_ns[comm],
+        record_function_id=[held(each) for each in ids],
+    )
+
+
+class _Described(NamedTuple):
+    """What one collective says of itself, as columns hold it."""
+
+    op: int
+    executed: int
+    dtype: int
+    elements: int
+    bytes: int
+    received_bytes: int
+    peer: int
+
+
+def _described(
+    columns: TraceColumns, names: list[str], row: int, call: int | None, size: int | None, members: Sequence[int]
+) -> _Described:
+    """Tell of what was executed (row of the host ranges) for a call, in a group of that size and these members."""
+    code = columns.names.code
+    found = HOST_COLLECTIVE.match(names[int(columns.host.name[row])])
+    ran = (operation(found["op"]) if found else None) or "unknown"
+    entered = CALL.match(names[int(columns.host.name[call])]) if call is not None else None
+    op = (operation(entered["op"]) if entered else None) or ran
+    args = columns.host_args.get(row, _NO_ARGS)
+    called = columns.host_args.get(call, _NO_ARGS) if call is not None else _NO_ARGS
+    count = full_elements(op, input_elements(args), None, size)
+    dtype = None if op in VOLUMELESS else input_dtype(args)
+    return _Described(
+        op=code(op),
+        executed=code(ran),
+        dtype=code(dtype) if dtype else -1,
+        elements=held(count),
+        bytes=held(volume_bytes(count, dtype)),
+        received_bytes=held(volume_bytes(input_elements(called), dtype) if op == "all_to_all" else None),
+        peer=held(called_peer(called, members) if op in ("send", "recv") else None),
+    )

@@ -1,0 +1,142 @@
+"""The text of Kineto events to typed objects, as little of it as is used."""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.ingest.build.profiler_names import HOST, MODULE_CALL, SORT_OF, STACK
+from overlapscope.ingest.parsing.json_values import BROKEN, is_utf8
+from overlapscope.ingest.parsing.timestamps import text_to_ns
+from overlapscope.timeline.columns import Ints
+
+
+class _Timed(msgspec.Struct, gc=False):
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class CompleteEvent(_Timed, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration; anything but `args` may be of any type, so that an odd one never fails others."""
+
+
+INSTANT: Final = object()
+"""Stands for the category of an event without a duration ..."""
+UNUSED: Final = object()
+"""... and of one that is not read, so that all are told apart by their category."""
+
+
+class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration."""
+
+    cat: ClassVar[object] = INSTANT
+    name: Any = None
+    ts: Any = None
+
+
+class _AnyEvent(_Timed, gc=False):
+    """An event of any phase, even of one that is no text."""
+
+    ph: Any = ""
+
+
+class _Exact(msgspec.Struct, gc=False):
+    cat: Any = None
+    name: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+
+
+class _ExactEvent(_Exact, gc=False, tag_field="ph", tag="X"):
+    pass
+
+
+class _AnyExactEvent(_Exact, gc=False):
+    ph: Any = ""
+
+
+_UNUSED: Final = [
+    msgspec.defstruct("_Unused", [], gc=False, tag_field="ph", tag=phase, namespace={"cat": UNUSED})
+    for phase in "stfMCBEbneI"
+]
+"""Arrows, metadata, counters and the like: often half of a trace, and nothing of them is decoded."""
+_INSTANT: Final = msgspec.defstruct("_Instant", [], gc=False, tag_field="ph", tag="i")
+_by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [CompleteEvent, InstantEvent, *_UNUSED])])  # type: ignore[misc]
+_any: Final = msgspec.json.Decoder(list[_AnyEvent])
+_exact_by_phase: Final = msgspec.json.Decoder(list[reduce(or_, [_ExactEvent, _INSTANT, *_UNUSED])])  # type: ignore[misc]
+_any_exact: Final = msgspec.json.Decoder(list[_AnyExactEvent])
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of one piece of text, in their order."""
+
+    num_events: int
+    events: Sequence[Any]
+    """With the fields of `CompleteEvent`; the category of others is INSTANT or UNUSED, if they are here at all."""
+
+
+def decoded(array: bytes) -> Decoded | None:
+    """Decode the text of an array of events; None when it is broken in any way."""
+    if not is_utf8(array):
+        return None
+    try:
+        events = _by_phase.decode(array)
+    except BROKEN:
+        pass
+    else:
+        return Decoded(num_events=len(events), events=events)
+    try:
+        return decoded_any(array)  # an event without a phase, or of one that nobody knows
+    except BROKEN:
+        return None
+
+
+def decoded_any(array: bytes) -> Decoded:
+    """Decode what is known to be an array of events, of whatever phases."""
+    events = _any.decode(array)
+    instants = [InstantEvent(name=event.name, ts=event.ts) for event in events if event.ph == "i"]
+    return Decoded(num_events=len(events), events=[*(event for event in events if event.ph == "X"), *instants])
+
+
+class ExactTimes:
+    """The times of one piece, read from their text; decoded when first asked for."""
+
+    def __init__(self, array: bytes) -> None:
+        self._array = array
+        self._events: list[list[_ExactEvent | _AnyExactEvent]] | None = None
+
+    def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Give starts and durations of one sort of event; the mask is False where one is no time."""
+        if self._events is None:
+            self._events = self._sorted()
+        events = self._events[sort]
+        start, start_good = text_to_ns([str(event.ts, "utf-8", "replace") for event in events])
+        duration, duration_good = text_to_ns([str(event.dur, "utf-8", "replace") for event in events])
+        return start, duration, start_good & duration_good
+
+    def _sorted(self) -> list[list[_ExactEvent | _AnyExactEvent]]:
+        events: list[list[_ExactEvent | _AnyExactEvent]] = [[], [], [], [], []]
+        for event in self._complete():
+            if not isinstance(event.cat, str):
+                continue
+            if event.cat in SORT_OF:
+                events[SORT_OF[event.cat][0]].append(event)
+            elif event.cat == STACK and str(event.name).startswith(MODULE_CALL):
+                events[HOST].append(event)
+        return events
+
+    def _complete(self) -> list[_ExactEvent] | list[_AnyExactEvent]:
+        """Decode no more of the events than `decoded` did, for what is odd in the rest of them has failed nothing."""
+        try:
+            return [event for event in _exact_by_phase.decode(self._array) if type(event) is _ExactEvent]
+        except BROKEN:
+            return [event for event in _any_exact.decode(self._array) if event.ph == "X"]

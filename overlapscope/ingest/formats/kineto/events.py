@@ -1,0 +1,317 @@
+"""Kineto events to columns: typed decoding of one piece after another, never a dictionary an event."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.ingest.build.collective_args import CollectiveArgs
+from overlapscope.ingest.build.profiler_names import (
+    ANNOTATION,
+    DEVICE,
+    HOST,
+    LAUNCH,
+    MODULE_CALL,
+    OLD_ANNOTATION,
+    SORT_OF,
+    STACK,
+    UNREAD,
+    WINDOW,
+    WINDOW_MARKS,
+)
+from overlapscope.ingest.build.profiler_names import DEVICE_NOTE as NOTE
+from overlapscope.ingest.build.trace_columns import Growing, Ranges, TraceColumns
+from overlapscope.ingest.formats.kineto.decoding import (
+    INSTANT,
+    UNUSED,
+    CompleteEvent,
+    Decoded,
+    ExactTimes,
+    InstantEvent,
+    decoded,
+    decoded_any,
+)
+from overlapscope.ingest.parsing.json_values import BROKEN, blocks, correlations, decode_args
+from overlapscope.ingest.parsing.timestamps import NeedsText, microseconds_to_ns, text_to_ns
+from overlapscope.timeline.columns import Flags, Ints, Small
+from overlapscope.timeline.names import Codes, NameTable
+
+if TYPE_CHECKING:
+    from overlapscope.ingest.parsing.json_repair import Mended
+
+_BY_NAME: Final = 2
+_DETAIL: Final = {
+    **{category: detail for category, (_, detail) in SORT_OF.items()},
+    STACK: ANNOTATION,
+    "Operator": _BY_NAME,
+}
+
+
+class _Linked(msgspec.Struct, gc=False):
+    correlation: Any = None
+
+
+class _DeviceArgs(msgspec.Struct, gc=False):
+    correlation: Any = None
+    grid: Any = None
+    collective_name: Any = msgspec.field(default=None, name="Collective name")
+
+
+class EventCollector:
+    """Takes pieces of event text, gives columns.
+
+    `speaks_of_comm(name)` picks the host ranges whose arguments to keep.
+    """
+
+    def __init__(self, speaks_of_comm: Callable[[str], bool]) -> None:
+        self._speaks = speaks_of_comm
+        self._speaking = np.empty(0, np.bool_)
+        self._names = NameTable()
+        self._lanes: dict[tuple[Any, Any], int] = {}
+        self._lane_codes: dict[tuple[str, str], int] = {}
+        self._tables = {sort: Growing() for sort in range(5)}
+        self._device_collectives: dict[int, CollectiveArgs] = {}
+        self._host_args: dict[int, CollectiveArgs] = {}
+        self._rows = [0] * 5
+        self._marks: list[int] = []
+        self._unknown: Counter[str] = Counter()
+        self.events = self.repaired = self.dropped = 0
+
+    def take(self, array: bytes) -> bool:
+        """Take the text of an array of whole events; False, and nothing taken, when it does not decode."""
+        found = decoded(array)
+        if found is None:
+            return False
+        self._add(array, found)
+        return True
+
+    def take_broken(self, piece: bytes) -> None:
+        """Take what can be mended of one piece."""
+        array, _ = self._mended(piece, last=False)
+        self._add(array, decoded_any(array))
+
+    def add_last(self, text: bytes, *, is_array: bool) -> tuple[bytes, bool]:
+        """Decode the end of the trace; give the text behind the event array, and whether the array was closed."""
+        array, tail = _split_whole(text, is_array=is_array)
+        found = decoded(array) if array else None
+        if found is not None:
+            self._add(array, found)
+            return tail, True
+        array, mended = self._mended(text, last=True)
+        self._add(array, decoded_any(array))
+        return mended.tail, mended.closed
+
+    def _mended(self, text: bytes, *, last: bool) -> "tuple[bytes, Mended]":
+        from overlapscope.ingest.parsing.json_repair import mend  # noqa: PLC0415 - few traces are damaged
+
+        mended = mend(text, last=last)
+        self.repaired += mended.repaired
+        self.dropped += mended.dropped
+        return b"[" + mended.events + b"]", mended
+
+    def _add(self, array: bytes, found: Decoded) -> None:
+        self.events += found.num_events
+        buckets: tuple[list[CompleteEvent], ...] = ([], [], [], [], [])
+        unused: deque[Any] = deque(maxlen=0)
+        takers: dict[object, Callable[[Any], None]] = {INSTANT: self._add_mark, UNUSED: unused.append}
+        takers |= {category: buckets[sort].append for category, (sort, _) in SORT_OF.items()}
+        take_of = takers.get
+        for event in found.events:
+            try:
+                take = take_of(event.cat)
+            except TypeError:  # a category that is a list or an object
+                take = None
+            if take is not None:
+                take(event)
+            elif event.cat == STACK:
+                if str(event.name).startswith(MODULE_CALL):
+                    buckets[HOST].append(event)
+            elif event.cat is not None and str(event.cat) not in UNREAD:
+                self._unknown[str(event.cat)] += 1
+        exact = ExactTimes(array)
+        for sort, chosen in enumerate(buckets):
+            if chosen:
+                self._add_bucket(sort, chosen, exact)
+
+    def _add_mark(self, event: InstantEvent) -> None:
+        if not isinstance(event.name, str) or not event.name.startswith(WINDOW_MARKS):
+            return
+        try:
+            self._marks += microseconds_to_ns([event.ts]).tolist()
+        except NeedsText:
+            ns, good = text_to_ns([str(event.ts)])
+            self._marks += ns[good].tolist()
+
+    def _add_bucket(self, sort: int, events: list[CompleteEvent], exact: ExactTimes) -> None:
+        try:
+            start = microseconds_to_ns([event.ts for event in events])
+            duration = microseconds_to_ns([event.dur for event in events])
+        except NeedsText:
+            start, duration, good = exact.times(sort)
+            if not good.all():
+                self.dropped += int((~good).sum())
+                events = [events[row] for row in np.flatnonzero(good).tolist()]
+                start, duration = start[good], duration[good]
+        if not events:
+            return
+        names = self._names.encode([event.name for event in events])
+        self._tables[sort].add(
+            lane=self._encode_lanes(events), name=names, start=start, end=start + np.maximum(duration, 0)
+        )
+        first = self._rows[sort]
+        self._rows[sort] += len(events)
+        if sort == DEVICE:
+            self._add_device_args(first, events)
+        elif sort == LAUNCH:
+            linked = decode_args([event.args for event in events], _Linked)
+            self._tables[sort].add(correlation=correlations([each.correlation for each in linked]))
+        elif sort == HOST:
+            self._tables[sort].add(is_annotation=_are_annotations(events))
+            self._add_host_args(first, events, names)
+
+    def _add_device_args(self, first: int, events: list[CompleteEvent]) -> None:
+        args = decode_args([event.args for event in events], _DeviceArgs)
+        self._tables[DEVICE].add(
+            sort=_details(events),
+            correlation=correlations([each.correlation for each in args]),
+            blocks=blocks([each.grid for each in args]),
+        )
+        rows = [row for row, each in enumerate(args) if each.collective_name is not None]
+        if rows:
+            told = decode_args([events[row].args for row in rows], CollectiveArgs)
+            self._device_collectives.update(
+                (first + row, each) for row, each in zip(rows, told, strict=True) if each.collective_name is not None
+            )
+
+    def _add_host_args(self, first: int, events: list[CompleteEvent], names: Codes) -> None:
+        if self._speaking.size < len(self._names):
+            new = self._names.to_list()[self._speaking.size :]
+            self._speaking = np.append(self._speaking, np.array([self._speaks(name) for name in new], np.bool_))
+        chosen = np.flatnonzero(self._speaking[names]).tolist()
+        if chosen:
+            args = decode_args([events[row].args for row in chosen], CollectiveArgs)
+            self._host_args.update(zip((first + row for row in chosen), args, strict=True))
+
+    def _encode_lanes(self, events: list[CompleteEvent]) -> Ints:
+        lanes = self._lanes
+        processes, threads = [event.pid for event in events], [event.tid for event in events]
+        try:
+            return np.fromiter(map(lanes.__getitem__, zip(processes, threads, strict=True)), np.int64, len(events))
+        except (KeyError, TypeError):
+            keys = list(zip(processes, threads, strict=True))
+        try:
+            new = set(keys) - lanes.keys()
+        except TypeError:  # a process or thread that is a list or an object
+            keys = [(str(pid), str(tid)) for pid, tid in keys]
+            new = set(keys) - lanes.keys()
+        for pid, tid in sorted(new, key=str):
+            # torch 1.8 writes a thread as "1890023232" in one event and as 1890023232 in another.
+            spelled = (_spelled(pid), _spelled(tid))
+            lanes[pid, tid] = self._lane_codes.setdefault(spelled, len(self._lane_codes))
+        return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
+
+    def columns(self) -> TraceColumns:
+        """Give what was collected; the collector is used up."""
+        device, launch = self._tables[DEVICE], self._tables[LAUNCH]
+        return TraceColumns(
+            lanes=list(self._lane_codes),
+            names=self._names,
+            device_lane=device.joined("lane"),
+            device_sort=device.joined("sort", np.int8),
+            device_name=device.joined("name", np.int32),
+            device_start_ns=device.joined("start"),
+            device_end_ns=device.joined("end"),
+            device_correlation=device.joined("correlation"),
+            device_blocks=device.joined("blocks"),
+            device_collectives=self._device_collectives,
+            launch_lane=launch.joined("lane"),
+            launch_name=launch.joined("name", np.int32),
+            launch_start_ns=launch.joined("start"),
+            launch_end_ns=launch.joined("end"),
+            launch_correlation=launch.joined("correlation"),
+            host=self._ranges(HOST),
+            host_args=self._host_args,
+            device_notes=self._ranges(NOTE),
+            window_times=self._window_times(),
+            events=self.events,
+            repaired=self.repaired,
+            dropped=self.dropped,
+            unknown=self._unknown,
+        )
+
+    def _ranges(self, sort: int) -> Ranges:
+        table = self._tables[sort]
+        return Ranges(
+            lane=table.joined("lane"),
+            name=table.joined("name", np.int32),
+            start_ns=table.joined("start"),
+            end_ns=table.joined("end"),
+            is_annotation=table.joined("is_annotation", np.bool_),
+        )
+
+    def _window_times(self) -> tuple[int, ...]:
+        """Give what tells when the profiler was on: its own range, and marks at its two ends."""
+        ranges = self._ranges(WINDOW)
+        return (*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks)
+
+
+def _spelled(number: object) -> str:
+    """Give the one spelling of numbers that are equal: 1, 1.0 and true."""
+    return str(
+        int(number) if isinstance(number, bool) or (isinstance(number, float) and number.is_integer()) else number
+    )
+
+
+_HOUR_NS = 3600 * 1_000_000_000
+
+
+def without_impossible(columns: TraceColumns) -> tuple[TraceColumns, int]:
+    """Leave out device events at time 0 where all others are hours later.
+
+    Kineto clamps negative times to 0 (kineto#109): when such a kernel ran is not known. Gives how many, too.
+    """
+    start = columns.device_start_ns
+    real = start[start > 0]
+    if real.size in (0, start.size) or real.min() < _HOUR_NS:
+        return columns, 0
+    keep = start > 0
+    rows = np.flatnonzero(keep)
+    moved = {int(old): new for new, old in enumerate(rows.tolist())}
+    chosen = {
+        name: getattr(columns, name)[keep]
+        for name in columns.__struct_fields__
+        if name.startswith("device_") and name not in ("device_collectives", "device_notes")
+    }
+    collectives = {moved[row]: args for row, args in columns.device_collectives.items() if row in moved}
+    lost = int((~keep).sum())
+    return replace(columns, device_collectives=collectives, dropped=columns.dropped + lost, **chosen), lost
+
+
+class _Array(msgspec.Struct):
+    traceEvents: msgspec.Raw  # noqa: N815 - the format's own name
+
+
+def _split_whole(text: bytes, *, is_array: bool) -> tuple[bytes, bytes]:
+    """Split the trace's last text into its event array and what follows; nothing when it is not whole JSON."""
+    if is_array:
+        return b"[" + text, b""
+    try:
+        array = bytes(msgspec.json.decode(b'{"traceEvents":[' + text, type=_Array).traceEvents)
+    except BROKEN:
+        return b"", b""
+    return array, text[len(array) - 1 :]
+
+
+def _details(events: Sequence[CompleteEvent]) -> Small:
+    return np.fromiter(map(_DETAIL.__getitem__, [event.cat for event in events]), np.int8, len(events))
+
+
+def _are_annotations(events: Sequence[CompleteEvent]) -> Flags:
+    details = _details(events)
+    marked = np.asarray(details == ANNOTATION, np.bool_)
+    for row in np.flatnonzero(details == _BY_NAME).tolist():
+        marked[row] = OLD_ANNOTATION.match(str(events[row].name)) is not None
+    return marked

@@ -1,0 +1,145 @@
+"""Read one Kineto (torch.profiler) trace of any age into a rank's timeline."""
+
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.kernel_names import (
+    CALL,
+    HOST_COLLECTIVE,
+    LIBRARY_RANGE,
+    RECORD,
+    Classifier,
+)
+from overlapscope.ingest.build.launch_links import link_and_classify
+from overlapscope.ingest.build.profiler_names import LAUNCHES_KERNEL
+from overlapscope.ingest.build.timeline import Built, device_timeline, placed, trace_timeline
+from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.ingest.build.user_marks import host_steps, repeated_steps, step_at
+from overlapscope.ingest.formats.kineto.cpu_spans import cpu_spans
+from overlapscope.ingest.formats.kineto.event_file import read_events
+from overlapscope.ingest.formats.kineto.events import without_impossible
+from overlapscope.ingest.formats.kineto.gradients import with_ready_gradients
+from overlapscope.ingest.formats.kineto.metadata import TraceMetadata, read_metadata
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.columns import NONE, Spans, make, shift
+from overlapscope.timeline.run import UNKNOWN_RANK, Source
+
+
+def read_kineto(path: Path, context: ReadContext) -> Reading:
+    """Read one trace file, plain or gzip, object or bare array, whole or damaged.
+
+    Raises InputError when the file cannot be read or has no timed device or host work, NotATraceError when it holds no
+    events.
+    """
+    file = read_events(path, context)
+    metadata = read_metadata(file.head, file.tail, is_array=file.is_array)
+    columns, impossible = without_impossible(file.columns)
+    if columns.device_name.size == 0 and columns.host.name.size == 0:
+        raise InputError(
+            f"{shown(path)}: holds no device or host work ({columns.events} events); is it a torch profiler trace?"
+        )
+    truncated = file.truncated or not file.closed
+    warnings = [*file.warnings, *metadata.warnings]
+    if impossible:
+        warnings.append(f"{impossible} device events at time 0 left out: the profiler did not know when they ran")
+    if not file.closed and not file.truncated:
+        warnings.append("the file ends in the middle of the events; read up to the last whole one")
+    if columns.unknown:
+        listed = ", ".join(f"{name} ({number})" for name, number in columns.unknown.most_common(5))
+        warnings.append(f"timed events of categories that are not read: {listed}")
+    if columns.device_name.size == 0:
+        _refuse_lost_device(columns, metadata, shown(path), truncated)
+    build = _device_timeline if columns.device_name.size else _cpu_timeline
+    built = build(columns, metadata, context.classifier, shown(path), truncated)
+    rank = UNKNOWN_RANK if metadata.rank is None else metadata.rank
+    return Reading(
+        timelines=(replace(with_ready_gradients(built.timeline, columns, metadata.base_ns), rank=rank),),
+        world_size=metadata.world_size,
+        groups=built.groups,
+        fingerprint=dict(metadata.fingerprint),
+        source=Source(
+            path=shown(path),
+            events=columns.events,
+            repaired=columns.repaired,
+            dropped=columns.dropped,
+            truncated=truncated,
+            unlinked=built.unlinked,
+            warnings=(*warnings, *built.notes),
+        ),
+    )
+
+
+def _refuse_lost_device(columns: TraceColumns, metadata: TraceMetadata, path: str, truncated: bool) -> None:
+    """Raise InputError for a device run whose device events are missing: it must not pass for a CPU run.
+
+    Kineto writes host events first, so a cut file may hold these alone.
+    """
+    names = columns.names.to_list()
+    launches = any(LAUNCHES_KERNEL.search(names[code]) for code in set(columns.launch_name.tolist()))
+    on_device = "nccl" in str(metadata.fingerprint.get("backend")) or metadata.fingerprint.get("device") is not None
+    called = any(name == RECORD or LIBRARY_RANGE.match(name) for name in names)
+    ran = any(HOST_COLLECTIVE.match(name) for name in names)
+    if launches or (truncated and on_device) or (called and not ran):
+        why = "the file is cut before it" if truncated else "the profiler did not record it"
+        raise InputError(f"{path}: the run used a device, but no device work is in the trace: {why}")
+
+
+def _device_timeline(
+    columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
+) -> Built:
+    linked = link_and_classify(columns, classifier)
+    if linked.row.size == 0:
+        return _cpu_timeline(columns, metadata, classifier, path, truncated)
+    base = metadata.base_ns
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    built = device_timeline(
+        columns, linked, classifier, steps, metadata.groups, base_ns=base, source=path, truncated=truncated
+    )
+    return replace(built, notes=(*repeated_steps(repeated), *built.notes))
+
+
+def _cpu_timeline(
+    columns: TraceColumns, metadata: TraceMetadata, classifier: Classifier, path: str, truncated: bool
+) -> Built:
+    del classifier  # host ranges are told by their own names alone
+    base = metadata.base_ns
+    found = cpu_spans(columns, metadata.world_size, metadata.groups)
+    steps, repeated = host_steps(columns.host, columns.names.to_list(), base)
+    launch_ns = shift(found.launch_ns, base)
+    begun_ns = np.where(launch_ns == NONE, found.start_ns + base, launch_ns)
+    spans = make(
+        Spans,
+        found.lane.size,
+        recording=0,
+        lane=found.lane,
+        kind=found.kind,
+        name=found.name,
+        start_ns=found.start_ns + base,
+        end_ns=found.end_ns + base,
+        launch_ns=launch_ns,
+        step=step_at(steps, begun_ns),
+        collective=found.collective,
+    )
+    if spans.start_ns.size == 0:
+        raise InputError(f"{path}: holds neither device work nor host operations")
+    timeline = trace_timeline(
+        columns,
+        spans,
+        placed(found.collectives, steps, base),
+        steps,
+        base_ns=base,
+        source=path,
+        truncated=truncated,
+        has_device=False,
+    )
+    notes = tuple(repeated_steps(repeated))
+    names = columns.names.to_list()
+    if not found.collectives.op.size and any(CALL.match(names[code]) for code in set(columns.host.name.tolist())):
+        notes += (
+            "collectives were called, but nothing in it shows them run: communication is missing from all figures",
+        )
+    return Built(timeline=timeline, groups=metadata.groups, unlinked=0, notes=notes)

@@ -1,0 +1,266 @@
+"""Read an NCCL or RCCL log (`NCCL_DEBUG=INFO`): who communicated with whom, over what, and every call in order.
+
+Calls and choices are taken a block at a time (`nccl_scan`, `nccl_book`), all other lines one by one (`nccl_lines`). A
+log has no times of device work; its timelines have calls in order and no spans.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.call_timeline import calls_alone
+from overlapscope.ingest.formats.nccl_log import tables as nccl_tables
+from overlapscope.ingest.formats.nccl_log.call_table import Book
+from overlapscope.ingest.formats.nccl_log.calls import Calls, times
+from overlapscope.ingest.formats.nccl_log.communicators import (
+    Communicators,
+    Process,
+    World,
+    find_world,
+    name_communicators,
+)
+from overlapscope.ingest.formats.nccl_log.lines import MAX_MESSAGES, Lines
+from overlapscope.ingest.formats.nccl_log.scan import Block, scan
+from overlapscope.ingest.formats.nccl_log.tables import none_if_untold
+from overlapscope.ingest.formats.nccl_log.tuning import share_choices
+from overlapscope.ingest.parsing.gzip_stream import ByteStream
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.columns import (
+    DTYPES,
+    MISSING,
+    NONE,
+    Codes,
+    Collectives,
+    Ints,
+    column_kinds,
+)
+from overlapscope.timeline.facts import Facts
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline, Source
+
+_PLAIN_VERSION: Final = re.compile(r"\d+\.\d+(?:\.\d+)?")
+
+
+def read_nccl_log(path: Path, context: ReadContext) -> Reading:
+    """Read one log, of one process or of several that wrote into it. Raises InputError when nothing in it is NCCL's."""
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    log = _Log()
+    for block in scan(stream):
+        log.take(block)
+    log.book.settle(final=True)
+    if not log.lines.read and not log.book.calls:
+        raise InputError(f"{shown(path)}: holds no line of NCCL or RCCL; was it written with NCCL_DEBUG=INFO?")
+    return log.reading(shown(path), stream)
+
+
+class _Log:
+    """All of one file."""
+
+    def __init__(self) -> None:
+        self.known = Communicators()
+        self.book = Book(self.known)
+        self.lines = Lines(log=self.known, book=self.book, before_change=self._before_change)
+        self._block: Block | None = None
+        self._base = 1
+        self._line = 0
+        self._added = 0
+
+    def take(self, block: Block) -> None:
+        """Take one block."""
+        self._block, self._added = block, 0
+        for line in self.book.add_choices(block, self._base).tolist():
+            self._take_line(line)
+        codes, lines = block.texts.codes, block.others
+        repeats = np.array([self.lines.repeats(text) for text in block.texts.distinct], np.bool_)
+        first = 0
+        for single in [*np.flatnonzero(~repeats[codes]).tolist(), codes.size]:
+            self._take_repeated(lines[first:single], codes[first:single])
+            if single < codes.size:
+                self._line = int(lines[single])
+                self._take_line(self._line)
+            first = single + 1
+        self._line = block.ends.size
+        self._add_calls()
+        self.book.settle()
+        self._base += block.ends.size
+
+    def _take_repeated(self, lines: Ints, codes: Codes) -> None:
+        """Take lines of which each says the same however often it stands there."""
+        if codes.size:
+            _, first, times = np.unique(codes, return_index=True, return_counts=True)
+            for line, number in sorted(zip(lines[first].tolist(), times.tolist(), strict=True)):
+                self._take_line(line, number)
+
+    def _before_change(self) -> None:
+        """Add the calls before the current line, while their pointers still mean what they meant."""
+        self._add_calls()
+        self.book.forget()
+
+    def _add_calls(self) -> None:
+        assert self._block is not None
+        odd = self.book.add_calls(self._block, self._base, self._added, self._line)
+        self._added = self._line
+        for line in odd.tolist():
+            self._take_line(line)
+
+    def _take_line(self, line: int, times: int = 1) -> None:
+        assert self._block is not None
+        self.lines.take(self._block.line(line), self._base + line, times)
+
+    def reading(self, source: str, stream: ByteStream) -> Reading:
+        """Put together what was read."""
+        begun = self._take_unended()
+        communicators = self.known.all
+        notes = name_communicators(communicators)
+        if begun:
+            notes.append(
+                f"{begun} initialisation{'s' if begun > 1 else ''} of a communicator without its end "
+                "(`Init COMPLETE`): what is told there of rings, trees and connections is left out; is the log cut?"
+            )
+        world = find_world(communicators)
+        libraries = self._libraries()
+        facts, unsure, odd = self._facts(world, libraries, source)
+        calls = sum(len(each.kind) for each in self.book.calls.values())
+        notes += [*world.notes, *self._doubts(unsure)]
+        ranks = share_choices(timelines(self.book, world, source, truncated=stream.truncated))
+        return Reading(
+            source=Source(
+                path=source,
+                ranks=tuple(sorted(world.ranks.values())),
+                events=self.lines.read + calls + self.book.told,
+                repaired=self.lines.repaired,
+                dropped=self.lines.dropped + odd,
+                truncated=stream.truncated,
+                warnings=(*stream.warnings, *notes),
+            ),
+            timelines=ranks,
+            world_size=world.size,
+            groups=nccl_tables.groups(communicators, world),
+            fingerprint=self._fingerprint(libraries),
+            facts=facts,
+        )
+
+    def _take_unended(self) -> int:
+        """Keep what was told in an initialisation that had begun; count those of which nothing can be kept."""
+        begun = 0
+        of = {communicator.process for communicator in self.known.all}
+        for thread in self.known.threads.values():
+            if thread.open is not None:
+                thread.open.told.add(thread.told)
+            elif thread.told.paths or thread.told.rings or (thread.told.connections and thread.process not in of):
+                begun += 1
+            elif thread.told.connections:
+                thread.process.late.append((thread.device, thread.told.connections))
+        return begun
+
+    def _facts(self, world: World, libraries: dict[Process, str], source: str) -> tuple[Facts, int, int]:
+        """Give what was told besides calls, how many connections name no communicator, and how many paths are odd."""
+        communicators, names = self.known.all, NameTable()
+        joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
+        paths, odd = nccl_tables.paths(communicators, names)
+        members = nccl_tables.members(communicators, world, libraries, names)
+        cost_models = nccl_tables.costs(communicators, names)
+        messages = nccl_tables.messages(self.lines.messages, world, source, names)
+        facts = Facts(
+            names=tuple(names.to_list()),
+            members=members,
+            connections=joined,
+            paths=paths,
+            cost_models=cost_models,
+            messages=messages,
+        )
+        return facts, unsure, odd
+
+    def _doubts(self, unsure: int) -> list[str]:
+        notes = []
+        if unsure:
+            notes.append(f"{unsure} connections do not say of which communicator they are")
+        if self.lines.warnings > MAX_MESSAGES:
+            notes.append(f"{self.lines.warnings - MAX_MESSAGES} more warnings are not kept")
+        if any(each.launch_ns for each in self.book.calls.values()):
+            notes.append("its times are the hosts' local times without a zone; they are read as UTC")
+        return notes
+
+    def _libraries(self) -> dict[Process, str]:
+        """Give the library of each process that told it; a line without a prefix tells by its launcher's label."""
+        processes = list(self.known.processes.values())
+        found = {process: process.library for process in processes if process.library is not None}
+        for label, version in self.lines.versions.items():
+            those = [process for process in processes if label in process.labels] if label is not None else processes
+            if len(those) == 1:
+                found.setdefault(those[0], version)
+        return found
+
+    def _fingerprint(self, libraries: dict[Process, str]) -> dict[str, str | int | None]:
+        """Give the version and the settings; a version as the profiler writes it, without the CUDA it was built for."""
+        told = [*libraries.values(), *self.lines.versions.values()]
+        versions = {found[0] for found in map(_PLAIN_VERSION.search, told) if found}
+        version: dict[str, str | int | None] = {
+            "nccl_version": "mixed" if len(versions) > 1 else next(iter(versions), None)
+        }
+        return {**self.lines.settings, **(version if versions else {})}
+
+
+def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tuple[RankTimeline, ...]:
+    """Give the calls of each rank as a timeline without times of device work; empties the book's columns.
+
+    A rank that the log tells of without any calls has a timeline too.
+    """
+    found = []
+    for worker in world.ranks:
+        book.calls.setdefault(worker, Calls())
+    for worker in sorted(book.calls, key=lambda each: (world.ranks.get(each, NONE), each[0].host, each[0].number)):
+        names = NameTable()
+        code = names.code(source)
+        own = _collectives(book, book.calls.pop(worker), names)
+        rank = world.ranks.get(worker, UNKNOWN_RANK)
+        found.append(calls_alone(own, names, rank=rank, source=code, has_device=True, truncated=truncated))
+    return tuple(found)
+
+
+def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
+    """Give one rank's calls as a table; columns with one value for all rows take no memory."""
+    rows = len(calls.kind)
+    kind, choice = np.frombuffer(calls.kind, np.int32), np.frombuffer(calls.choice, np.int32)
+    count = np.frombuffer(calls.count, np.int64)
+    kinds, chosen = book.kinds, book.choices.all
+    used = np.flatnonzero(np.bincount(kind, minlength=1)).tolist()
+    place = np.zeros(len(kinds) + 1, np.int32)
+    place[used] = np.arange(len(used), dtype=np.int32)
+    kind = place[kind] if used != list(range(len(used))) else kind
+    parts = np.array([kinds[each].parts for each in used], np.int64)
+    items = np.array([kinds[each].item_bytes for each in used], np.int64)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "group": _by(kind, [names.code(kinds[each].communicator.name) for each in used], np.int32),
+        "op": _by(kind, [names.code(kinds[each].op) for each in used], np.int32),
+        "dtype": _by(kind, names.codes(kinds[each].dtype for each in used), np.int32),
+        "group_size": _by(kind, [kinds[each].communicator.size for each in used], np.int64),
+        "algorithm": _by(choice, [*names.codes(each.algorithm for each in chosen), -1], np.int32),
+        "protocol": _by(choice, [*names.codes(each.protocol for each in chosen), -1], np.int32),
+        "channels": _by(choice, [none_if_untold(each.channels) for each in chosen] + [NONE], np.int64),
+        "seq": np.frombuffer(calls.seq, np.int64),
+        "bytes": times(count, (parts * items)[kind]),
+    }
+    columns["elements"] = count if (parts == 1).all() else times(count, parts[kind])
+    if calls.launch_ns:
+        columns["launch_ns"] = np.frombuffer(calls.launch_ns, np.int64)
+    columns["recording"] = np.broadcast_to(np.int64(0), rows)
+    for name, stored in column_kinds(Collectives).items():
+        columns.setdefault(name, np.broadcast_to(np.array(MISSING[stored], DTYPES[stored]), rows))
+    return Collectives(**columns)
+
+
+def _by(codes: npt.NDArray[np.int32], values: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
+    """Give the value of each code, the last one for -1; where all are equal, one that stands for all."""
+    table = np.array(values, dtype)
+    if not table.size:
+        return np.zeros(0, dtype)
+    if (table == table[0]).all():
+        return np.broadcast_to(table[0], codes.size)
+    return table[codes]

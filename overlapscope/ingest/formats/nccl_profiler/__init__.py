@@ -1,0 +1,36 @@
+"""Know what plugins of NCCL's profiler interface write."""
+
+import re
+from typing import Final
+
+from overlapscope.ingest.reader import Head, Reader, lazy
+
+INSPECTOR, EVENT_LINES = "nccl-inspector", "nccl-profiler-events"
+_BEGINS: Final = {
+    INSPECTOR: (
+        rb'\s*+(?:\[\s*+)?\{\s*"header"\s*:\s*\{[^{}]{0,2000}"n_ranks"\s*:[^{}]{0,2000}\}\s*,\s*'
+        rb'(?:"metadata"\s*:\s*\{[^{}]{0,4000}\}\s*,\s*)?"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'
+    ),
+    EVENT_LINES: (
+        rb'\s*\{\s*(?:"recordType"\s*:\s*"(?:event|state|cuptiActivity)"\s*,\s*"(?:type|eventAddr)"\s*:'
+        rb'|"type"\s*:\s*"ProfilerLifecycle"\s*,\s*"func"\s*:)'
+    ),
+}
+
+
+def recognises(head: Head) -> bool:
+    """Whether the first record is one of a profiler plugin's."""
+    return format_of(head.content) is not None
+
+
+def format_of(content: bytes) -> str | None:
+    """Give which plugin's records a file begins with; None for none's."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    return next((name for name, begins in _BEGINS.items() if re.match(begins, content)), None)
+
+
+READER = Reader(
+    format="nccl-profiler",
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.formats.nccl_profiler.reader:read_nccl_profiler"),
+)

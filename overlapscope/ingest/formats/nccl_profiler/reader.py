@@ -1,0 +1,288 @@
+"""Read what plugins of NCCL's profiler interface wrote: Inspector's records, or events as JSON lines.
+
+They give calls in order, with sizes, algorithm and protocol, and how long each took on the device. When that was is
+not on the host's clock, and computation is not in it: a timeline has the calls without times, the durations stand
+beside it as measurements, and nothing is said of overlap.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.kernel_names import operation
+from overlapscope.ingest.formats.nccl_profiler import EVENT_LINES, INSPECTOR, format_of
+from overlapscope.ingest.formats.nccl_profiler.call_rows import CallRows, called_elements, rank_number, whole_number
+from overlapscope.ingest.formats.nccl_profiler.event_trace import read_event_lines
+from overlapscope.ingest.parsing.event_chunks import object_end
+from overlapscope.ingest.parsing.gzip_stream import ByteStream, lines
+from overlapscope.ingest.reader import HEAD_BYTES, ReadContext, Reading
+from overlapscope.timeline.run import MAX_RANKS, Source
+
+EPOCH_US: Final = (10**15, 10**16)
+"""Microseconds since 1970 that lie between 2001 and 2286."""
+TOLERANCE: Final = 0.01
+"""Inspector computes bandwidths from the same whole microseconds it writes: they agree but for rounding."""
+MAX_OBJECT_BYTES = 256 << 10
+"""A longer object is taken for damage; one that spans lines is looked at anew with each of them."""
+_BETWEEN = b" \t\r\n,"
+
+
+def read_nccl_profiler(path: Path, context: ReadContext) -> Reading:
+    """Read one process's file. Raises InputError when it cannot be read or tells of no call."""
+    first = next(ByteStream(path, context.max_bytes).blocks(), b"")
+    format_ = format_of(first[:HEAD_BYTES])
+    stream = ByteStream(path, context.max_bytes, context.progress)
+    objects = JsonObjects(stream)
+    if format_ == INSPECTOR:
+        inspected = read_inspector(objects)
+        calls, records, unusable, warnings = (
+            inspected.calls,
+            inspected.records,
+            inspected.unusable,
+            inspected.warnings(),
+        )
+    else:
+        traced = read_event_lines(objects)
+        calls, records, unusable, warnings = traced.calls, traced.events, traced.unusable, traced.warnings()
+    if not len(calls):
+        raise InputError(
+            f"{shown(path)}: tells of no collective ({records} records); which events was the plugin asked for?"
+        )
+    ranks, world = calls.world_ranks()
+    if world is not None and len(calls.communicators) > 1:
+        warnings.append(f"ranks are those in the largest communicator, {world}")
+    timelines = calls.timelines(shown(path))
+    return Reading(
+        source=Source(
+            path=shown(path),
+            format=format_ or EVENT_LINES,
+            ranks=tuple(sorted(set(ranks[ranks >= 0].tolist()))),
+            events=records,
+            dropped=objects.dropped + unusable,
+            truncated=stream.truncated or objects.truncated,
+            warnings=(*stream.warnings, *warnings),
+        ),
+        timelines=timelines,
+        world_size=calls.communicators[world].size if world else None,
+        groups=calls.groups(),
+        facts=calls.facts(shown(path)),
+    )
+
+
+class Inspected(msgspec.Struct):
+    """What the records hold."""
+
+    calls: CallRows = msgspec.field(default_factory=CallRows)
+    records: int = 0
+    unusable: int = 0
+    sources: Counter[str] = msgspec.field(default_factory=Counter)
+    """How each operation was timed, in Inspector's words."""
+    lost: dict[str, int] = {}
+    """Operations that fell out of Inspector's ring, by communicator and rank."""
+    contradicted: int = 0
+
+    def warnings(self) -> list[str]:
+        """Give what a reader of the figures must know."""
+        found = []
+        lost = sum(self.lost.values())
+        if lost:
+            found.append(
+                f"Inspector lost {lost} operations, which its ring had no room for; a larger "
+                "NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a shorter dump interval keeps them"
+            )
+        untimed = self.sources.total() - sum(self.sources[each] for each in self.sources if _is_device(each))
+        if untimed:
+            listed = ", ".join(
+                f"{source}: {count}" for source, count in self.sources.most_common(5) if not _is_device(source)
+            )
+            found.append(f"{untimed} operations were not timed on the device ({listed}); their times are left out")
+        if self.contradicted:
+            found.append(f"the bandwidth of {self.contradicted} operations is not their size over their time")
+        return found
+
+
+def _is_device(timing_source: str) -> bool:
+    return "gpu" in timing_source
+
+
+def read_inspector(objects: Iterable[Mapping[str, Any]]) -> Inspected:
+    """Read the records of one process."""
+    found = Inspected()
+    for record in objects:
+        found.records += 1
+        found.unusable += not _take(found, record)
+    return found
+
+
+def _take(found: Inspected, record: Mapping[str, Any]) -> bool:
+    header, metadata = record.get("header"), record.get("metadata")
+    member = rank_number(header.get("rank")) if isinstance(header, dict) else None
+    if member is None or not isinstance(header, dict):
+        return False
+    identity = header.get("id")
+    name = identity if isinstance(identity, str) and identity else "unnamed"
+    comm = found.calls.communicator(name)
+    size, nodes = whole_number(header.get("n_ranks"), MAX_RANKS), whole_number(header.get("nnodes"), MAX_RANKS)
+    comm.size, comm.nodes = size or comm.size, nodes or comm.nodes
+    told = comm.members.setdefault(member, {})
+    if isinstance(metadata, dict):
+        host, process = metadata.get("hostname"), whole_number(metadata.get("pid"))
+        told |= {"host": host if isinstance(host, str) else None, "process": process}
+    stats = record.get("dump_stats")
+    if isinstance(stats, dict):
+        lost = [whole_number(stats.get(f"{kind}_dropped_total")) or 0 for kind in ("coll", "p2p")]
+        found.lost[f"{name} {member}"] = max(sum(lost), found.lost.get(f"{name} {member}", 0))
+        return True
+    for kind in ("coll", "p2p"):
+        performance = record.get(f"{kind}_perf")
+        if isinstance(performance, dict):
+            return _add(found, name, member, kind, performance, comm.size)
+    return "proxy_trace" in record
+
+
+def _add(found: Inspected, comm: str, member: int, kind: str, told: Mapping[str, Any], ranks: int | None) -> bool:
+    spelled = told.get(kind)
+    if not isinstance(spelled, str):
+        return False
+    op = operation("AlltoAll" if spelled == "All2All" else spelled) or spelled
+    message, time_us = whole_number(told.get(f"{kind}_msg_size_bytes")), _real(told.get(f"{kind}_exec_time_us"))
+    algbw, busbw = _real(told.get(f"{kind}_algobw_gbs")), _real(told.get(f"{kind}_busbw_gbs"))
+    source = told.get(f"{kind}_timing_source")
+    source = source if isinstance(source, str) else "not told"
+    found.sources[source] += 1
+    size = None if spelled.endswith("V") else called_elements(op, message, ranks)  # ranks' shares differ in AllGatherV
+    timed = _is_device(source) and bool(time_us)
+    if timed and size and time_us and algbw and abs(size / time_us / 1000 - algbw) > TOLERANCE * algbw:
+        found.contradicted += 1
+    start_us = (
+        told.get("event_trace_ts", {}).get(f"{kind}_start_ts") if isinstance(told.get("event_trace_ts"), dict) else None
+    )
+    launch_us = whole_number(start_us)
+    trace = told.get("event_trace_sn")
+    kernels = trace.get("kernel_events") if isinstance(trace, dict) else None
+    found.calls.add(
+        comm,
+        member,
+        seq=whole_number(told.get(f"{kind}_sn")),
+        op=op,
+        bytes=size,
+        algorithm=_name(told.get(f"{kind}_algo")),
+        protocol=_name(told.get(f"{kind}_proto")),
+        channels=len(kernels)
+        if isinstance(kernels, list) and kernels
+        else whole_number(told.get(f"{kind}_n_channels")),
+        launch_ns=launch_us * 1000 if launch_us is not None and EPOCH_US[0] < launch_us < EPOCH_US[1] else None,
+        time_ns=time_us * 1000 if timed and time_us else None,
+        algbw_gbs=algbw if timed and algbw else None,
+        busbw_gbs=busbw if timed and algbw and busbw is not None else None,
+    )
+    return True
+
+
+def _real(value: object) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+    return float(value) if usable else None  # type: ignore[arg-type]
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and value and value != "unknown" else None
+
+
+class JsonObjects(msgspec.Struct):
+    """Yields the objects of a file as dictionaries; afterwards the counts tell what it took."""
+
+    stream: ByteStream
+    dropped: int = 0
+    truncated: bool = False
+    """The file ends within an object."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield each object in order. Raises InputError as the stream does."""
+        parts: list[bytes] = []
+        size = depth = balanced_at = closed_at = 0
+        for line in lines(self.stream):
+            text = line.strip(_BETWEEN)
+            if parts and self._begins_anew(line, text, parts):
+                self.dropped += 1
+                parts = []
+            piece = line
+            if not parts:
+                piece = line.lstrip(_BETWEEN)
+                piece = piece[1:].lstrip(_BETWEEN) if piece[:1] == b"[" else piece
+                if piece.rstrip(_BETWEEN) in (b"", b"]", b"{}]", b"{}"):
+                    continue
+                if b"{" not in piece:
+                    self.dropped += 1
+                    continue
+                size = depth = balanced_at = closed_at = 0
+            parts.append(piece)
+            size += len(piece) + 1
+            depth += line.count(b"{") - line.count(b"}")
+            # When it is worth to look for the end: braces within strings make their count wrong. What disappoints is
+            # looked at again when twice as long, so that no file takes more than its length times a logarithm.
+            alone = len(parts) == 1 and text.endswith(b"}")
+            balanced, closed = depth <= 0 and size >= balanced_at, line[:1] == b"}" and size >= closed_at
+            if alone or balanced or closed or size > MAX_OBJECT_BYTES:
+                found, rest = self._split(b"\n".join(parts))
+                yield from found
+                parts = [rest] if rest else []
+                size = len(rest)
+                balanced_at = 2 * size if balanced else balanced_at
+                closed_at = 2 * size if closed else closed_at
+        found, rest = self._split(b"\n".join(parts))
+        yield from found
+        if rest:
+            self.truncated = True
+            self.dropped += 1
+
+    def _begins_anew(self, line: bytes, text: bytes, parts: list[bytes]) -> bool:
+        """Whether a line begins the next object, which tells that the last one was cut.
+
+        It does when it is whole after a single other line, or opens one without the indentation that lines had before.
+        """
+        if line[:1] != b"{":
+            return False
+        if len(parts) == 1:
+            return self._decoded(text) is not None
+        return text == b"{" and parts[1][:1] in (b" ", b"\t")
+
+    def _split(self, text: bytes) -> tuple[list[dict[str, Any]], bytes]:
+        """Give the whole objects at the beginning of a text, and what follows them."""
+        whole = self._decoded(text.strip(_BETWEEN))
+        if whole is not None:
+            return [whole], b""
+        found: list[dict[str, Any]] = []
+        at, stop = 0, len(text.rstrip(_BETWEEN + b"]"))
+        while at < stop:
+            if text[at : at + 1] != b"{":
+                begin = text.find(b"{", at)
+                if text[at : begin if begin >= 0 else len(text)].strip(_BETWEEN + b"]"):
+                    self.dropped += 1
+                if begin < 0:
+                    return found, b""
+                at = begin
+            end = object_end(text, at, MAX_OBJECT_BYTES)
+            if end is None:
+                if len(text) - at < MAX_OBJECT_BYTES:
+                    return found, text[at:]
+                self.dropped += 1
+                return found, b""
+            value = self._decoded(text[at:end])
+            if value is None:
+                self.dropped += 1
+            elif value:
+                found.append(value)
+            at = end
+        return found, b""
+
+    def _decoded(self, text: bytes) -> dict[str, Any] | None:
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None

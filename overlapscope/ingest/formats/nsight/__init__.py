@@ -1,0 +1,47 @@
+"""Know a report of Nsight Systems and its SQLite export."""
+
+import re
+from contextlib import suppress
+from typing import Final
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.reader import SQLITE_MAGIC, Head, Reader, lazy
+
+FORMAT: Final = "nsight"
+REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report "
+"""What .nsys-rep and .qdrep files begin with."""
+_ITS_TABLES: Final = re.compile(
+    rb"CREATE TABLE (?:\"|)(?:StringIds|TARGET_INFO_|NVTX_EVENTS|META_DATA_EXPORT|CUPTI_ACTIVITY_KIND_KERNEL)"
+)
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file is a report of Nsight Systems or its SQLite export; other SQLite files are not ours."""
+    if head.content.startswith(REPORT_MAGIC):
+        return True
+    if not head.content.startswith(SQLITE_MAGIC):
+        return False
+    return _is_export(head)
+
+
+def _is_export(head: Head) -> bool:
+    """Whether a SQLite file is Nsight Systems'."""
+    from overlapscope.ingest.formats.nsight.nvtx import RANGES  # noqa: PLC0415 - loaded for a database, as what follows
+    from overlapscope.ingest.formats.nsight.strings import STRINGS  # noqa: PLC0415
+    from overlapscope.ingest.parsing.sqlite import SqliteFile  # noqa: PLC0415
+
+    tables: frozenset[str] = frozenset()
+    with suppress(InputError, OSError), open(head.path, "rb") as content:
+        if content.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:  # not compressed
+            with SqliteFile(head.path) as file:
+                tables = file.tables
+    if tables:
+        return STRINGS in tables and any(
+            name == RANGES or name.startswith(("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_")) for name in tables
+        )
+    return len(set(_ITS_TABLES.findall(head.content))) > 1  # compressed or damaged: its first page shows
+
+
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.nsight.reader:read_nsight")
+)

@@ -1,0 +1,196 @@
+"""The NVTX ranges of an Nsight Systems export, with what NCCL attached to its own."""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from overlapscope.ingest.build.multi_rank import DeviceRecording, HostRanges
+from overlapscope.ingest.build.nccl_api_ranges import Payload
+from overlapscope.ingest.build.user_marks import RangeNames
+from overlapscope.ingest.formats.nsight.strings import Strings, is_sound, process_of, thread_of
+from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
+from overlapscope.timeline.columns import NONE, Codes, Flags, Ints, integers, make
+from overlapscope.timeline.facts import Facts, Members
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import possible
+
+RANGES: Final = "NVTX_EVENTS"
+_SCHEMAS: Final = "NVTX_PAYLOAD_SCHEMAS"
+_ENTRIES: Final = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+_PUSH_POP, _START_END = 59, 60
+_NUMBERS: Final = ("start", "end", "globalTid", "textId", "domainId", "eventType")
+_HEADER: Final = struct.Struct("<IIIIQQ")
+_INT, _UINT64, _SIZE = 5, 18, 22
+"""Entry types of NVTX: int, uint64_t, size_t."""
+_FORMAT: Final = {_INT: struct.Struct("<i"), _UINT64: struct.Struct("<Q"), _SIZE: struct.Struct("<Q")}
+COMMUNICATOR, MESSAGE, MEMBERS, MEMBER, DEVICE = (
+    "NCCL communicator ID",
+    "Message size [bytes]",
+    "No. of ranks",
+    "Rank",
+    "CUDA device",
+)
+MAX_BLOB: Final = 4096
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload's size, None where it is not told, and (offset, type) of each of its fields by name."""
+
+    size: int | None
+    fields: Mapping[str, tuple[int, int]]
+
+
+class NsightRanges(msgspec.Struct):
+    """Reads the ranges of one export; the counts tell what it met."""
+
+    file: SqliteFile
+    names: NameTable
+    events: int = 0
+    dropped: int = 0
+    unended: int = 0
+    """Ranges without an end."""
+    unread_payloads: int = 0
+    payloads: dict[int, Payload] = {}
+    """What NCCL attached, by row of the ranges."""
+    _parts: list[tuple[Ints, Ints, Ints, Codes]] = []
+    _kept: int = 0
+
+    def read(self) -> HostRanges:
+        """Give all ranges that ended, with their times as stored."""
+        columns = self.file.columns(RANGES)
+        names = RangeNames(self.names)
+        strings = Strings(file=self.file, code=names.code)
+        schemas = self._schemas() if "binaryData" in columns else {}
+        numbers = [name for name in _NUMBERS if name in columns]
+        texts = [name for name in ("text", "binaryData") if name in columns and (name == "text" or schemas)]
+        where = f"WHERE eventType IN ({_PUSH_POP},{_START_END})" if "eventType" in columns else ""
+        if {"start", "end"} <= set(numbers):
+            for chunk in self.file.rows(RANGES, numbers, texts, where):
+                stored = dict(zip([*numbers, *texts], chunk, strict=True))
+                self._take(stored, len(chunk[0]), names, strings, schemas)
+        nothing = np.empty(0, np.int64)
+        empty = (nothing, nothing, nothing, np.empty(0, np.int32))
+        start, end, thread, name = (np.concatenate(part) for part in zip(*(self._parts or [empty]), strict=True))
+        return HostRanges(
+            process=process_of(thread),
+            thread=thread_of(thread),
+            name=name,
+            start_ns=start,
+            end_ns=end,
+            is_annotation=names.annotations(name),
+        )
+
+    def _take(
+        self, stored: dict[str, Any], rows: int, names: RangeNames, strings: Strings, schemas: dict[Any, Schema]
+    ) -> None:
+        """Take one chunk of rows, given as lists by column."""
+        self.events += rows
+        absent = (None,) * rows
+        start, end, thread, text_id, domain = (integers(stored.get(name, absent)) for name in _NUMBERS[:5])
+        name = strings.codes(text_id)
+        for row, text in enumerate(stored.get("text", ())):
+            if text is not None:  # the text itself stands there, or the id of a registered one
+                name[row] = names.code(as_text(text) or "")
+        unended = end == NONE
+        good = ~unended & (name >= 0) & is_sound(start) & is_sound(end) & (end >= start)
+        self.unended += int(unended.sum())
+        self.dropped += int((~good & ~unended).sum())
+        self._take_payloads(stored.get("binaryData", ()), domain, name, good, schemas)
+        self._kept += int(good.sum())
+        self._parts.append((start[good], end[good], thread[good], name[good]))
+
+    def _take_payloads(
+        self, blobs: Iterable[Any], domain: Ints, name: Codes, good: Flags, schemas: dict[Any, Schema]
+    ) -> None:
+        there = [(row, blob) for row, blob in enumerate(blobs) if isinstance(blob, bytes) and good[row]]
+        if not there:
+            return
+        spelled = self.names.to_list()
+        place = self._kept + np.cumsum(good) - 1
+        for row, blob in there:
+            if spelled[name[row]].startswith("nccl"):
+                payload = decode(blob, int(domain[row]), schemas)
+                if payload is None:
+                    self.unread_payloads += 1
+                else:
+                    self.payloads[int(place[row])] = payload
+
+    def _schemas(self) -> dict[tuple[int, int], Schema]:
+        """Give the payload schemas by (domain, id); one that processes describe differently is left out."""
+        sizes: dict[tuple[int, int], set[int | None]] = {}
+        for domain, schema, size in self._rows(_SCHEMAS, ("domainId", "schemaId", "payloadSize")):
+            sizes.setdefault((domain, schema), set()).add(size)
+        fields: dict[tuple[int, int], dict[str, set[tuple[int, int]]]] = {}
+        entries = self._rows(_ENTRIES, ("domainId", "schemaId", "type", "offset"), "name")
+        for domain, schema, kind, offset, name in entries:
+            if kind is not None and name is not None:
+                found = fields.setdefault((domain, schema), {}).setdefault(as_text(name) or "", set())
+                found.add((offset or 0, kind))  # the first field's offset is NULL
+        return {
+            key: Schema(size=next(iter(sizes[key])), fields={name: next(iter(each)) for name, each in places.items()})
+            for key, places in fields.items()
+            if len(sizes.get(key, ())) == 1 and all(len(each) == 1 for each in places.values())
+        }
+
+    def _rows(self, table: str, numbers: Sequence[str], *texts: str) -> Iterable[tuple[Any, ...]]:
+        if {*numbers, *texts} <= set(self.file.columns(table)):
+            for chunk in self.file.rows(table, numbers, texts):
+                yield from zip(*chunk, strict=True)
+
+
+def member_facts(recording: DeviceRecording) -> Facts:
+    """Give each member once, in the order in which they joined; their ranks in the world are not told."""
+    names = NameTable()
+    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    order = sorted(recording.payloads.items(), key=lambda each: int(recording.ranges.start_ns[each[0]]))
+    for row, told in order:
+        if told.group is not None and told.members is not None and told.member is not None:
+            key = int(recording.ranges.process[row])
+            process = recording.process_ids.get(key, key)
+            device = NONE if told.device is None else told.device
+            entry = (names.code(told.group), told.member, told.members, process, device)
+            found.setdefault((told.group, told.member), entry)
+    if not found:
+        return Facts()
+    communicator, member, members, process_id, device_id = zip(*found.values(), strict=True)
+    table = make(
+        Members,
+        len(found),
+        communicator=communicator,
+        member=member,
+        members=members,
+        process=process_id,
+        device=device_id,
+    )
+    return Facts(names=tuple(names.to_list()), members=table)
+
+
+def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], Schema]) -> Payload | None:
+    """Give what a blob of a domain tells; None when anything about it does not agree. `schemas` by (domain, id)."""
+    if not _HEADER.size <= len(blob) <= MAX_BLOB:
+        return None
+    of_domain, _, schema_id, _, size, whole = _HEADER.unpack_from(blob)
+    schema = schemas.get((domain, schema_id))
+    if schema is None or of_domain != domain or whole != len(blob) or size != len(blob) - _HEADER.size:
+        return None
+    if schema.size not in (None, size):
+        return None
+    values: dict[str, int] = {}
+    for name, (offset, kind) in schema.fields.items():
+        layout = _FORMAT.get(kind)
+        if layout is None:
+            continue
+        if offset < 0 or offset + layout.size > size:
+            return None
+        values[name] = layout.unpack_from(blob, _HEADER.size + offset)[0]
+    communicator, members = values.get(COMMUNICATOR), values.get(MEMBERS)
+    return Payload(
+        group=f"0x{communicator:x}" if communicator else None,
+        members=members if members is not None and members > 0 else None,
+        member=values.get(MEMBER),
+        device=values.get(DEVICE),
+        message_bytes=possible(values[MESSAGE]) if MESSAGE in values else None,
+    )

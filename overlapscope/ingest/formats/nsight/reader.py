@@ -1,0 +1,247 @@
+"""Read the SQLite export of an Nsight Systems report: kernels, copies, launches and NVTX ranges of each rank in it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.display import shown, shown_name, size_text
+from overlapscope.errors import InputError
+from overlapscope.ingest.build.multi_rank import RankBuilt, order_note, rank_timelines
+from overlapscope.ingest.formats.nsight import REPORT_MAGIC
+from overlapscope.ingest.formats.nsight.nvtx import member_facts
+from overlapscope.ingest.formats.nsight.tables import KERNELS, NsightTables
+from overlapscope.ingest.parsing.gzip_stream import GZIP_MAGIC
+from overlapscope.ingest.parsing.sqlite import SqliteFile, as_text
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.timeline.run import MAX_RANKS, UNKNOWN_RANK, Source
+
+_VARIABLE: Final = re.compile(r"(?P<name>[A-Z0-9_]{3,40})=\"?(?P<value>[^\"]{0,40})\"?")
+_VARIABLES: Final = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", ""),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables of rank and world size, by launcher; the first that stands decides."""
+KNOWN: Final = frozenset(name for pair in _VARIABLES for name in pair if name)
+_OPTION: Final = re.compile(r"--?(?P<name>nnodes|node[-_]rank|nproc[-_]per[-_]node)(?:=(?P<value>.*))?")
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def read_nsight(path: Path, context: ReadContext) -> Reading:
+    """Read one export. Raises InputError when it is a report that was not exported, or holds no device work."""
+    name = shown(path)
+    try:
+        _require_export(path, context.max_bytes)
+        behind = _has_log_ahead(path)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
+    with SqliteFile(path, context.progress) as file:
+        tables = NsightTables(file)
+        recording = tables.read()
+        info = _info(file)
+        damage = tuple(file.damage)
+        views = _not_tables(file)
+    if recording.work.start_ns.size == 0:
+        why = f" ({damage[0]})" if damage else views or "; record with --trace=cuda,nvtx"
+        raise InputError(f"{name}: holds no device work{why}")
+    base_ns, time_note = _epoch(info)
+    recording = replace(recording, base_ns=base_ns)
+    built, left_out = rank_timelines(recording, context.classifier, source=name, truncated=bool(damage))
+    hint = rank_hint(_variables(info), _arguments(info), len(built))
+    warnings = [*damage, *time_note, *_counted(tables, left_out)]
+    if behind:
+        warnings.append("a write-ahead log lies beside it, which was not read: let the program that wrote it close it")
+    warnings += _told_ranks(built, hint)
+    warnings += list(dict.fromkeys(note for each in built for note in each.built.notes))
+    groups = {group.name: group for each in built for group in each.built.groups}
+    return Reading(
+        source=Source(
+            path=name,
+            events=tables.events,
+            repaired=tables.repaired,
+            dropped=tables.dropped,
+            truncated=bool(damage),
+            unlinked=sum(each.built.unlinked for each in built),
+            warnings=tuple(warnings),
+        ),
+        timelines=tuple(
+            replace(each.built.timeline, rank=_rank(at, hint, len(built))) for at, each in enumerate(built)
+        ),
+        world_size=hint.world_size,
+        groups=tuple(groups.values()),
+        fingerprint=_fingerprint(info),
+        facts=member_facts(recording),
+        ranks_assumed=len(built) > 1 and hint.first is None,
+    )
+
+
+def _require_export(path: Path, max_bytes: int) -> None:
+    """Raise InputError where the file must be exported or decompressed first, or is too large."""
+    name = shown(path)
+    if _begins(path, REPORT_MAGIC):
+        raise InputError(
+            f"{name}: is a report of Nsight Systems; export it with "
+            f"`nsys export --type sqlite -o {shown_name(path.with_suffix('.sqlite'))} {shown_name(path)}`"
+        )
+    if _begins(path, GZIP_MAGIC):
+        raise InputError(f"{name}: is a compressed SQLite export; decompress it first with `gunzip {shown_name(path)}`")
+    if path.stat().st_size > max_bytes:
+        raise InputError(f"{name}: holds more than {size_text(max_bytes)}; raise --max-gib if that is meant")
+
+
+def _has_log_ahead(path: Path) -> bool:
+    ahead_log = path.with_name(path.name + "-wal")
+    return ahead_log.is_file() and ahead_log.stat().st_size > 0
+
+
+class RankHint(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank of a recording's first process, and the size of the job; None where it is not said."""
+
+    first: int | None = None
+    world_size: int | None = None
+    said_by: str = ""
+
+
+def _rank(at: int, hint: RankHint, ranks: int) -> int:
+    if hint.first is None and ranks == 1:
+        return UNKNOWN_RANK
+    return min((hint.first or 0) + at, MAX_RANKS)
+
+
+def _told_ranks(built: list[RankBuilt], hint: RankHint) -> list[str]:
+    if len(built) == 1:
+        return [] if hint.first is None else [f"rank {hint.first}, as {hint.said_by} in its environment says"]
+    return [order_note(built, "" if hint.first is None else f"; {hint.said_by} says that the first is {hint.first}")]
+
+
+def _counted(tables: NsightTables, left_out: int) -> list[str]:
+    notes = []
+    if tables.dropped:
+        notes.append(f"{tables.dropped} rows without sound times left out")
+    if tables.repaired:
+        notes.append(f"{tables.repaired} device events that end before they begin; taken as 0 long")
+    if left_out:
+        notes.append(f"{left_out} copies of processes that run no kernel left out")
+    if tables.unended:
+        notes.append(f"{tables.unended} NVTX ranges that never end left out")
+    if tables.graphs:
+        notes.append(
+            f"{tables.graphs} CUDA graphs were recorded as a whole: what computes and what communicates in them is not "
+            "known; record with --cuda-graph-trace=node"
+        )
+    if tables.unread_payloads:
+        notes.append(f"{tables.unread_payloads} NCCL payloads are of an unknown layout: no sizes from them")
+    return notes
+
+
+def _not_tables(file: SqliteFile) -> str:
+    return f"; {KERNELS} is no ordinary table" if KERNELS in file.others else ""
+
+
+def _info(file: SqliteFile) -> Mapping[str, list[str]]:
+    """Give the few facts that are used of the capture and the machine: values by name."""
+    info: dict[str, list[str]] = {}
+    for table in ("META_DATA_CAPTURE", "META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV"):
+        if {"name", "value"} <= set(file.columns(table)):
+            for keys, values in file.rows(table, (), ("name", "value")):
+                for name, value in zip(keys, values, strict=True):
+                    info.setdefault(as_text(name) or "", []).append(as_text(value) or "")
+    if "name" in file.columns("TARGET_INFO_GPU"):
+        for (names,) in file.rows("TARGET_INFO_GPU", (), ("name",)):
+            info.setdefault("GPU", []).extend(as_text(name) or "" for name in names)
+    if "utcEpochNs" in file.columns("TARGET_INFO_SESSION_START_TIME"):
+        for (times,) in file.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
+            info.setdefault("utcEpochNs", []).extend(str(time) for time in times if time is not None)
+    return info
+
+
+def _epoch(info: Mapping[str, list[str]]) -> tuple[int, list[str]]:
+    """Give what to add to times for nanoseconds since the Unix epoch; 0 with a note where the file does not say."""
+    if "true" in info.get("EXPORT_PARAM_TIME_NORMALIZE", ()):
+        return 0, []  # exported with --ts-normalize=true: they are since the epoch
+    starts = {int(text) for text in info.get("utcEpochNs", ())}
+    if len(starts) == 1 and 0 < (start := starts.pop()) < np.iinfo(np.int64).max // 4:
+        return start, []
+    return 0, ["the file does not say when its session began: times of several files cannot be compared"]
+
+
+def _variables(info: Mapping[str, list[str]]) -> dict[str, str]:
+    """Give the environment variables that tell a rank: of the process that was started, else of the device's agent."""
+    found: dict[str, str] = {}
+    texts = info.get("PROCESS_0:ENVIRONMENT_VARIABLE", [])
+    agent = [part for text in info.get("DeviceEnvironment", ()) for part in text.split(";")]
+    for text in (*texts, *agent):
+        variable = _VARIABLE.fullmatch(text.strip())
+        if variable and variable["name"] in KNOWN:
+            found.setdefault(variable["name"], variable["value"])
+    return found
+
+
+def _arguments(info: Mapping[str, list[str]]) -> list[str]:
+    arguments: list[str] = []
+    while texts := info.get(f"PROCESS_0:ARGUMENT_{len(arguments)}"):
+        arguments.append(texts[0])
+    return arguments
+
+
+def _fingerprint(info: Mapping[str, list[str]]) -> dict[str, str | int | None]:
+    devices = sorted({name for name in info.get("GPU", ()) if name})
+    driver = next(iter(info.get("CudaDriverVersion", ())), "")
+    known: dict[str, str | int | None] = {}
+    if len(devices) == 1:
+        known["device"] = devices[0]
+    if re.fullmatch(r"[0-9]{1,9}", driver):
+        known["cuda_driver_version"] = int(driver)
+    return known
+
+
+def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], processes: int) -> RankHint:
+    """Give what the start of a recording with so many ranks says.
+
+    A rank variable is the rank of one process only. torchrun's options say the first rank of a node when its number of
+    processes is that which was recorded; one node alone begins with rank 0.
+    """
+    if processes == 1:
+        for rank_name, size_name in _VARIABLES:
+            rank = _number(variables.get(rank_name))
+            size = _number(variables.get(size_name))
+            if rank is not None and (size is None or rank < size):
+                return RankHint(first=rank, world_size=size or None, said_by=f"{rank_name}={rank}")
+    options = _options(arguments)
+    nodes, node, per_node = (options.get(name) for name in ("nnodes", "node_rank", "nproc_per_node"))
+    if per_node == processes and nodes == 1:
+        return RankHint(first=0, world_size=per_node, said_by=f"--nnodes=1 --nproc-per-node={per_node}")
+    if per_node == processes and node is not None and nodes is not None and node < nodes:
+        said_by = f"--node-rank={node} --nproc-per-node={per_node}"
+        return RankHint(first=node * per_node, world_size=nodes * per_node, said_by=said_by)
+    return RankHint()
+
+
+def _options(arguments: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for at, text in enumerate(arguments):
+        option = _OPTION.fullmatch(text)
+        if option:
+            following = arguments[at + 1] if at + 1 < len(arguments) else None
+            value = _number(option["value"] if option["value"] is not None else following)
+            if value is not None:
+                found[option["name"].replace("-", "_")] = value
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    if text is None or not re.fullmatch(r"[0-9]{1,7}", text.strip()):
+        return None
+    return int(text) if int(text) <= MAX_RANKS else None

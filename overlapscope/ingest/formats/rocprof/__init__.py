@@ -1,0 +1,19 @@
+"""Know the JSON of rocprofv3."""
+
+import re
+from typing import Final
+
+from overlapscope.ingest.reader import Head, Reader, lazy
+
+FORMAT: Final = "rocprofv3"
+_BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
+
+
+def recognises(head: Head) -> bool:
+    """Whether the file begins as rocprofv3's JSON does."""
+    return re.match(_BEGINS, head.content.removeprefix(b"\xef\xbb\xbf")) is not None
+
+
+READER = Reader(
+    format=FORMAT, recognises=recognises, read=lazy("overlapscope.ingest.formats.rocprof.reader:read_rocprof")
+)

@@ -1,0 +1,25 @@
+"""Know a training log that holds lines of a known format."""
+
+import re
+from typing import Final
+
+from overlapscope.ingest.reader import Head, Reader, lazy
+
+_JSON: Final = rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])"
+
+
+def recognises(head: Head) -> bool:
+    """Whether a text holds lines of a known format."""
+    if re.match(_JSON, head.content):
+        return False
+    from overlapscope.ingest.formats.training_log.reader import FORMATS  # noqa: PLC0415 - loaded for what may be such a log
+
+    return any(each.in_text(head.content) for each in FORMATS)
+
+
+READER = Reader(
+    format="training_log",
+    recognises=recognises,
+    read=lazy("overlapscope.ingest.formats.training_log.reader:read_training_log"),
+    anywhere=True,
+)

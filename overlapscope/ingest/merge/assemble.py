@@ -1,0 +1,244 @@
+"""What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.display import shown, shown_name
+from overlapscope.errors import InputError, UsageError
+from overlapscope.ingest.merge.same_job import doubts, of_one_run, of_that_size
+from overlapscope.ingest.merge.sources import merge_sources
+from overlapscope.ingest.reader import Reading, rank_from_path
+from overlapscope.timeline.dimensions import fill_group_columns
+from overlapscope.timeline.facts import Facts, join_facts, with_rank
+from overlapscope.timeline.names import Codes, NameTable
+from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
+
+
+def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:
+    """Give the run that the readings are parts of; at least one. `given` holds ranks by file name, as the user says.
+
+    Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
+    """
+    readings = of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given)))
+    doubted = doubts(readings)
+    readings = _apart(readings)
+    parts: dict[int, list[RankTimeline]] = {}
+    told: list[Reading] = []
+    sources = []
+    for _, reading in readings:
+        known = [timeline.rank for timeline in reading.timelines if timeline.rank != UNKNOWN_RANK]
+        sources.append(replace(reading.source, ranks=tuple(sorted({*reading.source.ranks, *known}))))
+        if reading.timelines and not known:
+            continue
+        for timeline in reading.timelines:
+            if timeline.rank != UNKNOWN_RANK:
+                parts.setdefault(timeline.rank, []).append(timeline)
+        told.append(reading)
+    facts = join_facts([reading.facts for _, reading in readings])
+    merged = merge_sources(parts, _groups(told), facts)
+    fingerprint = _fingerprint(told)
+    sizes = sorted({reading.world_size for reading in told if reading.world_size})
+    world_size = max([*sizes, max(merged.ranks, default=-1) + 1]) if sizes else None
+    notes = [*merged.notes, *doubted, *_differences(sizes, world_size, fingerprint)]
+    sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
+    return Run(
+        world_size=world_size,
+        ranks=fill_group_columns(merged.ranks, merged.groups, world_size),
+        groups=merged.groups,
+        sources=tuple(sources),
+        fingerprint=dict(sorted(fingerprint.items())),
+        facts=merged.facts,
+    )
+
+
+def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
+    """Give the groups by name, each as the first tells it that names its ranks, else the first of all."""
+    groups: dict[str, Group] = {}
+    for reading in told:
+        for group in reading.groups:
+            before = groups.get(group.name)
+            if before is None or (before.ranks is None and group.ranks is not None):
+                groups[group.name] = group
+    return tuple(groups[name] for name in sorted(groups))
+
+
+def _fingerprint(told: Sequence[Reading]) -> dict[str, str | int | None]:
+    fingerprint: dict[str, str | int | None] = {}
+    for reading in told:
+        for key, value in reading.fingerprint.items():
+            fingerprint.setdefault(key, value)
+            if fingerprint[key] != value:
+                fingerprint[key] = "mixed"
+    return fingerprint
+
+
+def _differences(
+    sizes: Sequence[int], world_size: int | None, fingerprint: Mapping[str, str | int | None]
+) -> list[str]:
+    """Say what of the sources looks like several jobs; `sizes` are the worlds that they name, the largest last."""
+    notes = []
+    if sizes and world_size and world_size > sizes[-1]:
+        beyond = f"rank {world_size - 1} is none of a world of {sizes[-1]}, which the sources name"
+        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
+    different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
+    if different:
+        notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
+    if len(sizes) > 1:
+        listed = ", ".join(map(str, sizes))
+        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+    return notes
+
+
+def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Leave out the timelines of files that stand in for one that is here: of the same folder, or of the same rank."""
+    folders = set()
+    ranks: set[int] = set()
+    for path, reading in readings:
+        timed = [timeline for timeline in reading.timelines if timeline.basis != "log"]
+        if timed and not reading.stands_in:
+            folders.add(path.parent)
+            ranks |= {timeline.rank for timeline in timed} - {UNKNOWN_RANK}
+
+    def kept(path: Path, reading: Reading) -> Reading:
+        if not reading.stands_in or path.parent in folders:
+            return replace(reading, timelines=()) if reading.stands_in else reading
+        return replace(reading, timelines=tuple(each for each in reading.timelines if each.rank not in ranks))
+
+    return [(path, kept(path, reading)) for path, reading in readings]
+
+
+def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
+    """Give each timeline its rank: as its source says, else as the file's name says, else as the user says.
+
+    One alone that says nothing is rank 0; one among many is left out, with the reason.
+    """
+    unused = set(given) - {path.name for path, _ in readings} - {""}
+    files = len({path for path, _ in readings})
+    if unused or ("" in given and files > 1):
+        raise _unfitting(min(unused, default=""), given, files)
+    of_ranks = [path for path, reading in readings if reading.timelines]
+    timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
+    readings = [
+        (path, _numbered(path, reading, given.get(path.name, given.get("")), alone=timed == 1))
+        if reading.ranks_assumed
+        else (path, reading)
+        for path, reading in readings
+    ]
+    ranked = [
+        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(of_ranks) == 1))
+        for path, reading in readings
+    ]
+    known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
+    if known and all(rank == UNKNOWN_RANK for rank in known):
+        for path, reading in readings:
+            if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank could only say of one whose it is
+                why = "; ".join(reading.source.warnings) or "it does not say which ranks they are"
+                raise InputError(f"{shown(path)}: its {len(reading.timelines)} ranks are not known: {why}")
+        names = [shown_name(path) for path in of_ranks]
+        of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
+        first = {name: number * of_first for number, name in enumerate(names[:2])}
+        options = (f"--rank {name}={rank}" for name, rank in first.items())
+        said = f"none of the {len(names)} traces says which rank it is; use"
+        raise InputError(f"{said} ranks={first}", in_shell=f"{said} {' '.join(options)} ...")
+    return ranked
+
+
+def _unfitting(wrong: str, given: Mapping[str, int], files: int) -> UsageError:
+    """Give the error of a rank that is given for no input, or that may be of several."""
+    rank = given[wrong]
+    if wrong:
+        why = "no input has that name"
+        return UsageError(f"ranks={{{wrong!r}: {rank}}}: {why}", in_shell=f"--rank {wrong}={rank}: {why}")
+    why = f"there are {files} inputs; say whose rank it is with"
+    return UsageError(f"ranks={rank}: {why} {{'FILE': {rank}}}", in_shell=f"--rank {rank}: {why} FILE={rank}")
+
+
+def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
+    """Number the ranks of a file that does not say which they are: from where the user says, else from 0 if alone."""
+    if said is not None:
+        moved = tuple(replace(each, rank=said + at) for at, each in enumerate(reading.timelines))
+        return replace(reading, timelines=moved)
+    if alone:
+        return reading
+    unknown = tuple(replace(each, rank=UNKNOWN_RANK) for each in reading.timelines)
+    return _with_warning(
+        replace(reading, timelines=unknown),
+        f"it does not say which its {len(unknown)} ranks are, and there are other inputs; "
+        f"use --rank {shown_name(path)}=FIRST",
+    )
+
+
+def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
+    if len(reading.timelines) != 1:
+        unknown = sum(timeline.rank == UNKNOWN_RANK for timeline in reading.timelines)
+        if said is not None and not reading.ranks_assumed:
+            reading = _with_warning(reading, f"--rank {said} is not used: it holds {len(reading.timelines)} ranks")
+        if unknown:
+            reading = _with_warning(reading, f"{unknown} of its ranks left out: it does not say which they are")
+        return reading
+    timeline = reading.timelines[0]
+    stated = timeline.rank if timeline.rank != UNKNOWN_RANK else None
+    rank = stated if stated is not None else rank_from_path(path)
+    if said is not None and rank is not None and said != rank:
+        where = "it" if stated is not None else "its name"
+        reading = _with_warning(reading, f"--rank {said} is not used: {where} says rank {rank}")
+    rank = said if rank is None else rank
+    if rank is None and alone:
+        reading = _with_warning(reading, "no rank stands in the trace or its name; taken as rank 0")
+        rank = 0
+    if rank is None:
+        return _with_warning(
+            reading, f"left out: no rank stands in the trace or its name; use --rank {shown_name(path)}=N"
+        )
+    facts = with_rank(reading.facts, rank) if stated is None else reading.facts
+    return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)
+
+
+def _apart(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Tell groups of one name and different ranks apart, by putting the ranks behind the name."""
+    members: dict[str, set[tuple[int, ...]]] = {}
+    for _, reading in readings:
+        for group in reading.groups:
+            if group.ranks is not None:
+                members.setdefault(group.name, set()).add(group.ranks)
+    shared = {name for name, ranks in members.items() if len(ranks) > 1}
+    return [(path, _renamed(reading, shared) if shared else reading) for path, reading in readings]
+
+
+def _renamed(reading: Reading, shared: set[str]) -> Reading:
+    new = {
+        group.name: f"{group.name} {list(group.ranks)}"
+        for group in reading.groups
+        if group.name in shared and group.ranks is not None
+    }
+    groups = tuple(replace(group, name=new.get(group.name, group.name)) for group in reading.groups)
+    timelines = tuple(_with_names(each, new) for each in reading.timelines)
+    return replace(reading, groups=groups, timelines=timelines, facts=_with_group_names(reading.facts, new))
+
+
+def _with_group_names(facts: Facts, new: Mapping[str, str]) -> Facts:
+    names, codes = _recoded(facts.names, new)
+    return replace(facts, names=names, progress=replace(facts.progress, group=codes[facts.progress.group]))
+
+
+def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
+    names, codes = _recoded(timeline.names, new)
+    calls = replace(timeline.collectives, group=codes[timeline.collectives.group])
+    return replace(timeline, names=names, collectives=calls)
+
+
+def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:
+    """Give the names with the new ones added, and the code of each that it has from now on; that of none is last."""
+    table = NameTable(names)
+    codes = np.append(np.arange(len(names), dtype=np.int32), np.int32(-1))
+    for old, name in new.items():
+        if old in names:
+            codes[names.index(old)] = table.code(name)
+    return tuple(table.to_list()), codes
+
+
+def _with_warning(reading: Reading, warning: str) -> Reading:
+    return replace(reading, source=replace(reading.source, warnings=(*reading.source.warnings, warning)))

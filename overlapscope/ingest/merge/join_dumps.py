@@ -1,0 +1,165 @@
+"""A flight recorder's dump and a trace of one rank: by torch's own sequence numbers, else by the order of calls."""
+
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.merge.call_sequences import calls_of, contradict, in_order, locate, spelled
+from overlapscope.ingest.merge.join_log import VOLUME, join_calls
+from overlapscope.ingest.merge.one_log import Note
+from overlapscope.timeline.columns import NONE, UNKNOWN, Flags, Ints, column_kinds, recode
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import SENDS
+from overlapscope.timeline.run import RankTimeline
+
+COLUMNS: Final = ("state", "group_size", *VOLUME)
+FILLED: Final = ("op", "group", "group_size", "seq", "dtype", "elements", "bytes")
+UNKNOWN_OP: Final = "unknown"
+
+
+def join_flight_recorder(timed: RankTimeline, dump: RankTimeline) -> tuple[RankTimeline, list[Note]]:
+    """Give the timeline with the state of each call, and what else the dump knows and the timeline does not.
+
+    The dump holds the last calls before it was written; the others stay as they are.
+    """
+    notes: list[Note] = []
+    for code in np.unique(timed.collectives.group).tolist():
+        name = timed.names[code] if code >= 0 else None
+        mine = in_order(timed, timed.collectives.group == code)
+        there = _group_is(dump, name)
+        its = in_order(dump, there)
+        if not mine.size or not its.size:
+            continue
+        known = timed.collectives.seq[mine] != NONE
+        if known.any() and (dump.collectives.seq[its] != NONE).any():
+            timed, reasons = _by_number(timed, mine[known], dump, its)
+        else:
+            timed, reasons = _by_order(timed, mine, dump, its, name)
+        notes += [Note(rank=timed.rank, group=name, kind=f"dump {kind}", text=text) for kind, text in reasons]
+    return timed, notes
+
+
+def _group_is(dump: RankTimeline, name: str | None) -> Flags:
+    if name is None:
+        return np.ones(dump.collectives.group.size, np.bool_)
+    flags: Flags = dump.collectives.group == (dump.names.index(name) if name in dump.names else NONE)
+    return flags
+
+
+def _by_number(
+    timed: RankTimeline, mine: Ints, dump: RankTimeline, its: Ints
+) -> tuple[RankTimeline, list[tuple[str, str]]]:
+    my_keys, its_keys = _numbers(timed, mine), _numbers(dump, its)
+    my_first, its_first = _once(my_keys), _once(its_keys)
+    _, a, b = np.intersect1d(my_keys[my_first], its_keys[its_first], assume_unique=True, return_indices=True)
+    if not a.size:
+        seqs = (timed.collectives.seq[mine], dump.collectives.seq[its])
+        spans = [f"{each[each != NONE].min()} to {each.max()}" for each in seqs]
+        return timed, [
+            (
+                "apart",
+                f"the flight recorder's dump holds calls {spans[1]}, the trace {spans[0]}: nothing to join; "
+                "raise TORCH_FR_BUFFER_SIZE to keep more",
+            )
+        ]
+    mine, its = mine[my_first][a], its[its_first][b]
+    names = NameTable()
+    short, long = calls_of(timed, mine, names), calls_of(dump, its, names)
+    every = np.arange(mine.size)
+    wrong = contradict(short, every, long, every, names)
+    reasons = []
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        reasons.append(
+            (
+                "contradiction",
+                f"call number {timed.collectives.seq[mine[at]]} is {spelled(short, at, names)} in the trace and "
+                f"{spelled(long, at, names)} in the flight recorder's dump, and {int(wrong.sum()) - 1} more like it: "
+                "not joined; are they of one run?",
+            )
+        )
+    mine, its = mine[~wrong], its[~wrong]
+    state = timed.collectives.state.copy()
+    state[mine] = np.where(state[mine] == UNKNOWN, dump.collectives.state[its], state[mine])
+    return replace(timed, collectives=replace(timed.collectives, state=state)), reasons
+
+
+def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
+    """Give each call's number; torch counts sends and receives apart."""
+    sent = [code for code, name in enumerate(timeline.names) if name in SENDS]
+    seq = timeline.collectives.seq[rows]
+    return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
+
+
+def _once(keys: Ints) -> Ints:
+    """Give the positions of the keys that stand there once: the calls of a coalesced group share a number."""
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    once: Ints = first[(counts == 1) & (keys[first] != NONE)]
+    return once
+
+
+def _by_order(
+    timed: RankTimeline, mine: Ints, dump: RankTimeline, its: Ints, name: str | None
+) -> tuple[RankTimeline, list[tuple[str, str]]]:
+    sizes = dump.collectives.group_size[its]
+    found = locate(timed, mine, dump, its, int(sizes[0]) if sizes[0] != NONE else None)
+    if found.reason:
+        return timed, [("nowhere", f"not joined with its flight recorder's dump: {found.reason}")]
+    columns = COLUMNS if name is not None else ("group", *COLUMNS)
+    joined = join_calls(timed, dump, found, columns, with_seq=True)
+    return joined.timeline, list(joined.refused)
+
+
+def join_execution_trace(timed: RankTimeline, log: RankTimeline) -> RankTimeline:
+    """Fill what the timed collectives do not know of themselves from the log's calls of the same id.
+
+    Nothing that is known is replaced, and no call is added. An id that stands more than once in either tells nothing.
+    Raises InputError when a joined call is known to both and they disagree: then the two are not of one recording,
+    and no id of theirs means the same.
+    """
+    row, source = _joined(timed.collectives.record_function_id, log.collectives.record_function_id)
+    if row.size == 0:
+        return timed
+    names = NameTable(timed.names)
+    told = recode(log.collectives, log.names, names)
+    unknown_op = names.code(UNKNOWN_OP)
+    spelled = names.to_list()
+    kinds = column_kinds(timed.collectives)
+    columns: dict[str, Any] = {}
+    for column in FILLED:
+        here, there = getattr(timed.collectives, column), getattr(told, column)[source]
+        is_name = kinds[column] == "name"
+        absent = [-1 if is_name else NONE, unknown_op if column == "op" else NONE]
+        lacks, gives = np.isin(here[row], absent), ~np.isin(there, absent)
+        for at in np.flatnonzero(~lacks & gives & (here[row] != there)).tolist():
+            ours, theirs = (spelled[each[at]] if is_name else int(each[at]) for each in (here[row], there))
+            if column != "group" or not _may_be_one(str(ours), str(theirs)):
+                raise InputError(
+                    f"rank {timed.rank}: the execution trace is not of this recording: the call with record function "
+                    f"id {timed.collectives.record_function_id[row[at]]} has {column} {ours} here and {theirs} there"
+                )
+        filled = here.copy()
+        filled[row[lacks & gives]] = there[lacks & gives]
+        columns[column] = filled
+    return replace(timed, names=tuple(spelled), collectives=replace(timed.collectives, **columns))
+
+
+def _may_be_one(a: str, b: str) -> bool:
+    """Whether two names may be of one group: groups of one name get their ranks behind it, where those are known."""
+    same = a.partition(" [")[0] == b.partition(" [")[0]
+    return same and not (a.endswith("]") and b.endswith("]"))
+
+
+def _joined(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
+    """Give the rows of both sides whose id is the same and stands once on each side."""
+    ids, counts = np.unique(ours[ours != NONE], return_counts=True)
+    other, other_counts = np.unique(theirs[theirs != NONE], return_counts=True)
+    shared = np.intersect1d(ids[counts == 1], other[other_counts == 1])
+    return _rows(ours, shared), _rows(theirs, shared)
+
+
+def _rows(column: Ints, wanted: Ints) -> Ints:
+    order = np.argsort(column, kind="stable")
+    return order[np.searchsorted(column[order], wanted)]

@@ -1,0 +1,98 @@
+"""How to read: what the user says of kernels, ranks and sizes."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overlapscope.errors import UsageError
+from overlapscope.ingest.build.kernel_names import Classifier
+from overlapscope.ingest.parsing.gzip_stream import MAX_BYTES
+from overlapscope.timeline.run import MAX_RANKS
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to read. Raises UsageError for a pattern that is no regular expression."""
+
+    comm: tuple[str, ...] = ()
+    """Patterns of kernel names that communicate, besides the known ones."""
+    compute: tuple[str, ...] = ()
+    """Patterns of kernel names that compute."""
+    ranks: Mapping[str, int] = {}
+    """Rank by file name; the name "" stands for a single file."""
+    max_bytes: int = MAX_BYTES
+
+    def __post_init__(self) -> None:
+        Classifier(self.comm, self.compute)
+
+
+def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
+    """Read `3` or `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
+    ranks: dict[str, int] = {}
+    for value in values:
+        found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>[0-9]{1,9})", value, re.DOTALL)
+        if not found or int(found["rank"]) > MAX_RANKS:
+            raise UsageError(f"--rank {value}: give a number up to {MAX_RANKS}, or FILE=NUMBER")
+        ranks[Path(found["name"]).name if found["name"] else ""] = int(found["rank"])
+    return ranks
+
+
+def given_options(
+    *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
+) -> ReadOptions:
+    """Give the options as a user of the package writes them. Raises UsageError for what they cannot be."""
+    by_name = {"": ranks} if isinstance(ranks, int) else {} if ranks is None else ranks
+    if not isinstance(by_name, Mapping) or not all(
+        isinstance(name, str) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS for name, rank in by_name.items()
+    ):
+        raise UsageError(f"ranks={ranks!r}: give the rank of a single file, or {{'FILE': RANK}}")
+    return ReadOptions(comm=_patterns("comm", comm), compute=_patterns("compute", compute), ranks=dict(by_name))
+
+
+def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Give the regular expressions of an argument: one, or several."""
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{argument}={given!r}: give a regular expression, or several")
+    return found
+
+
+def given_workers(workers: object) -> int | None:
+    """Give how many processes a user of the package asks for, None for as many as are worth it. Raises UsageError."""
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
+    return workers
+
+
+def given_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
+    """Give who is to read, None for processes of this machine. Raises UsageError for what cannot, or for both."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise UsageError(f"executor={executor!r}: give a concurrent.futures.Executor")
+    if executor is not None and workers is not None:
+        raise UsageError("workers are of this machine, and executor has its own: choose one")
+    return executor
+
+
+def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
+    """Give the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
+    found = []
+    for each in paths:
+        if not isinstance(each, (str, PathLike)) or not isinstance(plain := fspath(each), str):
+            several = isinstance(each, Iterable) and not isinstance(each, (bytes, PathLike))
+            raise UsageError(
+                f"{call}(): a {type(each).__name__} is no path; give what it holds: {call}(*paths)"
+                if several
+                else f"{call}(): {each!r} is no path"
+            )
+        if not plain:
+            raise UsageError(f"{call}(): a path is empty")
+        found.append(Path(plain))
+    if not found:
+        raise UsageError(f"{call}(): name a trace file, a folder of them, or a run directory")
+    return found

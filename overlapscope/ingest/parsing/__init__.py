@@ -1,0 +1,1 @@
+"""Bytes and text to plain columns; knows no profiler."""

@@ -1,0 +1,279 @@
+"""Mend broken event text where that is sound; count what was mended and what was lost.
+
+Seen in the wild: bare `Infinity`, `NaN`, `N/A` (kineto#105), control characters and invalid UTF-8 (kineto#80,
+pytorch#136180), unescaped quotes in kernel names (pytorch#146900), files cut off in mid-event. Whole events are
+kept untouched, an event that can be mended is, any other is dropped; nothing happens to text that decodes.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from overlapscope.ingest.parsing.event_chunks import EVENT, closes_array, last_event, object_end
+
+_BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_BAREWORD = rb"[-+]?(?:Infinity|inf|nan)(?:\(\w*\))?|N/A|undefined|None|True|False"
+_BARE = re.compile(rb"(?<=[:\[,\s])(?:" + _BAREWORD + rb")(?=\s*[,\]}])", re.IGNORECASE)
+_STRING_OR_BARE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|' + _BARE.pattern, re.IGNORECASE | re.DOTALL)
+_ARRAY_END = re.compile(rb'\}\s*+\](?=\s*+(?:,\s*+"\w+"\s*:|(?:\}\s*+)?$))')
+_BEGIN = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+_NEXT = re.compile(rb'\}[\s,\x00]*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+_BLANKS = re.compile(rb"[\s,\x00]*")
+_NO_OBJECT = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+"|[^"\[\]{},])*', re.DOTALL)
+_REACH = 64 << 10
+"""How far a damaged event's brackets are followed."""
+_NO_CONTROL = bytes(byte if byte >= 0x20 else 0x20 for byte in range(256))
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})", re.IGNORECASE
+)
+_BETWEEN_BLANKS = b" \t\r\n\x00,"
+_GROUP = 64
+_MAX_MENDED_BYTES = 1 << 20
+"""Longer text is no event that could be mended."""
+
+
+class _AnyEvent(msgspec.Struct):
+    """The least an event must be: an object whose every part is valid JSON."""
+
+    ph: str = ""
+    cat: object = None
+    name: object = None
+    pid: object = None
+    tid: object = None
+    ts: object = None
+    dur: object = None
+    args: object = None
+
+
+class _Phased(_AnyEvent):
+    """An event that surely is one."""
+
+    ph: str
+
+
+_one = msgspec.json.Decoder(_AnyEvent)
+_many = msgspec.json.Decoder(list[_Phased])
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Mended(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of whole events, separated by commas; what it took; and what followed the array's end."""
+
+    events: bytes
+    repaired: int
+    dropped: int
+    closed: bool
+    """Whether the end of the array was seen."""
+    tail: bytes
+
+
+class _Tally(msgspec.Struct):
+    kept: list[bytes]
+    repaired: int = 0
+    dropped: int = 0
+
+
+def mend(text: bytes, *, last: bool) -> Mended:
+    """Give the whole events of a piece of an event array; the last piece may hold the array's end and more."""
+    tally = _Tally(kept=[])
+    end: int | None = None
+    for good, start, stop in _regions(text):
+        if good:
+            tally.kept.append(text[start:stop])
+            continue
+        end = _mend_region(text[start:stop], tally, last=last)
+        if end is not None:
+            end += start
+            break
+    return Mended(
+        events=b",".join(tally.kept),
+        repaired=tally.repaired,
+        dropped=tally.dropped,
+        closed=end is not None,
+        tail=text[end + 1 :] if end is not None else b"",
+    )
+
+
+def mend_object(text: bytes) -> bytes:
+    """Mend the text of an object that is not an event, such as a trace's metadata; it may still be broken."""
+    return _outside_strings(text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
+
+
+def _regions(text: bytes) -> Iterator[tuple[bool, int, int]]:
+    """Split into (good, start, stop): text that decodes as it is, and text between that has to be looked at.
+
+    Quick for a long text with a few damaged events.
+    """
+    places = [0, *(found.end() for found in _BETWEEN.finditer(text)), len(text)]
+    ends = [*(found.start() for found in _BETWEEN.finditer(text)), len(text)]
+    total = len(ends)
+    bad_from: int | None = None
+    for row in range(0, total, _GROUP):
+        start, stop = places[row], ends[min(row + _GROUP, total) - 1]
+        # The last group may hold the array's end: it is always looked at.
+        if row + _GROUP < total and _decodes(_many, b"[" + text[start:stop] + b"]"):
+            if bad_from is not None:
+                yield False, bad_from, start
+                bad_from = None
+            yield True, start, stop
+        elif bad_from is None:
+            bad_from = start
+    if bad_from is not None:
+        yield False, bad_from, len(text)
+
+
+def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
+    """Take the events of damaged text into the tally; give the place of the array's end if it is there."""
+    at = 0
+    last_at = last_event(text) if last else -1
+    while True:
+        at = _matched_end(_BLANKS, text, at)
+        if at == len(text):
+            return None
+        byte = text[at]
+        if byte == 0x7B:
+            at, end = _take_object(text, at, tally, last=last)
+            if end is not None:
+                return end
+        elif byte == 0x5D and last and closes_array(text, at, last_at):
+            return at
+        elif byte == 0x5B:
+            tally.dropped += 1
+            end = object_end(text, at, _REACH)
+            begin = _BEGIN.search(text, at) if end is None else None
+            at = end if end is not None else begin.start() if begin else len(text)
+        else:
+            tally.dropped += byte != 0x5D
+            at = max(_matched_end(_NO_OBJECT, text, at), at + 1)
+
+
+def _matched_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _take_object(text: bytes, start: int, tally: _Tally, *, last: bool) -> tuple[int, int | None]:
+    """Take the event that begins at `start`; give where to go on, and the array's end if the event ran into it.
+
+    It ends where its brackets close, or, its strings being out of balance, where the next event seems to begin.
+    """
+    following = _NEXT.search(text, start)
+    stop = following.start() + 1 if following else len(text)
+    closed = object_end(text, start, max(_REACH, 2 * (stop - start)))
+    ends = [closed, stop] if closed is not None else [stop]
+    for end in dict.fromkeys(ends):
+        if _decodes(_one, text[start:end]):
+            tally.kept.append(text[start:end])
+            return end, None
+    array_end = _array_end(text[start:]) if last and following is None else None
+    if array_end is not None:
+        ends = [end for end in ends if end <= start + array_end] + [start + array_end]
+    for end in sorted(set(ends)):
+        # Brackets that close far behind the next event have swallowed it.
+        if end <= stop and (mended := _mended(text[start:end].rstrip(_BETWEEN_BLANKS))):
+            tally.kept.append(mended)
+            tally.repaired += 1
+            return end, None
+    # What looked like the next event may lie inside this one's arguments.
+    encloses = closed is not None and closed > stop and not EVENT.search(text, stop, closed)
+    if encloses and (mended := _mended(text[start:closed])):
+        tally.kept.append(mended)
+        tally.repaired += 1
+        return closed or stop, None
+    tally.dropped += 1
+    return (stop, None) if array_end is None else (stop, start + array_end)
+
+
+def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
+    try:
+        decoder.decode(text)
+    except _BROKEN:
+        return False
+    return True
+
+
+def _mended(text: bytes) -> bytes:
+    """Try the known repairs, mildest first; b"" when none makes an event of the text."""
+    if len(text) > _MAX_MENDED_BYTES:
+        return b""
+    text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROL)
+    text = _LONE_SURROGATE.sub(rb"\\ufffd", text)
+    for candidate in (text, _outside_strings(text)):
+        if _decodes(_one, candidate):
+            return candidate
+    quoted = _escape_inner_quotes(text)
+    for candidate in (quoted, _outside_strings(quoted)):
+        # Guessing where strings end can swallow text: what comes out must at least have a one-letter phase.
+        if _decodes(_one, candidate) and len(_one.decode(candidate).ph) == 1:
+            return candidate
+    return b""
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """Replace barewords that are no JSON by null, leaving strings alone."""
+    return _STRING_OR_BARE.sub(lambda found: found[0] if found[0][:1] == b'"' else _json_word(found[0]), text)
+
+
+def _json_word(word: bytes) -> bytes:
+    return {b"true": b"true", b"false": b"false"}.get(word.lower(), b"null")
+
+
+_CLOSES_KEY = re.compile(rb"\s*:")
+_CLOSES_VALUE = re.compile(rb'\s*(?:,\s*"[^"]*"\s*:|\}|$)')
+_CLOSES_ITEM = re.compile(rb"\s*(?:,|\])")
+
+
+def _escape_inner_quotes(text: bytes) -> bytes:
+    """Escape quotes inside strings, telling a closing quote by what may follow it there.
+
+    A key ends before a colon, a value of an object before `}` or before a comma and the next key, an item of an
+    array before a comma or `]`.
+    """
+    out = bytearray()
+    inside: list[int] = []  # opening brackets around the current position
+    after_colon = False
+    at = 0
+    while at < len(text):
+        byte = text[at]
+        if byte == 0x22:  # a quote opens a string
+            in_array = bool(inside) and inside[-1] == 0x5B
+            closes = _CLOSES_ITEM if in_array else _CLOSES_VALUE if after_colon else _CLOSES_KEY
+            end = at + 1
+            out.append(byte)
+            while end < len(text):
+                if text[end] == 0x5C:
+                    out += text[end : end + 2]
+                    end += 2
+                    continue
+                if text[end] == 0x22:
+                    if closes.match(text, end + 1):
+                        break
+                    out += b"\\"
+                out.append(text[end])
+                end += 1
+            out += b'"'
+            at = end + 1
+            after_colon = False
+            continue
+        if byte in b"{[":
+            inside.append(byte)
+            after_colon = False
+        elif byte in b"}]" and inside:
+            inside.pop()
+        elif byte == 0x3A:
+            after_colon = True
+        elif byte == 0x2C:
+            after_colon = False
+        out.append(byte)
+        at += 1
+    return bytes(out)
+
+
+def _array_end(text: bytes) -> int | None:
+    """Give the place of the bracket that closes the event array in text whose strings are out of balance."""
+    last = None
+    for found in _ARRAY_END.finditer(text):
+        last = found.end() - 1
+    return last if last is not None and closes_array(text, last, last_event(text)) else None

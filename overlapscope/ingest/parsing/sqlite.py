@@ -1,0 +1,186 @@
+"""Read a SQLite file of unknown origin.
+
+Nothing in the file is run: no view, trigger, virtual or generated column is read, no index is believed. The file and
+what lies beside it are never touched: it is opened immutable, so a write-ahead log is not read. The pages of a damaged
+or hostile file may lead back to themselves, so work is limited to what a file of that size can need.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from overlapscope.display import shown
+from overlapscope.errors import InputError
+
+CHUNK_ROWS: Final = 1 << 15
+CHUNK_ROWS_WITH_TEXT: Final = 1 << 12
+MAX_VALUE_BYTES: Final = 1 << 20
+MAX_TEXT: Final = 1 << 14
+"""Characters kept of one text."""
+_BROKEN: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second comes from messages of the first that quote damaged text."""
+_WORK_STEP: Final = 1_000_000
+_WORK_PER_BYTE: Final = 20
+_WORK_FREE: Final = 20_000_000
+"""The time limit, in SQLite's instructions, about a second: a row takes some five for each column that is read, and a
+column is at least a byte of its row."""
+
+
+class SqliteFile:
+    """An open file. Reading a table stops at damage: `damage` then tells where, and what was read before stands.
+
+    `progress` is called with the bytes that stand for what was read since the last call.
+    """
+
+    others: frozenset[str]
+    """Names of views and virtual tables, which are not read."""
+
+    def __init__(self, path: Path, progress: Callable[[int], None] | None = None) -> None:
+        self.path, self.progress = path, progress
+        self.damage: list[str] = []
+        self._keys: dict[str, str] = {}
+        try:
+            # Instructions that reading may still take.
+            self._left = _WORK_FREE + _WORK_PER_BYTE * self.path.stat().st_size
+            uri = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
+            self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        except (OSError, *_BROKEN) as error:
+            raise InputError(f"{shown(self.path)}: cannot be read: {_said(error)}") from error
+        try:
+            self._harden()
+            try:
+                self._tables = self._list_tables()
+            except sqlite3.DatabaseError as error:
+                # This alone lets SQLite open a file that is shorter than it says, and list the tables that are sound.
+                self._connection.execute("PRAGMA writable_schema=ON")
+                self._tables = self._list_tables()
+                self.damage.append(f"the file is cut or damaged ({_said(error)})")
+        except _BROKEN as error:
+            self._connection.close()
+            raise InputError(f"{shown(self.path)}: its list of tables cannot be read: {_said(error)}") from error
+
+    def __enter__(self) -> "SqliteFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Names of the ordinary tables."""
+        return frozenset(self._tables)
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Give the stored columns of a table; none for a table that is absent."""
+        return self._tables.get(table, ())
+
+    def rows(self, table: str, integers: Sequence[str], texts: Sequence[str] = (), where: str = "") -> Iterator[Any]:
+        """Yield chunks of rows as lists of columns, `integers` first; a value of another type is None.
+
+        Raises InputError when that takes more work than a file of this size can need.
+        """
+        wanted = [f"CASE WHEN typeof({_quoted(name)})='integer' THEN {_quoted(name)} END" for name in integers]
+        for name in texts:
+            blob = f"CASE WHEN typeof({_quoted(name)}) IN ('text','blob') THEN substr({_quoted(name)},1,{MAX_TEXT}) END"
+            wanted.append(blob)
+        query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)} NOT INDEXED {where}"
+        # A row takes a byte a column, two for its header's and its own length, and two to be found by.
+        row_bytes = len(self._tables[table]) + 4
+        for chunk in self._chunks(table, query, CHUNK_ROWS_WITH_TEXT if texts else CHUNK_ROWS):
+            if self.progress:
+                self.progress(len(chunk) * row_bytes)
+            yield list(zip(*chunk, strict=True))
+
+    def _chunks(self, table: str, query: str, rows: int) -> Iterator[list[tuple[Any, ...]]]:
+        read = 0
+        chunk: list[tuple[Any, ...]] = []
+        try:
+            cursor = self._connection.execute(query)
+            while True:
+                chunk = []
+                chunk.extend(islice(cursor, rows))  # an error leaves what came before it in the list
+                if not chunk:
+                    return
+                read += len(chunk)
+                yield chunk
+        except _BROKEN as error:
+            yield from [chunk] if chunk else []
+            where = f"damaged behind row {read + len(chunk)} ({_said(error)}); read up to there"
+            self._damaged(table, where, error)
+
+    def is_key(self, table: str, column: str) -> bool:
+        """Whether rows of the table are found by this column without reading all of it."""
+        return self._keys.get(table) == column
+
+    def text_of(self, table: str, key: str, column: str, value: int) -> str | None:
+        """Give the text in the row whose key has a value; None without one."""
+        query = (
+            f"SELECT substr({_quoted(column)},1,{MAX_TEXT}) FROM {_quoted(table)} NOT INDEXED WHERE {_quoted(key)}=?"
+        )
+        try:
+            found = self._connection.execute(query, (value,)).fetchone()
+        except _BROKEN as error:
+            self._damaged(table, f"damaged ({_said(error)}); some names are missing", error)
+            return None
+        return as_text(found[0]) if found else None
+
+    def _damaged(self, table: str, what: str, error: Exception) -> None:
+        if self._left < 0:
+            raise InputError(
+                f"{shown(self.path)}: table {table} takes more work than a sound file of this size: damaged"
+            ) from error
+        note = f"table {table} is {what}"
+        if note not in self.damage:
+            self.damage.append(note)
+
+    def _harden(self) -> None:
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        self._connection.set_progress_handler(self._overworked, _WORK_STEP)
+        self._connection.execute("PRAGMA trusted_schema=OFF")
+        self._connection.execute("PRAGMA cell_size_check=ON")
+
+    def _overworked(self) -> bool:
+        self._left -= _WORK_STEP
+        return self._left < 0
+
+    def _list_tables(self) -> dict[str, tuple[str, ...]]:
+        """Return the ordinary tables with their stored columns."""
+        names: list[str] = []
+        others: list[str] = []
+        query = "SELECT name, sql FROM sqlite_master WHERE type IN ('table','view')"
+        for name, text in self._connection.execute(query):
+            if isinstance(name, str) and isinstance(text, str):
+                (names if text[:12].upper() == "CREATE TABLE" else others).append(name)
+        self.others = frozenset(others)
+        tables = {}
+        for name in names:
+            found = self._connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+            tables[name] = tuple(column for _, column, *_ in found)
+            keys = [column for _, column, kind, *_, place in found if place and kind.upper() == "INTEGER"]
+            if len(keys) == 1 and sum(bool(row[-1]) for row in found) == 1:
+                self._keys[name] = keys[0]
+        return tables
+
+
+def _said(error: Exception) -> str:
+    """Return an error's message on one line: it may quote the file."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it holds text that is no UTF-8"
+    return " ".join(str(error).split())[:200]
+
+
+def as_text(value: object) -> str | None:
+    """Give a stored text, or bytes as text; None for anything else."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

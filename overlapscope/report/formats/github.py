@@ -1,0 +1,31 @@
+"""A gate result as GitHub annotations: workflow commands, one a line, at most five."""
+
+from typing import Final, Literal
+
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.formatting import inert
+from overlapscope.report.sheet.gate import budget_words, grown_causes, grown_collectives, headline, metric_words
+
+MOST: Final = 5
+TITLE: Final = "OverlapScope"
+
+
+def annotations(gate: Gate) -> list[str]:
+    """Give an error for each metric and budget that failed, else one for the whole; none where the gate passed."""
+    if gate.exit_code == 0:
+        words = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "inconclusive"]
+        return [_command("warning", each) for each in words[:MOST]]
+    told = []
+    if gate.verdict == "regressed":
+        told = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "regressed"]
+        told += [budget_words(each) for each in gate.budgets if each.kept is False]
+        grown = [*grown_collectives(gate.comparison)[:1], *grown_causes(gate.comparison)[:1]]
+        if grown and told:
+            told[0] = f"{told[0]}\nmost of it: {'; '.join(each.name for each in grown)}"
+    return [_command("error", each) for each in (told or [headline(gate)])[:MOST]]
+
+
+def _command(level: Literal["error", "warning"], message: str) -> str:
+    """Give one workflow command; a message can neither end it nor begin another."""
+    plain = inert(message).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::{level} title={TITLE}::{plain}"

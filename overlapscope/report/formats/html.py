@@ -1,0 +1,188 @@
+"""A document as one HTML file that needs nothing else: no network, no other file, no script to be read.
+
+Charts are SVG, drawn here: a page is tens of kilobytes, where a chart library alone would be five megabytes. A small
+script of our own adds tips, legends that point out a series, and tables that sort. The page allows that script and
+that style by their hash, and nothing else, so that a name which got past the escaping could still do nothing.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.formats.svg import escaped, svg
+from overlapscope.report.model import Chart, Sheet, Table
+from overlapscope.report.sheet.analysis import sheet_of
+from overlapscope.report.sheet.charts import charts_of
+from overlapscope.report.sheet.document import Document
+from overlapscope.report.sheet.next_steps import NextStep, next_steps
+from overlapscope.report.verdicts import GATE, TONES, tone_of
+from overlapscope.version import __version__
+
+PATTERNS: Final = (
+    "",
+    '<path d="M-2 2 2 -2M0 8 8 0M6 10 10 6"/>',
+    '<circle cx="4" cy="4" r="1.3"/>',
+    '<path d="M0 4H8"/>',
+    '<path d="M4 0V8"/>',
+)
+"""What tells the series apart for who cannot tell their colours."""
+
+
+def render(document: Document) -> str:
+    """Give the page, ending in a newline. The same document gives the same bytes."""
+    return page(sheet_of(document), charts_of(document), next_steps(document), _state(document))
+
+
+def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], state: str = "") -> str:
+    """Put a page together; `state` is a class of the style sheet."""
+    style, script = _style(), _asset("page.js")
+    rules = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    sections = [each for each in _sections(sheet, charts, steps) if each.content]
+    lines = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{rules}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">',
+        f"<title>{escaped(sheet.title)}</title>\n<style>{style}</style>\n</head>\n<body>",
+        f'<header class="{state}">\n<h1>{escaped(sheet.title)}</h1>',
+        *(f'<p class="lead">{escaped(line)}</p>' for line in sheet.lead),
+        f"</header>\n{_way(sections)}\n{_patterns()}\n<main>",
+        *(_section(each) for each in sections),
+        "</main>",
+        f'<footer class="note"><p>OverlapScope {__version__}. Times are milliseconds; n/a is not known.</p></footer>',
+        f'<div id="tip" aria-hidden="true" hidden></div>\n<script>{script}</script>\n</body>\n</html>',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Section(NamedTuple):
+    id: str
+    title: str
+    content: tuple[str, ...]
+
+
+def _sections(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...]) -> Iterator[_Section]:
+    """Give what is read in its order: how much it is, why, what to do; then all figures."""
+    numbered = list(enumerate(charts))
+    shown = {kind: [_figure(each, at) for at, each in numbered if each.tells == kind] for kind in ("how much", "why")}
+    yield _Section("how-much", "How much", tuple(shown["how much"]))
+    evidence = [_table(sheet.why_table)] if sheet.why_table and sheet.why_table.rows else []
+    why = [*_listed(sheet.why), *evidence, *shown["why"]]
+    yield _Section("why", "Why", tuple(why))
+    yield _Section("not-to-overlook", "Not to overlook", tuple(_listed(sheet.warnings)))
+    yield _Section("what-to-do", "What to do next", tuple(_next(steps)))
+    yield _Section("figures", "Figures", tuple(_table(table) for table in sheet.tables if table.rows))
+    yield _Section("beside-it", "Beside it", tuple(_listed(sheet.notes)))
+
+
+def _section(section: _Section) -> str:
+    head = f'<section id="{section.id}" aria-labelledby="{section.id}-head">\n<h2 id="{section.id}-head">'
+    return "\n".join([f"{head}{section.title}</h2>", *section.content, "</section>"])
+
+
+def _way(sections: Sequence[_Section]) -> str:
+    """Link to each section: charts may put the next one off the screen."""
+    links = "".join(f'<li><a href="#{each.id}">{each.title}</a></li>' for each in sections)
+    return f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
+
+
+def _state(document: Document) -> str:
+    if not isinstance(document, Gate):
+        return ""
+    sure = GATE[document.verdict].tone in ("good", "bad")
+    return document.verdict if sure else "failed" if document.exit_code else ""
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("overlapscope.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _style() -> str:
+    """Return the style sheet, in which `@bad-light` and the like stand for the colours of `TONES`."""
+    style = _asset("page.css")
+    for name, (light, dark) in TONES.items():
+        style = style.replace(f"@{name}-light", light).replace(f"@{name}-dark", dark)
+    return style
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _patterns() -> str:
+    drawn = "".join(
+        f'<pattern id="p{at}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<rect class="k{at}" width="8" height="8"/>'
+        f'<g fill="#fff" stroke="#fff" stroke-width="1.2" opacity=".6">{lines}</g></pattern>'
+        for at, lines in enumerate(PATTERNS)
+    )
+    return f'<svg class="patterns" aria-hidden="true"><defs>{drawn}</defs></svg>'
+
+
+def _listed(lines: tuple[str, ...]) -> Iterator[str]:
+    if lines:
+        yield "<ul>\n" + "".join(f"<li>{escaped(each)}</li>\n" for each in lines) + "</ul>"
+
+
+def _next(steps: tuple[NextStep, ...]) -> Iterator[str]:
+    if steps:
+        told = "".join(f"<li>{escaped(e.words)}: <code>{escaped(e.command)}</code></li>\n" for e in steps)
+        yield f"<ol>\n{told}</ol>"
+
+
+def _figure(chart: Chart, number: int) -> str:
+    lines = [f"<figure>\n<figcaption>{escaped(chart.title)}</figcaption>\n<p>{escaped(chart.words)}</p>"]
+    if len(chart.series) > 1:
+        lines.append(_legend(chart))
+    lines.append(svg(chart, number))
+    lines.append(f"<details><summary>As a table</summary>\n{_table(_table_of(chart))}\n</details>\n</figure>")
+    return "\n".join(lines)
+
+
+def _legend(chart: Chart) -> str:
+    items = "".join(
+        f'<li><button type="button" aria-pressed="false" data-s="{at}"><svg viewBox="0 0 16 16" aria-hidden="true">'
+        f'<rect class="s{at}" width="16" height="16"/></svg>{escaped(each.name)}</button></li>\n'
+        for at, each in enumerate(chart.series)
+    )
+    return f'<ul class="legend" aria-label="Point out a series">\n{items}</ul>'
+
+
+def _table_of(chart: Chart) -> Table:
+    rows = tuple(
+        (name, *("n/a" if s.values[at] is None else f"{s.values[at]:,.3f}" for s in chart.series))
+        for at, name in enumerate(chart.categories)
+    )
+    return Table(head=(chart.axis, *(each.name for each in chart.series)), rows=rows)
+
+
+def _table(table: Table) -> str:
+    head = "".join(_head(cell, word=at < table.left) for at, cell in enumerate(table.head))
+    rows = "\n".join(
+        f"<tr>{''.join(_cell(c, word=at < table.left) for at, c in enumerate(row))}</tr>" for row in table.rows
+    )
+    note = f'\n<p class="note">{escaped(table.note)}</p>' if table.note else ""
+    name = escaped(table.head[0]) or "table"
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{name}">\n'
+        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>{note}"
+    )
+
+
+def _head(text: str, *, word: bool) -> str:
+    kind = ' class="word"' if word else ""
+    return f'<th scope="col"{kind}><button type="button">{escaped(text) or "name"}</button></th>'
+
+
+def _cell(text: str, *, word: bool) -> str:
+    kind = f"word {tone_of(text)}".rstrip() if word else ""
+    return f'<td class="{kind}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"

@@ -1,0 +1,165 @@
+"""A document as OpenMetrics text, which GitLab shows beside a merge request and Prometheus reads.
+
+Times are gauges in seconds, exact to the nanosecond. What is not known has no sample: it is not 0.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.attribution import Part
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.formatting import inert
+from overlapscope.report.rank_columns import RATIOS, TIMES, rank_figures
+from overlapscope.report.sheet.document import Document, comparison_of
+from overlapscope.report.text.compare import NAMES
+
+PREFIX: Final = "overlapscope_"
+_FIELDS: Final = {
+    "step_time_ns": "step_ns", "ideal_step_time_ns": "ideal_ns", "scaling_efficiency_ratio": "efficiency",
+    "speedup_ratio": "speedup",
+}  # fmt: skip
+"""Fields of a scaling study's points by the names of what they are."""
+Labels = tuple[tuple[str, str], ...]
+
+
+class _Family(NamedTuple):
+    name: str
+    unit: str
+    words: str
+    samples: list[tuple[Labels, str]]
+
+
+def render(document: Document) -> str:
+    """Give the exposition, ending in `# EOF` and a newline."""
+    lines = []
+    for family in _families(document):
+        if family.samples:
+            lines.append(f"# TYPE {family.name} gauge")
+            lines += [f"# UNIT {family.name} {family.unit}"] if family.unit else []
+            lines.append(f"# HELP {family.name} {family.words}")
+            lines += [f"{family.name}{_labels(labels)} {value}" for labels, value in family.samples]
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def _families(document: Document) -> Iterator[_Family]:
+    if isinstance(document, Analysis):
+        yield from _of_analysis(document)
+        return
+    if isinstance(document, History):
+        yield from _of_history(document)
+        return
+    if isinstance(document, Scaling):
+        yield from _of_scaling(document)
+        return
+    comparison = comparison_of(document)
+    if comparison is not None:
+        yield from _of_comparison(comparison)
+    if isinstance(document, Gate):
+        yield from _of_gate(document)
+
+
+def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
+    ranks = [rank_figures(info) for info in analysis.ranks]
+    for name in (*TIMES, *RATIOS):
+        samples: list[tuple[Labels, str]] = [
+            ((("rank", str(each.rank)),), _value(value, name))
+            for each in ranks
+            if (value := each.values[name]) is not None
+        ]
+        yield _family(
+            name, f"{NAMES.get(name, 'length')}: median over complete steps, else the whole recording", samples
+        )
+
+
+def _of_history(history: History) -> Iterator[_Family]:
+    """Number the runs: two of one name are two samples."""
+    for definition in METRICS:
+        samples: list[tuple[Labels, str]] = [
+            ((("at", str(at)), ("run", run.name)), _value(value, definition.name))
+            for at, run in enumerate(history.runs)
+            if (value := run.values[definition.name]) is not None
+        ]
+        yield _family(definition.name, f"{NAMES[definition.name]}: median over steps of each run", samples)
+
+
+def _of_scaling(found: Scaling) -> Iterator[_Family]:
+    sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
+    for name, words in (
+        ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
+        ("ideal_step_time_ns", "what the step would take if nothing were lost from the smallest size on"),
+        ("scaling_efficiency_ratio", "ideal step over step"),
+        ("speedup_ratio", "throughput over that of the smallest size"),
+    ):
+        samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
+        yield _family(name, words, samples)
+    lost: dict[Labels, str] = {
+        (*at, ("part", part.name), ("exposed", "yes" if part.exposed else "no")): _value(part.loss_ns, "_ns")
+        for at, each in sizes
+        for part in each.parts
+    }
+    yield _family("scaling_loss_ns", "what each part takes more than its ideal, of a step", list(lost.items()))
+
+
+def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
+    found = {each.name: each for each in comparison.metrics}
+    for definition in METRICS:
+        metric = found.get(definition.name)
+        sides = (("base", metric.base.value), ("candidate", metric.candidate.value)) if metric else ()
+        samples: list[tuple[Labels, str]] = [
+            ((("side", side),), _value(value, definition.name)) for side, value in sides if value is not None
+        ]
+        yield _family(definition.name, f"{NAMES[definition.name]}: median of runs of medians over steps", samples)
+    parts = comparison.attribution.exposed_by_cause.parts if comparison.attribution else []
+    yield _family("exposed_by_cause_ns", "exposed communication by cause: mean over ranks and steps", _causes(parts))
+
+
+def _causes(parts: list[Part]) -> list[tuple[Labels, str]]:
+    return [
+        ((("cause", part.name), ("side", side)), _value(value, "_ns"))
+        for part in parts
+        if part.name in CAUSES
+        for side, value in (("base", part.base_ns), ("candidate", part.candidate_ns))
+    ]
+
+
+def _of_gate(gate: Gate) -> Iterator[_Family]:
+    known = {each.name for each in METRICS}
+    samples: list[tuple[Labels, str]] = [
+        ((("metric", each.name), ("verdict", each.verdict), ("gates", "yes" if each.gates else "no")), "1")
+        for each in {each.name: each for each in gate.metrics if each.name in known}.values()
+    ]
+    yield _Family(f"{PREFIX}gate_verdict", "", "verdict of each metric", samples)
+    yield _Family(
+        f"{PREFIX}gate_exit_code", "", "exit code of the gate: 0 where it passed", [((), str(gate.exit_code))]
+    )
+
+
+def _family(name: str, words: str, samples: list[tuple[Labels, str]]) -> _Family:
+    """Name a family by its base unit, as OpenMetrics asks for."""
+    unit = "seconds" if name.endswith("_ns") else "ratio"
+    stem = name.removesuffix("_ns").removesuffix("_ratio")
+    return _Family(f"{PREFIX}{stem}_{unit}", unit, words, samples)
+
+
+def _value(value: float, name: str) -> str:
+    """Spell a value: nanoseconds as exact seconds."""
+    if not name.endswith("_ns"):
+        return repr(float(value))
+    sign, ns = ("-" if value < 0 else ""), abs(round(value))
+    return f"{sign}{ns // 10**9}.{ns % 10**9:09d}"
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(value: str) -> str:
+    return inert(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,1 @@
+"""A run as one trace for ui.perfetto.dev."""

@@ -1,0 +1,206 @@
+"""The tracks of an export for Perfetto: slices from the tables of a rank and from what was found out about it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.across_ranks import Transfers
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.critical_path import UNNAMED
+from overlapscope.analysis.exposed_causes import Causes
+from overlapscope.analysis.path_walk import PARTS, Path, Segments
+from overlapscope.analysis.steps import StepWindow
+from overlapscope.report.perfetto.call_args import CallWords
+from overlapscope.report.perfetto.events import Slices
+from overlapscope.timeline.columns import DEVICE, NONE, SPAN_KINDS, SPAN_NOTES, Ints
+from overlapscope.timeline.intervals import Intervals, intersection
+from overlapscope.timeline.run import RankTimeline, Run
+
+Mask = npt.NDArray[np.bool_]
+
+
+def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
+    """Give times of a rank as the middle clock of the ranks shows them, to the nanosecond."""
+    apart = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
+    moved: Ints = times_ns - np.rint(apart).astype(np.int64)
+    return moved
+
+
+def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
+    """Say of each whether it has a part, or lies, in the chosen time."""
+    if reach is None:
+        return np.ones(start_ns.size, np.bool_)
+    if not reach.starts.size:
+        return np.zeros(start_ns.size, np.bool_)
+    at = np.searchsorted(reach.ends, start_ns, side="right")
+    inside = at < reach.ends.size
+    begins = reach.starts[np.minimum(at, reach.ends.size - 1)]
+    return np.asarray(inside & ((begins < end_ns) | (begins <= start_ns)), np.bool_)
+
+
+def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
+    """Give the windows of steps, with their main figures."""
+    shown = [(each, each.window) for each in windows if each.window is not None]
+
+    def args(row: int) -> dict[str, Any]:
+        step, window = shown[row]
+        figures = coverage.breakdown(window)
+        return {
+            "complete": step.complete,
+            "exposed_comm_ns": figures.exposed_comm_ns,
+            "hidden_comm_ns": figures.overlapped_ns,
+            "compute_ns": figures.compute_ns,
+            "idle_ns": figures.idle_ns,
+        }
+
+    return Slices(
+        track="steps",
+        start_ns=np.array([start for _, (start, _) in shown], np.int64),
+        end_ns=np.array([end for _, (_, end) in shown], np.int64),
+        category=lambda row: "step",
+        name=lambda row: f"step {shown[row][0].step}",
+        args=args,
+    )
+
+
+def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
+    """Give exposed time by cause, cut to the chosen time."""
+    parts = []
+    for cause in CAUSES:
+        times = causes.busy[cause].intervals
+        if chosen is not None:
+            times = intersection(times, chosen)
+        parts.append(times)
+    names = tuple(CAUSES)
+    of = np.repeat(np.arange(len(names)), [part.starts.size for part in parts])
+    return Slices(
+        track="why exposed",
+        start_ns=np.concatenate([part.starts for part in parts]),
+        end_ns=np.concatenate([part.ends for part in parts]),
+        category=lambda row: "exposed",
+        name=lambda row: names[of[row]],
+    )
+
+
+def lanes(
+    timeline: RankTimeline,
+    transfers: Transfers,
+    causes: Causes,
+    reach: Intervals | None,
+    steps: frozenset[int] | None,
+) -> Iterator[Slices]:
+    """Give what ran on each lane: in the chosen time, or launched in a chosen step."""
+    spans = timeline.spans
+    chosen = touches(spans.start_ns, spans.end_ns, reach)
+    if steps is not None:
+        chosen |= np.isin(spans.step, list(steps))
+    told = CallWords(timeline, transfers, causes)
+    for lane, rows in _by_lane(spans.lane, chosen):
+        yield _lane_slices(timeline, lane, rows, told)
+
+
+def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, told: CallWords) -> Slices:
+    spans = timeline.spans
+    return Slices(
+        track=lane_name(timeline, lane),
+        start_ns=spans.start_ns[rows],
+        end_ns=spans.end_ns[rows],
+        category=lambda at: SPAN_KINDS[spans.kind[rows[at]]],
+        name=lambda at: _name(timeline, int(spans.name[rows[at]])),
+        args=lambda at: _span_args(timeline, int(rows[at]), told),
+    )
+
+
+def annotations(timeline: RankTimeline, reach: Intervals | None) -> Iterator[Slices]:
+    """Give the named ranges of each host thread."""
+    notes = timeline.annotations
+    for lane, rows in _by_lane(notes.lane, touches(notes.start_ns, notes.end_ns, reach)):
+        yield _note_slices(timeline, lane, rows)
+
+
+def _note_slices(timeline: RankTimeline, lane: int, rows: Ints) -> Slices:
+    notes = timeline.annotations
+    return Slices(
+        track=f"annotations of {lane_name(timeline, lane)}",
+        start_ns=notes.start_ns[rows],
+        end_ns=notes.end_ns[rows],
+        category=lambda at: "annotation",
+        name=lambda at: _name(timeline, int(notes.name[rows[at]])),
+    )
+
+
+def _by_lane(lanes: Ints, chosen: Mask) -> Iterator[tuple[int, Ints]]:
+    """Give each lane with its chosen rows."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(lanes[rows], kind="stable")]
+    found, first = np.unique(lanes[rows], return_index=True)
+    if rows.size:
+        yield from zip(found.tolist(), np.split(rows, first[1:]), strict=True)
+
+
+def _name(timeline: RankTimeline, code: int) -> str:
+    return timeline.names[code] if code >= 0 else "unnamed"
+
+
+def lane_name(timeline: RankTimeline, lane: int) -> str:
+    """Name a lane as its source does: a stream of a device, or a thread of a process."""
+    lanes, names = timeline.lanes, timeline.names
+    kind, process = ("stream", "device") if lanes.kind[lane] == DEVICE else ("thread", "process")
+    label, of = int(lanes.label[lane]), int(lanes.process[lane])
+    said = names[label] if label >= 0 else "?"
+    return (f"{kind} {said}" if label < 0 or said.isdigit() else said) + (
+        f" ({process} {names[of]})" if of >= 0 else ""
+    )
+
+
+def _span_args(timeline: RankTimeline, row: int, of_call: CallWords) -> dict[str, Any]:
+    spans = timeline.spans
+    told: dict[str, Any] = {}
+    if spans.step[row] != NONE:
+        told["step"] = int(spans.step[row])
+    if spans.launch_ns[row] != NONE:
+        told["after_launch_ns"] = int(spans.start_ns[row] - spans.launch_ns[row])
+    if spans.host_op[row] >= 0:
+        told["host_op"] = timeline.names[int(spans.host_op[row])]
+    if spans.note[row]:
+        told["note"] = SPAN_NOTES[spans.note[row]]
+    if spans.collective[row] != NONE:
+        told |= of_call.told(int(spans.collective[row]))
+    return told
+
+
+def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
+    """Give the segments of all paths that were followed, on the common clock."""
+    starts, ends = [], []
+    said: list[str] = []
+    told: list[dict[str, Any]] = []
+    for path in paths:
+        moved = on_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
+        starts.append(moved[:-1])
+        ends.append(moved[1:])
+        for rank, part, name in _segments(run, path.segments):
+            said.append(f"rank {rank} {part}{name}")
+            told.append({"step": path.step, "part": part, "rank": rank})
+    return Slices(
+        track="critical path",
+        start_ns=np.concatenate(starts),
+        end_ns=np.concatenate(ends),
+        category=lambda row: "critical_path",
+        name=said.__getitem__,
+        args=told.__getitem__,
+    )
+
+
+def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
+    """Give the rank, the part and, where there is a row, the name of each segment."""
+    words = np.full(segments.row.size, "", object)
+    for rank in np.unique(segments.rank).tolist():
+        own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))
+        names = run.ranks[rank].names
+        words[own] = [f" {names[code] if code >= 0 else UNNAMED}" for code in segments.name[own].tolist()]
+    parts = [PARTS[part] for part in segments.part.tolist()]
+    return zip(segments.rank.tolist(), parts, words.tolist(), strict=True)

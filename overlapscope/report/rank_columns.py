@@ -1,0 +1,82 @@
+"""One rank's figures for reports: the columns of the table of ranks, and medians over complete steps."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.analyze import RankInfo
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.report.formatting import ms, percent
+
+TIMES: Final = (
+    "window_ns", "exposed_comm_ns", "overlapped_ns", "comm_ns", "compute_ns", "compute_only_ns", "copy_only_ns",
+    "idle_ns",
+)  # fmt: skip
+RATIOS: Final = ("overlap_efficiency", "exposed_fraction")
+Value = Callable[[Breakdown], float | None]
+
+
+class Column(msgspec.Struct, kw_only=True, frozen=True):
+    """A column of the table of ranks and steps."""
+
+    label: str
+    value: Value
+    """In nanoseconds, or a ratio; None where it is not known."""
+    words: Callable[[float | None], str] = ms
+    in_report: bool = True
+    """Whether the table of the HTML and Markdown report shows it; that of `analyze` shows all columns."""
+
+    def cell(self, figures: Breakdown) -> str:
+        """Return what stands in the table."""
+        return self.words(self.value(figures))
+
+    def cell_of_rank(self, info: RankInfo) -> str:
+        """Return the median over the rank's complete steps, else the figure of its whole recording."""
+        return self.words(_median(info, self.value))
+
+
+COLUMNS: Final = (
+    Column(label="exposed", value=attrgetter("exposed_comm_ns")),
+    Column(label="hidden", value=attrgetter("overlapped_ns")),
+    Column(label="compute only", value=attrgetter("compute_only_ns")),
+    Column(label="copies only", value=attrgetter("copy_only_ns")),
+    Column(label="idle", value=attrgetter("idle_ns")),
+    Column(label="window", value=attrgetter("window_ns")),
+    Column(
+        label="exposed %",
+        value=lambda figures: figures.exposed_fraction if figures.comm_ns else None,
+        words=percent,
+        in_report=False,
+    ),
+    Column(label="overlap %", value=attrgetter("overlap_efficiency"), words=percent),
+)
+"""The columns in their order. A new one is an entry here and nothing else."""
+
+
+class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Values by name; None where no step, or the recording, does not know one."""
+
+    rank: int
+    values: dict[str, float | None]
+
+
+def rank_figures(info: RankInfo) -> RankFigures:
+    """Return the figures of a rank."""
+    return RankFigures(rank=info.rank, values={name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)})
+
+
+def complete_steps(info: RankInfo) -> list[Breakdown]:
+    """Return the steps of a rank that were recorded whole."""
+    return [each for each in info.steps if each.complete and each.window_ns is not None]
+
+
+def _median(info: RankInfo, value: Value) -> float | None:
+    """Return the median over complete steps, else the value of the whole recording; times in whole nanoseconds."""
+    known = [found for each in complete_steps(info) or [info.whole] if (found := value(each)) is not None]
+    if not known:
+        return None
+    middle = median(known)
+    return round(middle) if all(isinstance(each, int) for each in known) else middle

@@ -1,0 +1,120 @@
+"""Any document as a sheet."""
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.findings import titles
+from overlapscope.analysis.history import History
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.analysis.wording import short
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.formatting import NOT_APPLICABLE, amount, change, count, ms, percent, signed_percent, size
+from overlapscope.report.model import Sheet, Table
+from overlapscope.report.rank_columns import COLUMNS, complete_steps
+from overlapscope.report.sheet.document import Document
+from overlapscope.report.sheet.gate import grown_table, label, sheet_of_gate
+from overlapscope.report.sheet.history import sheet_of_history
+from overlapscope.report.sheet.scaling import sheet_of_scaling
+from overlapscope.report.sheet.waiting import straggler_table, waiting_table, waiting_words
+from overlapscope.report.text import analysis as text
+from overlapscope.report.text import compare as compare_text
+from overlapscope.report.text import predictions as predictions_text
+
+MAX_RANKS = 64
+MAX_COLLECTIVES = 12
+MAX_FINDINGS = 30
+
+
+def sheet_of(document: Document) -> Sheet:
+    """Give the sheet of an analysis, a comparison, a gate result, a history or a scaling study."""
+    if isinstance(document, Gate):
+        return sheet_of_gate(document)
+    if isinstance(document, History):
+        return sheet_of_history(document)
+    if isinstance(document, Scaling):
+        return sheet_of_scaling(document)
+    return _of_comparison(document) if isinstance(document, Comparison) else _of_analysis(document)
+
+
+def _of_comparison(comparison: Comparison) -> Sheet:
+    rows = [
+        (label(each.name), amount(each.base.value, each.unit), amount(each.candidate.value, each.unit),
+         change(each.difference, each.unit), signed_percent(each.relative) if each.unit == "ns" else "")
+        for each in sorted(comparison.metrics, key=lambda each: _place(each.name))[: compare_text.SHORT]
+    ]  # fmt: skip
+    sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
+    named = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
+    head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
+    warnings, notes = titles(comparison.findings)
+    return Sheet(
+        title=f"Compared: {named}",
+        lead=tuple(compare_text.sentence(comparison).splitlines()),
+        tables=(
+            Table(head=head, rows=tuple(rows)),
+            grown_table(comparison),
+            *predictions_text.tables(comparison.predictions),
+        ),
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
+    )
+
+
+def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
+    return ("base", comparison.base), ("candidate", comparison.candidate)
+
+
+def _place(name: str) -> int:
+    order = list(compare_text.NAMES)
+    return order.index(name) if name in order else len(order)
+
+
+def _of_analysis(analysis: Analysis) -> Sheet:
+    warnings, notes = titles(analysis.findings)
+    return Sheet(
+        title=text.headline(analysis),
+        lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
+        why=waiting_words(analysis),
+        why_table=straggler_table(analysis),
+        tables=(_ranks(analysis), waiting_table(analysis), _collectives(analysis)),
+        warnings=tuple(warnings[:MAX_FINDINGS]),
+        notes=tuple(notes[:MAX_FINDINGS]),
+    )
+
+
+def _ranks(analysis: Analysis) -> Table:
+    columns = [each for each in COLUMNS if each.in_report]
+    rows = [
+        (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
+    ]
+    of_steps = any(map(complete_steps, analysis.ranks))
+    note = "Medians over complete steps." if of_steps else "Whole recordings."
+    if len(analysis.ranks) > MAX_RANKS:
+        note += f" {len(analysis.ranks) - MAX_RANKS} more ranks: overlapscope analyze --all"
+    head = ("ms a step" if of_steps else "ms", *(each.label for each in columns))
+    return Table(head=head, rows=tuple(rows), note=note)
+
+
+def call_name(row: CollectiveRow) -> str:
+    """Give operation, type and group of a kind of collective."""
+    return short(" ".join(filter(None, (row.op, row.dtype, f"group {row.group}" if row.group else ""))))
+
+
+def _collectives(analysis: Analysis) -> Table:
+    chosen = sorted(analysis.collectives, key=lambda each: -(each.exposed_ns or 0))
+    rows = [
+        (
+            call_name(each),
+            NOT_APPLICABLE if each.bytes is None else size(each.bytes),
+            str(each.count),
+            ms(each.exposed_ns),
+            ms(each.transfer_ns_median),
+            percent(each.wait_fraction),
+        )
+        for each in chosen[:MAX_COLLECTIVES]
+    ]
+    more = len(chosen) - len(rows)
+    note = "Exposed: of all its calls, mean over ranks."
+    if more > 0:
+        note += f" {count(more, 'more collective')}: overlapscope analyze --all"
+    head = ("collective", "size", "calls", "exposed ms", "transfer ms", "waiting")
+    return Table(head=head, rows=tuple(rows), note=note)

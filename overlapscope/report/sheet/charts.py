@@ -1,0 +1,182 @@
+"""The charts of a document: where the step goes, why communication is exposed, and how it moves."""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import Analysis, RankInfo
+from overlapscope.analysis.attribution import Attribution
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cause_table import CAUSES, cause_label
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.analysis.wording import short
+from overlapscope.report.formatting import ms, size
+from overlapscope.report.model import Chart, Series
+from overlapscope.report.sheet.analysis import call_name
+from overlapscope.report.sheet.document import Document, comparison_of
+from overlapscope.report.sheet.history import charts_of_history
+from overlapscope.report.sheet.scaling import charts_of_scaling
+from overlapscope.report.sheet.waiting import waiting_chart
+from overlapscope.report.text.analysis import mean, windows
+from overlapscope.report.text.compare import NAMES, collective_words
+
+MAX_ROWS = 64
+"""Ranks, metrics or parts of a chart of bars."""
+MAX_POINTS = 1_000
+"""Steps of a chart of lines: of more, every n-th is drawn, and the chart says so."""
+MAX_PARTS = 10
+PARTS = {
+    "exposed_comm_ns": "exposed communication",
+    "overlapped_ns": "hidden communication",
+    "compute_only_ns": "compute only",
+    "copy_only_ns": "copies only",
+    "idle_ns": "idle",
+}
+"""Parts of a window, which add up to it."""
+
+
+def charts_of(document: Document) -> tuple[Chart, ...]:
+    """Give the charts of a document, those that have anything to show."""
+    comparison = comparison_of(document)
+    if comparison is not None:
+        found = [*_of_comparison(comparison)]
+    elif isinstance(document, History):
+        found = [*charts_of_history(document)]
+    elif isinstance(document, Scaling):
+        found = [*charts_of_scaling(document)]
+    else:
+        assert isinstance(document, Analysis)
+        found = [*_of_analysis(document)]
+    return tuple(each for each in found if each.categories and any(s.values for s in each.series))
+
+
+def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
+    what, by_rank = windows(analysis)
+    means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
+    if not means:
+        return
+    shown = sorted(sorted(means, key=lambda rank: -(means[rank].exposed_comm_ns or 0))[:MAX_ROWS])
+    left_out = f" Of {len(means)} ranks those with the most exposed time." if len(shown) < len(means) else ""
+    exposed = [(rank, means[rank].exposed_comm_ns or 0) for rank in shown]
+    worst = max(exposed, key=lambda each: each[1])
+    yield Chart(
+        title=f"Where a {what} goes, by rank",
+        words=f"Mean parts of a {what}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{left_out}",
+        kind="stacked",
+        axis=f"ms a {what}",
+        categories=tuple(f"rank {rank}" for rank in shown),
+        series=tuple(_part(name, label, [means[rank] for rank in shown]) for name, label in PARTS.items()),
+    )
+    chosen = [each for steps in by_rank.values() for each in steps]
+    causes = [(cause.label, fmean(each.causes.get(name, 0) for each in chosen)) for name, cause in CAUSES.items()]
+    yield from _steps(analysis.ranks)
+    yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
+    yield from waiting_chart(analysis)
+    rows = [(_call(each), each.exposed_ns or 0) for each in analysis.collectives]
+    yield _parts(
+        "Exposed time by collective", "ms, of all its calls, mean over ranks", [each for each in rows if each[1]]
+    )
+
+
+def _call(row: CollectiveRow) -> str:
+    size_words = "" if row.bytes is None else f" {size(row.bytes)}"
+    return f"{call_name(row)}{size_words}"
+
+
+def _part(name: str, label: str, figures: Sequence[Breakdown]) -> Series:
+    values = (getattr(each, name) for each in figures)
+    return Series(name=label, values=tuple(None if value is None else value / 1e6 for value in values))
+
+
+def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
+    """Draw one bar a part, the largest first."""
+    largest = sorted(rows, key=lambda each: -each[1])[:MAX_PARTS]
+    words = f"Most: {largest[0][0]}, {ms(largest[0][1])} ms." if largest else ""
+    return Chart(
+        title=title, words=words, kind="grouped", axis=axis, tells="why",
+        categories=tuple(name for name, _ in largest),
+        series=(Series(name="exposed communication", values=tuple(ns / 1e6 for _, ns in largest)),),
+    )  # fmt: skip
+
+
+def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
+    """Draw the steps one after another: the slowest rank's length, and the mean exposed time."""
+    found: dict[int, list[Breakdown]] = {}
+    for info in ranks:
+        for each in info.steps:
+            if each.complete and each.window_ns is not None:
+                found.setdefault(each.step, []).append(each)
+    if len(found) < 2:
+        return
+    stride = -(-len(found) // MAX_POINTS)
+    shown = sorted(found)[::stride]
+    lengths = [max(each.window_ns or 0 for each in found[step]) / 1e6 for step in shown]
+    exposed = [fmean(each.exposed_comm_ns or 0 for each in found[step]) / 1e6 for step in shown]
+    thinned = f" Every {stride}. step is drawn." if stride > 1 else ""
+    yield Chart(
+        title="Step by step",
+        words=f"{len(found)} steps, of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
+        f"exposed {min(exposed):,.3f} to {max(exposed):,.3f} ms.{thinned}",
+        kind="lines",
+        axis="ms",
+        categories=tuple(f"step {step}" for step in shown),
+        series=(
+            Series(name="step time, slowest rank", values=tuple(lengths)),
+            Series(name="exposed communication, mean of ranks", values=tuple(exposed)),
+        ),
+    )
+
+
+def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
+    by_name = {each.name: each for each in comparison.metrics}
+    chosen = [by_name[name] for name in NAMES if name in by_name and by_name[name].unit == "ns"]
+    known = [each for each in chosen if each.base.value or each.candidate.value]
+    sides = [tuple(None if s.value is None else s.value / 1e6 for s in side) for side in (
+        [each.base for each in known], [each.candidate for each in known],
+    )]  # fmt: skip
+    yield _two(
+        "Figures of a step, side by side", f"ms a {comparison.window or 'step'}",
+        [NAMES[each.name] for each in known], sides[0], sides[1],
+    )  # fmt: skip
+    found = comparison.attribution
+    if found is None:
+        return
+    rows = comparison.collectives
+    yield _shares("What the step consists of", found.step_time, [part.name for part in found.step_time.parts])
+    causes = found.exposed_by_cause
+    yield _why("Why communication is exposed", causes, [cause_label(part.name) for part in causes.parts])
+    names = [
+        part.name if part.collective is None else collective_words(rows[part.collective])
+        for part in found.exposed_by_collective.parts
+    ]
+    yield _why("Exposed time by collective", found.exposed_by_collective, names)
+
+
+def _shares(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
+    parts = list(zip(names, whole.parts, strict=True))[:MAX_PARTS]
+    base, candidate = ([getattr(part, side) / 1e6 for _, part in parts] for side in ("base_ns", "candidate_ns"))
+    return _two(title, "ms a step, mean over ranks", [short(name) for name, _ in parts], tuple(base), tuple(candidate))
+
+
+def _why(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
+    return replace(_shares(title, whole, names), tells="why")
+
+
+def _two(
+    title: str, axis: str, names: Sequence[str], base: Sequence[float | None], candidate: Sequence[float | None]
+) -> Chart:
+    moved = [
+        (name, after - before)
+        for name, before, after in zip(names, base, candidate, strict=True)
+        if before is not None and after is not None
+    ]
+    most = max(moved, key=lambda each: abs(each[1]), default=None)
+    return Chart(
+        title=title, words=f"Moved the most: {most[0]}, by {most[1]:+,.3f} ms." if most else "", kind="grouped",
+        axis=axis, categories=tuple(names),
+        series=(Series(name="base", values=tuple(base)), Series(name="candidate", values=tuple(candidate))),
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""What a report can be made of: a run, a comparison, a gate result, a history or a scaling study, or its saved JSON."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.metrics import METRICS
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.errors import InputError, NewerSchemaError
+from overlapscope.gate.calibrate import NoiseFloor
+from overlapscope.gate.policy import GATING
+from overlapscope.gate.verdict import Gate
+from overlapscope.whatif.result import WhatIf
+
+Document = Analysis | Comparison | Gate | History | Scaling
+HEAD_BYTES: Final = 200
+_HEAD: Final = re.compile(
+    rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history|scaling)/(\d{1,9})"'
+)
+_ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
+"""Figures of every window; copies are not known where only events were recorded."""
+_TYPES: Final[dict[bytes, type[Document]]] = {
+    b"analysis": Analysis,
+    b"comparison": Comparison,
+    b"gate": Gate,
+    b"history": History,
+    b"scaling": Scaling,
+}
+DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "analysis": Analysis,
+    "comparison": Comparison,
+    "whatif": WhatIf,
+    "gate": Gate,
+    "history": History,
+    "scaling": Scaling,
+    "floor": NoiseFloor,
+}
+"""Documents by the name in their `schema`: `overlapscope.NAME/1`."""
+
+
+def is_document(head: bytes) -> bool:
+    """Whether a file that begins so is JSON of one of these."""
+    return _HEAD.match(head) is not None
+
+
+def decoded(content: bytes) -> Document:
+    """Give the document of a saved file; raises InputError where it is not what its schema says."""
+    head = _HEAD.match(content)
+    if head is None:
+        raise InputError("is no JSON of analyze, compare, gate or report")
+    if int(head[2]) > 1:
+        raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")
+    try:
+        document: Document = msgspec.json.decode(content, type=_TYPES[head[1]])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InputError(f"is damaged, or was edited: {error}") from error
+    _check(document)
+    return document
+
+
+def comparison_of(document: Document) -> Comparison | None:
+    """Give the comparison of a document that has one."""
+    if isinstance(document, Gate):
+        return document.comparison
+    return document if isinstance(document, Comparison) else None
+
+
+def _check(document: Document) -> None:
+    """Refuse what the verbs never write, and what reports could not be made of."""
+    if isinstance(document, Scaling):
+        if len(document.points) < 2 or any(each.step_ns <= 0 for each in document.points):
+            raise InputError("is damaged, or was edited: it needs two world sizes, and steps that take time")
+        return
+    if isinstance(document, Analysis):
+        windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
+        if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):
+            raise InputError("is damaged, or was edited: a window lacks a figure that all have")
+        return
+    if isinstance(document, History):
+        if any({each.name for each in METRICS} - set(run.values) for run in document.runs):
+            raise InputError("is damaged, or was edited: a run lacks a metric that every run has")
+        return
+    comparison = document.comparison if isinstance(document, Gate) else document
+    if not {*GATING} <= {each.name for each in comparison.metrics}:
+        raise InputError("is damaged, or was edited: it lacks a metric that every comparison has")
+    parts = comparison.attribution.exposed_by_collective.parts if comparison.attribution else []
+    named = [part.collective for part in parts if part.collective is not None]
+    if not all(0 <= at < len(comparison.collectives) for at in named):
+        raise InputError("is damaged, or was edited: a part names a collective that is not there")

@@ -1,0 +1,266 @@
+"""A gate result as a sheet: the verdict first, then each metric's, then what grew, then what it rests on."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from overlapscope.analysis.attribution import EXPOSED, Attribution
+from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.compare import Comparison
+from overlapscope.analysis.findings import Finding, titles
+from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.gate.calibrate import DEFAULT_SHARE
+from overlapscope.gate.judge import MetricVerdict, Reason
+from overlapscope.gate.statistics import LEAST_STEPS
+from overlapscope.gate.verdict import BudgetVerdict, Gate
+from overlapscope.report.formatting import (
+    NOT_APPLICABLE,
+    amount,
+    change,
+    count,
+    ms,
+    signed_ms,
+    signed_percent,
+    with_unit,
+)
+from overlapscope.report.model import Sheet, Table
+from overlapscope.report.text.compare import NAMES, collective_words
+from overlapscope.report.verdicts import GATE
+
+MAX_INFORMING = 4
+MAX_NOTES = 4
+ALREADY_TOLD = ("differs_job", "single_runs", "job_not_known")
+"""Findings of the comparison that the gate says in its own words."""
+MOST = 3
+WORTH = 0.05
+"""A part that grew by less than this share of what grew the most is left out."""
+
+
+def sheet_of_gate(gate: Gate) -> Sheet:
+    """Give the sheet of a gate result."""
+    return Sheet(
+        title=headline(gate),
+        lead=tuple(metric_words(each) for each in gate.metrics if each.gates and _needs_words(each)),
+        tables=_tables(gate),
+        warnings=tuple(_warnings(gate)),
+        notes=tuple(_notes(gate)),
+    )
+
+
+def headline(gate: Gate) -> str:
+    """Give the verdict in one line, with the figures that made it."""
+    gating = [each for each in gate.metrics if each.gates]
+    word = GATE[gate.verdict].words.upper()
+    if gate.verdict == "not_comparable":
+        return f"{word}: {_mismatches(gate, allowed=False)}"
+    if gate.verdict == "missing":
+        lacking = [label(each.name) for each in gating if each.verdict == "not_applicable"]
+        lacking += [f"{label(each.name)} (budget)" for each in gate.budgets if each.kept is None]
+        return f"{word}: cannot be judged, as a side does not know it: {', '.join(lacking) or 'any metric that gates'}"
+    if gate.verdict == "regressed":
+        words = [_changed(each) for each in gating if each.verdict == "regressed"]
+        words += [budget_words(each) for each in gate.budgets if each.kept is False]
+        return f"{word}: {', '.join(words)}"
+    if gate.verdict == "inconclusive":
+        return f"{word}: {', '.join(_changed(each) for each in gating if each.verdict == 'inconclusive')}"
+    told = [each for each in gating if each.verdict == "improved"]
+    same = [each for each in gating if each.verdict == "unchanged"]
+    words = [f"{_changed(each)}" for each in told]
+    words += [f"{first_and_count([label(each.name) for each in same], 4, ' and ')} unchanged"] if same else []
+    return f"{word}: {', '.join(words) or 'all budgets kept'}"
+
+
+def label(name: str) -> str:
+    """Give what people call a metric; the name itself where it has no other."""
+    return NAMES.get(name, short(name))
+
+
+def metric_words(each: MetricVerdict) -> str:
+    """Say in one line why a metric has its verdict."""
+    by = change(each.difference, each.unit) + (" ms" if each.unit == "ns" else "")
+    minimum, floor = with_unit(each.minimum, each.unit), with_unit(each.floor, each.unit)
+    chance = "n/a" if each.probability is None else f"{each.probability:.4f}"
+    past = f"the minimum of {minimum}" + (f" and the noise floor of {floor}" if each.floor is not None else "")
+    runs = f"{each.base_runs} and {each.candidate_runs} runs"
+    words: dict[Reason, str] = {
+        "missing": "n/a, not known on either side",
+        "missing_in_base": "n/a, not known in the base",
+        "missing_in_candidate": "n/a, not known in the candidate",
+        "within_minimum": f"{by}, less than the minimum of {minimum}",
+        "within_noise": f"{by} is past the minimum of {minimum}, but unchanged code may differ by {floor}",
+        "not_significant": f"{by}, but chance would do so with probability {chance}",
+        "too_few_runs": f"{by}, but {runs} cannot tell with so many metrics that gate: record more",
+        "too_few_steps": f"{by}, but a run has fewer than {LEAST_STEPS} complete steps: record more",
+        "told": f"{by}, past {past}; chance would do so with probability {chance}",
+    }
+    return f"{label(each.name)}: {words[each.reason]}"
+
+
+def budget_words(each: BudgetVerdict) -> str:
+    """Say in one line whether a budget was kept."""
+    name, limit, value = label(each.name), with_unit(each.limit, each.unit), with_unit(each.value, each.unit)
+    if each.kept is None:
+        return f"budget of {name}: n/a, not known in the candidate"
+    sides = ("at least", "below") if each.at_least else ("at most", "over")
+    if each.kept:
+        return f"{name} {value}, {sides[0]} its budget of {limit}" if each.at_least else f"{name} {value} of {limit}"
+    return f"{name} {value} is {sides[1]} its budget of {limit}"
+
+
+def _needs_words(each: MetricVerdict) -> bool:
+    return each.verdict in ("inconclusive", "not_applicable")
+
+
+def _changed(each: MetricVerdict) -> str:
+    unit = " ms" if each.unit == "ns" else ""
+    share = f" ({signed_percent(each.relative)})" if each.relative is not None and each.unit == "ns" else ""
+    return f"{label(each.name)} {change(each.difference, each.unit)}{unit}{share}"
+
+
+def _mismatches(gate: Gate, *, allowed: bool) -> str:
+    chosen = [each for each in gate.mismatches if each.allowed == allowed]
+    return "; ".join(
+        f"{each.key} {first_and_count([short(v) for v in each.base], 3, ', ')}"
+        + (
+            f" became {first_and_count([short(v) for v in each.candidate], 3, ', ')}"
+            if each.base != each.candidate
+            else ", not one and the same in all runs"
+        )
+        for each in chosen
+    )
+
+
+def _tables(gate: Gate) -> tuple[Table, ...]:
+    gating = [each for each in gate.metrics if each.gates]
+    moved = [each for each in gate.metrics if not each.gates and each.verdict in ("regressed", "improved")]
+    figures = ("base", "candidate", "difference", "%", "counts from")
+    tables = [
+        Table(
+            head=("verdict", f"ms a {gate.comparison.window or 'step'}", *figures),
+            rows=tuple(_row(each) for each in gating),
+            left=2,
+            note="A difference counts from the larger of the minimum and the noise floor on.",
+        ),
+        Table(head=("beside it", "", *figures), rows=tuple(_row(each) for each in moved[:MAX_INFORMING]), left=2),
+        Table(head=("budget", "", "candidate", "limit"), rows=tuple(map(_budget_row, gate.budgets)), left=2),
+    ]
+    if gate.verdict in ("regressed", "inconclusive"):
+        tables.append(grown_table(gate.comparison))
+    return tuple(tables)
+
+
+def _budget_row(each: BudgetVerdict) -> tuple[str, ...]:
+    word = NOT_APPLICABLE if each.kept is None else GATE["kept" if each.kept else "not_kept"].words
+    return word, label(each.name), amount(each.value, each.unit), amount(each.limit, each.unit)
+
+
+def _row(each: MetricVerdict) -> tuple[str, ...]:
+    needed = max((value for value in (each.minimum, each.floor) if value is not None), default=None)
+    return (
+        GATE[each.verdict].words,
+        label(each.name),
+        amount(each.base, each.unit),
+        amount(each.candidate, each.unit),
+        change(each.difference, each.unit),
+        signed_percent(each.relative) if each.unit == "ns" else "",
+        change(needed, each.unit).removeprefix("+"),
+    )
+
+
+def _warnings(gate: Gate) -> Iterable[str]:
+    """Say what the verdict rests on that somebody should know, then what the comparison warns of."""
+    if gate.verdict == "not_comparable":
+        keys = " ".join(f"--allow-mismatch {each.key}" for each in gate.mismatches if not each.allowed)
+        yield f"nothing was judged; if the runs differ in this on purpose: {keys}"
+    if any(each.allowed for each in gate.mismatches):
+        yield f"judged all the same, as allowed: {_mismatches(gate, allowed=True)}"
+    if gate.unknown_keys:
+        yield f"recorded on one side only, so whether it differs is not known: {', '.join(gate.unknown_keys)}"
+    of_steps = [each for each in gate.metrics if each.gates and each.test == "bootstrap"]
+    if of_steps:
+        runs = f"{of_steps[0].base_runs} and {of_steps[0].candidate_runs}"
+        yield f"few runs ({runs}): tested over their steps and a noise floor; from four a side, over the runs"
+    if any(each.calibrated is False for each in of_steps):
+        share = f"{DEFAULT_SHARE * 100:.0f} % of the step time"
+        yield f"the noise floor is not calibrated: runs are taken to differ by at least {share}; see gate --calibrate"
+    if gate.floor_differs:
+        yield f"the noise floor is that of another job: {', '.join(gate.floor_differs)}"
+    for side, side_runs in (("base", gate.comparison.base), ("candidate", gate.comparison.candidate)):
+        lost = {rank for run in side_runs for rank in run.missing_ranks}
+        unread = {rank for run in side_runs for rank in run.unread_ranks}
+        for ranks, how in ((lost - unread, "not recorded"), (unread, "not readable, though a file of theirs is there")):
+            if ranks:
+                told = first_and_count(list(map(str, sorted(ranks))), 8, ", ")
+                yield f"{side}: {count(len(ranks), 'rank')} of the job {how}: {told}"
+    yield from titles(_untold(gate))[0]
+
+
+def _untold(gate: Gate) -> list[Finding]:
+    return [each for each in gate.comparison.findings if not each.id.startswith(ALREADY_TOLD)]
+
+
+def _notes(gate: Gate) -> list[str]:
+    _, found = titles(_untold(gate))
+    more = len(found) - MAX_NOTES
+    return found[:MAX_NOTES] + ([f"{count(more, 'more finding')}: overlapscope compare"] if more > 0 else [])
+
+
+class Grown(NamedTuple):
+    """A part that grew, mean over ranks and steps."""
+
+    name: str
+    base_ns: int
+    candidate_ns: int
+    difference_ns: int
+
+
+def grown_collectives(comparison: Comparison) -> list[Grown]:
+    """Give the kinds of collective whose exposed time grew the most."""
+    if comparison.attribution is None:
+        return []
+    rows = comparison.collectives
+    shares = comparison.attribution.exposed_by_collective
+    return _grown(
+        shares, [p.name if p.collective is None else collective_words(rows[p.collective]) for p in shares.parts]
+    )
+
+
+def grown_causes(comparison: Comparison) -> list[Grown]:
+    """Give the causes of exposed time that grew the most."""
+    if comparison.attribution is None:
+        return []
+    shares = comparison.attribution.exposed_by_cause
+    return _grown(shares, [cause_label(part.name) for part in shares.parts])
+
+
+def grown_activities(comparison: Comparison) -> list[Grown]:
+    """Give what of a step grew the most: compute, exposed communication, copies, idle."""
+    if comparison.attribution is None:
+        return []
+    shares = comparison.attribution.step_time
+    return _grown(shares, [part.name for part in shares.parts])
+
+
+def grown_table(comparison: Comparison) -> Table:
+    """Give all of these as a table: exposed time by collective and cause where it grew, else the parts of the step."""
+    activities = grown_activities(comparison)
+    rows = [("step", *_cells(each)) for each in activities]
+    if any(each.name == EXPOSED for each in activities) or not activities:
+        rows += [("exposed by", *_cells(each)) for each in grown_collectives(comparison)]
+        rows += [("because", *_cells(each)) for each in grown_causes(comparison)]
+    note = "Means over ranks and steps; parts that grew the most."
+    head = ("what grew, ms", "", "base", "candidate", "difference")
+    return Table(head=head, rows=tuple(rows), left=2, note=note)
+
+
+def _grown(whole: Attribution, names: list[str]) -> list[Grown]:
+    some = [
+        Grown(name, part.base_ns, part.candidate_ns, part.difference_ns)
+        for name, part in zip(names, whole.parts, strict=True)
+        if part.difference_ns > 0
+    ]
+    most = max((each.difference_ns for each in some), default=0)
+    return [each for each in some if each.difference_ns >= WORTH * most][:MOST]
+
+
+def _cells(each: Grown) -> tuple[str, ...]:
+    return each.name, ms(each.base_ns), ms(each.candidate_ns), signed_ms(each.difference_ns)

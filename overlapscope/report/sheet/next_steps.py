@@ -1,0 +1,115 @@
+"""What to do next, for each document: commands to type and pages to read."""
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from overlapscope.analysis.analyze import Analysis
+from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.history import History
+from overlapscope.analysis.scaling import Scaling
+from overlapscope.gate.verdict import Gate
+from overlapscope.report.sheet.document import Document, comparison_of
+from overlapscope.report.text.advice import PAGES, gain
+from overlapscope.report.text.analysis import FINDING_PAGES, page
+
+MOST_PAGES = 6
+MOST_ADVISED = 3
+
+
+class NextStep(NamedTuple):
+    """Why, and the command to type or the page to read."""
+
+    words: str
+    command: str
+
+
+def next_steps(document: Document) -> tuple[NextStep, ...]:
+    """Give what to do next, the most useful first."""
+    comparison = comparison_of(document)
+    found: list[NextStep] = []
+    if comparison is not None:
+        found += _of_comparison(comparison)
+        found += _of_gate(document) if isinstance(document, Gate) else ()
+        ids = [each.id for each in comparison.findings]
+    elif isinstance(document, History):
+        return tuple(_of_history(document))
+    elif isinstance(document, Scaling):
+        return tuple(_of_scaling(document))
+    else:
+        assert isinstance(document, Analysis)
+        found += _of_analysis(document)
+        ids = [each.id for each in document.findings]
+    pages = list(dict.fromkeys(page(each) for each in ids))[:MOST_PAGES]
+    found += [NextStep("read what the finding means and what helps", f"{FINDING_PAGES}/{each}") for each in pages]
+    return tuple(found)
+
+
+def _of_gate(gate: Gate) -> Iterator[NextStep]:
+    blocked = [each for each in gate.mismatches if not each.allowed]
+    if blocked:
+        keys = " ".join(f"--allow-mismatch {each.key}" for each in blocked)
+        yield NextStep(
+            "judge all the same, if the runs differ in this on purpose", f"overlapscope gate BASE CAND {keys}"
+        )
+    if any(each.gates and each.verdict == "inconclusive" for each in gate.metrics):
+        yield NextStep(
+            "record more runs, four a side are judged among themselves", "overlapscope gate BASE_RUNS/ CAND_RUNS/"
+        )
+    if any(each.gates and each.calibrated is False for each in gate.metrics):
+        yield NextStep("measure the noise of unchanged code", "overlapscope gate --calibrate RUNS/ -o floor.json")
+
+
+def _of_comparison(comparison: Comparison) -> Iterator[NextStep]:
+    if len(comparison.base) == len(comparison.candidate) == 1:
+        names = shlex.join([comparison.base[0].name, comparison.candidate[0].name])
+        yield NextStep("see every metric, collective and kernel", f"overlapscope compare {names} --all")
+    run = _slowest(comparison.candidate)
+    if run is not None:
+        yield NextStep("look at the candidate's ranks on one clock", _export(run.name))
+
+
+def _slowest(runs: list[ComparedRun]) -> ComparedRun | None:
+    return next((each for each in runs if each.ranks), None)
+
+
+def _of_history(found: History) -> Iterator[NextStep]:
+    if len(found.runs) > 1:
+        names = shlex.join([found.runs[-2].name, found.runs[-1].name])
+        yield NextStep("see what changed in the last run", f"overlapscope compare {names}")
+        yield NextStep("say whether it is more than chance", f"overlapscope gate {names}")
+
+
+def _of_scaling(found: Scaling) -> Iterator[NextStep]:
+    first, last = found.points[0].runs, found.points[-1].runs
+    if len(first) == len(last) == 1:
+        yield NextStep(
+            "see what differs, by collective and cause", f"overlapscope compare {shlex.join([*first, *last])}"
+        )
+    if last:
+        yield NextStep(
+            "see why communication is exposed in the largest", f"overlapscope analyze {shlex.quote(last[0])}"
+        )
+
+
+def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
+    paths = list(dict.fromkeys(each.path for each in analysis.sources))
+    path = paths[0] if len(paths) == 1 else "RUN"
+    run = shlex.quote(path)
+    for each in analysis.recommendations[:MOST_ADVISED]:
+        yield NextStep(f"{each.title}{f' ({told})' if (told := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
+    if not analysis.ranks:
+        return
+    if analysis.recommendations:
+        yield NextStep("see how to apply and verify that", f"overlapscope advise {run}")
+    elif analysis.skew.stragglers:
+        rank = analysis.skew.stragglers[0].rank
+        yield NextStep(f"find what held rank {rank}, before any other change", f"{FINDING_PAGES}/{page('straggler')}")
+    else:
+        yield NextStep("see whether other settings would gain anything", f"overlapscope advise {run}")
+    yield NextStep("see every rank, step and collective", f"overlapscope analyze {run} --all")
+    yield NextStep("look at the ranks on one clock", _export(path))
+
+
+def _export(path: str) -> str:
+    return f"overlapscope export {shlex.quote(path)} -o trace.perfetto.json.gz"

@@ -1,0 +1,106 @@
+"""A scaling study as a sheet and as charts: efficiency first, then what eats it, the largest loss first."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.scaling import ScalePoint, Scaling
+from overlapscope.analysis.wording import first_and_count, short
+from overlapscope.report.formatting import ms, percent, signed_ms
+from overlapscope.report.model import Chart, Series, Sheet, Table, text_of
+
+MAX_PARTS: Final = 6
+WORTH: Final = 0.001
+"""Share of the step from which a loss has a row."""
+MAX_CHARTS: Final = 4
+"""Of more sizes, the largest ones' losses are drawn."""
+UNITS: Final = {"weak": "rank steps/s", "strong": "steps/s"}
+
+
+def sheet_of_scaling(found: Scaling) -> Sheet:
+    """Give the sheet of a scaling study."""
+    first, last = found.points[0], found.points[-1]
+    most = next((part for part in last.parts if part.loss_ns > 0), None)
+    lead = [
+        f"{last.speedup:.2f} times the throughput of {first.world_size} ranks; a step takes {ms(last.step_ns)} ms "
+        f"instead of {ms(last.ideal_ns)} ms."
+    ]
+    if most is not None:
+        lead.append(f"Most of it: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms a step.")
+    rows = tuple(
+        (str(each.world_size), ms(each.step_ns), ms(each.ideal_ns), f"{each.throughput:,.4g}", f"{each.speedup:.2f}",
+         percent(each.efficiency), first_and_count([short(name) for name in each.runs], 2, ", "))
+        for each in found.points
+    )  # fmt: skip
+    head = ("ranks", "step ms", "ideal ms", UNITS[found.mode], "speedup", "efficiency", "runs")
+    return Sheet(
+        title=f"{percent(last.efficiency)} {found.mode} scaling efficiency "
+        f"from {first.world_size} to {last.world_size} ranks",
+        lead=tuple(lead),
+        tables=(Table(head=head, rows=rows, note="Means over ranks, complete steps and runs."), *_losses(found)),
+        warnings=tuple(found.warnings),
+        notes=(),
+    )
+
+
+def charts_of_scaling(found: Scaling) -> Iterator[Chart]:
+    """Draw the step at each world size beside its ideal, and what the largest size loses to each part."""
+    points = found.points
+    last = points[-1]
+    sizes = tuple(f"{each.world_size} ranks" for each in points)
+    yield Chart(
+        title="A step at each world size",
+        words=f"{ms(last.step_ns)} ms at {last.world_size} ranks; {ms(last.ideal_ns)} ms would be ideal.",
+        kind="grouped",
+        axis="ms a step",
+        categories=sizes,
+        series=(
+            Series(name="here", values=tuple(each.step_ns / 1e6 for each in points)),
+            Series(name="ideal", values=tuple(each.ideal_ns / 1e6 for each in points)),
+        ),
+    )
+    for point in points[1:][-MAX_CHARTS:]:
+        parts = [each for each in point.parts if abs(each.share) >= WORTH][:MAX_PARTS]
+        most = next((each for each in parts if each.loss_ns > 0), None)
+        words = f"Most: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms." if most else ""
+        yield Chart(
+            title=f"What {point.world_size} ranks lose",
+            words=words,
+            kind="grouped",
+            axis="ms a step, mean over ranks",
+            categories=tuple(_name(each.name, exposed=each.exposed) for each in parts),
+            series=(
+                Series(name="here", values=tuple(each.here_ns / 1e6 for each in parts)),
+                Series(name="ideal", values=tuple(each.ideal_ns / 1e6 for each in parts)),
+            ),
+            tells="why",
+        )
+
+
+def _losses(found: Scaling) -> Iterator[Table]:
+    for point in found.points[1:]:
+        yield Table(
+            head=(f"what {point.world_size} ranks lose, ms a step", "ideal", "here", "lost", "of the step"),
+            rows=tuple(_rows(point)),
+        )
+
+
+def _rows(point: ScalePoint) -> Iterator[tuple[str, ...]]:
+    shown = [part for part in point.parts if abs(part.share) >= WORTH][:MAX_PARTS]
+    for part in shown:
+        name = _name(part.name, exposed=part.exposed)
+        yield name, ms(part.ideal_ns), ms(part.here_ns), signed_ms(part.loss_ns), percent(part.share)
+    rest = [part for part in point.parts if part not in shown]
+    if rest:
+        sums = [sum(getattr(part, name) for part in rest) for name in ("ideal_ns", "here_ns", "loss_ns")]
+        yield "all else", ms(sums[0]), ms(sums[1]), signed_ms(sums[2]), percent(sums[2] / point.step_ns)
+    yield "all", ms(point.ideal_ns), ms(point.step_ns), signed_ms(point.loss_ns), percent(point.loss_ns / point.step_ns)
+
+
+def _name(name: str, *, exposed: bool) -> str:
+    return f"exposed, {cause_label(name)}" if exposed else name
+
+
+def render(found: Scaling) -> str:
+    """Give the text, ending in a newline."""
+    return text_of(sheet_of_scaling(found))

@@ -1,0 +1,53 @@
+"""Recommendations for people: what, what it gains, how, how to verify, and the page that says more."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.analysis.analyze import Recommendation
+from overlapscope.report.formatting import ms, one_row
+
+PAGES: Final = "docs/advice"
+
+
+def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
+    """Give the whole text, ending in a newline."""
+    parts = [_one(number, each) for number, each in enumerate(recommendations, 1)] or ["Nothing to recommend."]
+    parts += ["\n".join(f"- {each}" for each in reasons)] if reasons else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _one(number: int, each: Recommendation) -> str:
+    lines = [f"{number}. {one_row(each.title)} [{each.id}]"]
+    if each.predicted_gain_ns is not None:
+        low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
+        lines.append(f"   {gain(each)} ({low} to {high}, 90 %), {each.confidence}")
+    elif each.gain_high_ns is not None:
+        lines.append(f"   {gain(each)}, {each.confidence}")
+    for name, said in (("measured", each.measured), ("assumed", each.assumed)):
+        lines += [f"   {name + ':':11}{'; '.join(said)}"] if said else []
+    for name, text in each.apply.items():
+        lines += [
+            f"   {name + ':':11}{line}" if at == 0 else f"   {'':11}{line}" for at, line in enumerate(text.split("\n"))
+        ]
+    return "\n".join([*lines, f"   verify:    {each.verify}", f"   more:      {PAGES}/{each.id}.md"])
+
+
+def shortly(recommendations: Sequence[Recommendation], most: int = 3) -> str:
+    """Give the first few, a line each with its gain; empty where there are none."""
+    if not recommendations:
+        return ""
+    lines = [
+        f"{number}. {one_row(each.title)}{f' ({told})' if (told := gain(each)) else ''}"
+        for number, each in enumerate(recommendations[:most], 1)
+    ]
+    left = len(recommendations) - most
+    pages = sorted({f"{each.id}.md" for each in recommendations[:most]})
+    where = f"How: {', '.join([f'{PAGES}/{pages[0]}', *pages[1:]])}"
+    return "\n".join(["What to change:", *lines, *([f"{left} more"] if left > 0 else []), where])
+
+
+def gain(each: Recommendation) -> str:
+    """Say what it saves, or at most; empty where nothing can be said."""
+    if each.predicted_gain_ns is not None:
+        return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
+    return "" if each.gain_high_ns is None else f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"

@@ -1,0 +1,289 @@
+"""An analysis as a table for people: exposed milliseconds first, what to know about it after, the next command last."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, Final
+
+from overlapscope.analysis.analyze import Analysis, RankInfo, StepBreakdown
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.cause_table import CAUSES
+from overlapscope.analysis.collectives import CollectiveRow
+from overlapscope.analysis.critical_path import CriticalPath
+from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
+from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, one_row, percent, size
+from overlapscope.report.rank_columns import COLUMNS
+from overlapscope.report.text import advice as advice_text
+from overlapscope.report.text import cross_rank as across_ranks
+from overlapscope.report.text.cross_rank import missing_words
+from overlapscope.report.text.source_tables import told_tables
+from overlapscope.report.verdicts import SEVERITY_MARKS
+
+MAX_RANKS = 24
+MAX_STEPS = 30
+MAX_COLLECTIVES = 8
+MAX_FINDINGS = 6
+FINDING_PAGES = "docs/findings"
+"""A page for each kind of finding: what it means, how it is found, what to do next."""
+MAX_NAMES = 5
+MAX_PLACE = 28
+_PATH_WORDS: Final = {
+    "compute": "compute",
+    "transfer": "transfer",
+    "communication": "communication (waiting not told apart)",
+    "copy": "copies",
+    "launch": "launches on their way",
+    "host": "host",
+    "host_or_wait": "host, or waiting for its device",
+    "idle": "idle",
+}
+MOST_RANKS = 4
+WORTH_SHOWING = 0.001
+MOST_NAMES = 3
+LONGEST_NAME = 48
+
+
+def render(analysis: Analysis, *, all_rows: bool = False) -> str:
+    """Give the whole text, lines of at most about 110 characters, ending in a newline.
+
+    `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
+    """
+    parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
+    parts.append(_causes(analysis))
+    parts.append(where(analysis.exposed_by))
+    parts.append(across_ranks.lines(analysis, all_rows=all_rows))
+    if any(rank.whole.window_ns for rank in analysis.ranks):
+        parts.append(lines(analysis.critical_path))
+    parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
+    parts.append(told_tables(analysis.told, all_rows=all_rows))
+    parts.append(_findings(analysis, all_rows=all_rows))
+    parts.append(advice_text.shortly(analysis.recommendations))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def headline(analysis: Analysis) -> str:
+    """Say what was recorded: ranks, steps, device and backend."""
+    run, info = analysis.run, analysis.run.fingerprint
+    of_world = f" of {run.world_size}" if run.world_size else ""
+    if not run.ranks:
+        read = {source.format for source in analysis.sources if source.format != "unknown"}
+        return ", ".join(["no rank recorded", *sorted(read)])
+    who = f"rank {run.ranks[0]}{of_world}" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks{of_world}"
+    if missing := missing_words(run.missing_ranks, run.unread_ranks):
+        who += f" ({missing})"
+    steps = max((len(rank.steps) for rank in analysis.ranks), default=0)
+    known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
+    if info.get("nccl_version"):
+        known.append(f"NCCL {info['nccl_version']}")
+    return ", ".join([who, count(steps, "step") if steps else "no step marked", *known])
+
+
+def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
+    """Give each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
+    by_rank: dict[int, list[Breakdown]] = {}
+    for rank in analysis.ranks:
+        by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
+    if any(by_rank.values()):
+        return "step", by_rank
+    return "recording", {rank.rank: [rank.whole] for rank in analysis.ranks if rank.whole.window_ns}
+
+
+def sentence(analysis: Analysis) -> str:
+    """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
+    what, by_rank = windows(analysis)
+    means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
+    if not means:
+        return "No times were recorded: how much communication is exposed cannot be told from these sources."
+    overall = mean([each for chosen in by_rank.values() for each in chosen])
+    if not overall.comm_ns:
+        return f"No communication was recorded in a {ms(overall.window_ns)} ms {what}."
+    sentence = (
+        f"{ms(overall.exposed_comm_ns)} ms of a {ms(overall.window_ns)} ms {what} is exposed communication "
+        f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is hidden under compute."
+    )
+    if len(means) > 1:
+        worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
+        least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
+        over = f"{count(sum(map(len, by_rank.values())), what)} of {len(means)} ranks"
+        most, fewest = (ms(means[rank].exposed_comm_ns) for rank in (worst, least))
+        alike = f"\nMean over {over}; the same on each of them."
+        apart = f"\nMean over {over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
+        sentence += alike if most == fewest else apart
+    return sentence
+
+
+def mean(chosen: Sequence[Breakdown]) -> Breakdown:
+    """Give the mean of several windows, whose parts add up as theirs do; its ratios are those of the sums."""
+    names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
+    means: dict[str, Any] = {}
+    for name in names:
+        values = [getattr(each, name) for each in chosen]
+        known = [value for value in values if value is not None]
+        means[name] = round(fmean(known)) if known and len(known) == len(values) else None
+    comm, window = means["comm_ns"], means["window_ns"]
+    return Breakdown(
+        **means,
+        exposed_fraction=means["exposed_comm_ns"] / window if window else None,
+        overlap_efficiency=means["overlapped_ns"] / comm if comm else None,
+    )
+
+
+def _cells(label: str, figures: Breakdown) -> list[str]:
+    return [label, *(each.cell(figures) for each in COLUMNS)]
+
+
+def _table(analysis: Analysis, *, all_rows: bool) -> str:
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    timed = [rank for rank in analysis.ranks if rank.whole.window_ns is not None]
+    if not timed:
+        return ""
+    for rank in _worst(timed, len(timed) if all_rows else MAX_RANKS):
+        if len(timed) == 1 or all_rows:
+            shown = rank.steps if all_rows else rank.steps[:MAX_STEPS]
+            rows += [_cells(_step_label(rank, step), step) for step in shown]
+            if len(shown) < len(rank.steps):
+                notes.append(f"{len(rank.steps) - len(shown)} more steps: --all")
+        elif rank.steps:
+            rows.append(_mean_row(rank))
+        if all_rows or len(rank.steps) != 1 or len(timed) == 1:
+            rows.append(_cells(f"rank {rank.rank} whole", rank.whole))
+    if len(timed) > MAX_RANKS and not all_rows:
+        notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
+    if any(not step.complete for rank in analysis.ranks for step in rank.steps):
+        notes.append("* not wholly recorded")
+    head = ["ms", *(each.label for each in COLUMNS)]
+    return "\n".join([*aligned([head, *rows]), *notes])
+
+
+def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
+    """Give the ranks with the most exposed time, in the order of their numbers."""
+    chosen = sorted(ranks, key=lambda rank: -(rank.whole.exposed_comm_ns or 0))[:limit]
+    return sorted(chosen, key=lambda rank: rank.rank)
+
+
+def _step_label(rank: RankInfo, step: StepBreakdown) -> str:
+    return f"rank {rank.rank} step {step.step}{'' if step.complete else '*'}"
+
+
+def _mean_row(rank: RankInfo) -> list[str]:
+    steps = [step for step in rank.steps if step.complete and step.window_ns is not None]
+    steps = steps or [step for step in rank.steps if step.window_ns is not None]
+    mark = "" if all(step.complete for step in steps) else "*"
+    label = f"rank {rank.rank} mean of {count(len(steps), 'step')}{mark}"
+    return _cells(label, mean(steps) if steps else Breakdown())
+
+
+def _causes(analysis: Analysis) -> str:
+    """Show why communication is exposed: the mean over the windows of the sentence above, the largest first."""
+    what, by_rank = windows(analysis)
+    all_windows = [each for chosen in by_rank.values() for each in chosen]
+    exposed = sum(each.exposed_comm_ns or 0 for each in all_windows)
+    sums = {cause: sum(each.causes.get(cause, 0) for each in all_windows) for cause in CAUSES}
+    if not exposed or sums["unknown"] == exposed:
+        return ""
+    rows = [
+        [CAUSES[cause].label, ms(sums[cause] / len(all_windows)), percent(sums[cause] / exposed)]
+        for cause in sorted(sums, key=lambda cause: -sums[cause])
+        if sums[cause]
+    ]
+    return "\n".join(aligned([["why exposed", f"ms a {what}", "share"], *rows]))
+
+
+def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
+    if not rows:
+        return ""
+    head = ["collective", "size", "type", "group", "where", "calls", "median ms", "busbw GB/s"]
+    placed = any(place(row) for row in rows[:limit])
+    cells = []
+    for row in rows[:limit]:
+        at_least = ">= " if row.estimate == "upper_bound" else ""
+        cells.append(
+            [
+                row.op,
+                size(row.bytes),
+                row.dtype or "?",
+                f"{row.group or '?'} ({row.group_size or '?'} ranks)",
+                place(row),
+                str(row.count),
+                ms(row.transfer_ns_median),
+                NOT_APPLICABLE if row.busbw_gbs is None else f"{at_least}{row.busbw_gbs:.3g}",
+            ]
+        )
+    more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""
+    note = "\nDurations hold waiting for late ranks too." if any(r.estimate == "upper_bound" for r in rows) else ""
+    lines = [head, *cells] if placed else [line[:4] + line[5:] for line in (head, *cells)]
+    return "\n".join(aligned(lines, left=4 + placed)) + more + note
+
+
+def page(finding: str) -> str:
+    """Give the name of the page on a finding's kind, the part of its id before the first colon."""
+    return f"{finding.split(':', 1)[0]}.md"
+
+
+def _findings(analysis: Analysis, *, all_rows: bool) -> str:
+    shown = analysis.findings if all_rows else analysis.findings[:MAX_FINDINGS]
+    lines = [f"{SEVERITY_MARKS[each.severity]} {one_row(each.title)}" for each in shown]
+    if len(shown) < len(analysis.findings):
+        lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
+    if shown:
+        pages = sorted({page(each.id) for each in shown})
+        lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
+    return "\n".join(lines)
+
+
+def place(row: CollectiveRow) -> str:
+    """Give the dimension, phase and module of a kind of call in a few words; empty where none is known."""
+    return _short(" ".join(each for each in (row.dimension, row.phase, row.module) if each))
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
+
+
+def where(exposed: ExposedBy) -> str:
+    """Give a line for each way of placing that places anything; nothing where none does."""
+    lines = []
+    for kind in PLACES:
+        sums: dict[str, int] = getattr(exposed, kind)
+        if not set(sums) - {UNKNOWN}:
+            continue
+        shown = [f"{_short(name)} {ns / 1e6:,.3f} ms" for name, ns in list(sums.items())[:MAX_NAMES]]
+        more = f", {len(sums) - MAX_NAMES} more" if len(sums) > MAX_NAMES else ""
+        lines.append(f"exposed by {kind}: {', '.join(shown)}{more}")
+    return "\n".join(lines)
+
+
+def lines(found: CriticalPath) -> str:
+    """Give the text; where no path is told, why."""
+    path = next((each for each in found.steps if each.step == found.median_step), None)
+    if path is None or not path.length_ns:
+        return f"No critical path is told: {found.reason}." if found.reason else ""
+
+    def share(ns: int) -> str:
+        return f"{ns / path.length_ns * 100:.1f} %"
+
+    what = "the recording" if path.step is None else f"step {path.step}, the median"
+    within = (
+        "" if found.scope == "ranks" else f", within rank {path.rank}: what it waited for on others is not recorded"
+    )
+    shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
+    parts = sorted(shown.items(), key=lambda item: -item[1])
+    text = [
+        f"Critical path of {what}: {path.length_ns / 1e6:,.3f} ms{within}.",
+        "  " + ", ".join(f"{_PATH_WORDS[part]} {share(ns)}" for part, ns in parts),
+    ]
+    if found.scope == "ranks":
+        ranks = list(path.ranks.items())
+        more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+        text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)}" for rank, ns in ranks[:MOST_RANKS]) + more
+    if path.operations:
+        named = (
+            f"{each.part}: {_short_name(each.name)} {each.ns / 1e6:,.3f} ms" for each in path.operations[:MOST_NAMES]
+        )
+        text.append("  most of it " + ", ".join(named))
+    return "\n".join(text)
+
+
+def _short_name(name: str) -> str:
+    flat = " ".join(name.split())
+    return flat if len(flat) <= LONGEST_NAME else flat[: LONGEST_NAME - 3] + "..."

@@ -1,0 +1,266 @@
+"""A comparison as text for people: exposed milliseconds first, where they come from after, then what else changed."""
+
+from collections.abc import Sequence
+
+from overlapscope.analysis.attribution import Attribution
+from overlapscope.analysis.cause_table import cause_label
+from overlapscope.analysis.collective_changes import CollectiveChange
+from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.findings import titles
+from overlapscope.analysis.kernel_changes import KernelChange
+from overlapscope.analysis.metrics import Estimate, Metric
+from overlapscope.analysis.wording import rank_list, short
+from overlapscope.report.formatting import (
+    NOT_APPLICABLE,
+    aligned,
+    count,
+    ms,
+    one_row,
+    percent,
+    signed_ms,
+    signed_percent,
+    size,
+)
+from overlapscope.report.text import predictions as predictions_text
+from overlapscope.report.verdicts import SEVERITY_MARKS
+
+MAX_PARTS = 5
+MAX_FINDINGS = 6
+MAX_KERNELS = 3
+MAX_RUNS = 3
+NAMES = {
+    "exposed_comm_ns": "exposed",
+    "exposed_comm_worst_ns": "exposed, worst rank",
+    "step_time_ns": "step time, slowest rank",
+    "exposed_wait_ns": "waiting, exposed",
+    "hidden_wait_ns": "waiting, hidden",
+    "overlapped_ns": "hidden",
+    "compute_ns": "compute",
+    "copy_ns": "copies",
+    "idle_ns": "idle",
+    "overlap_efficiency": "overlap",
+    "exposed_fraction": "exposed share",
+    "blame_ns": "held others up, worst rank",
+    "comm_ns": "communication",
+    "compute_only_ns": "compute only",
+    "copy_only_ns": "copies only",
+    "comm_comp_ratio": "communication / compute",
+    "overlap_potential": "overlap potential",
+}
+"""Every metric in the order of the table; the first of them stand in the short one."""
+SHORT = 11
+
+
+def render(comparison: Comparison, *, all_rows: bool = False) -> str:
+    """Give the whole text, ending in a newline; `all_rows` shows every metric, collective, kernel and finding."""
+    warnings, others = titles(comparison.findings)
+    shown = others if all_rows else others[:MAX_FINDINGS]
+    lines = [f"{SEVERITY_MARKS['info']} {one_row(each)}" for each in shown]
+    if len(shown) < len(others):
+        lines.append(f"{count(len(others) - len(shown), 'more finding')}: --all")
+    parts = [
+        "\n".join([*_side("base", comparison.base), *_side("candidate", comparison.candidate)]),
+        "\n".join(f"{SEVERITY_MARKS['warning']} {one_row(each)}" for each in warnings),
+        sentence(comparison),
+        _metrics(comparison, all_rows=all_rows),
+        _attributions(comparison, all_rows=all_rows),
+        _bandwidths(comparison.collectives) if all_rows else "",
+        _kernels(comparison, all_rows=all_rows),
+        predictions_text.table(comparison.predictions),
+        "\n".join(lines),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
+    lines = []
+    for run in runs[:MAX_RUNS]:
+        of_world = f" of {run.world_size}" if run.world_size else ""
+        ranks = rank_list(run.ranks) if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
+        steps = count(len(run.steps), "step") if run.steps else "whole recording"
+        lines.append(f"{title:<10} {short(run.name)}: {ranks}{of_world}, {steps}")
+        title = ""
+    if len(runs) > MAX_RUNS:
+        lines.append(f"{'':<10} {count(len(runs) - MAX_RUNS, 'more run')}")
+    return lines
+
+
+def sentence(comparison: Comparison) -> str:
+    """Give the two figures that matter: exposed communication and step time."""
+    if comparison.window is None:
+        return "No times were recorded on both sides: there is nothing to compare."
+    by_name = {each.name: each for each in comparison.metrics}
+    exposed = by_name["exposed_comm_ns"]
+    if exposed.difference is None:
+        words = "Exposed communication cannot be compared: it is n/a on a side."
+    else:
+        words = f"Exposed communication {_moved(exposed)} a {comparison.window}."
+    step = by_name["step_time_ns"]
+    if step.difference is not None:
+        words = f"{words}\nStep time {_moved(step)}."
+    return words
+
+
+def _moved(metric: Metric) -> str:
+    if not metric.difference:
+        return f"did not change: {ms(metric.candidate.value)} ms"
+    word = "grew" if metric.difference > 0 else "shrank"
+    change = f" ({signed_percent(metric.relative)})" if metric.relative is not None else ""
+    return (
+        f"{word} by {ms(abs(metric.difference))} ms{change}: {ms(metric.base.value)} to {ms(metric.candidate.value)} ms"
+    )
+
+
+def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
+    by_name = {each.name: each for each in comparison.metrics}
+    chosen = [by_name[name] for name in (list(NAMES) if all_rows else list(NAMES)[:SHORT])]
+    known = [each for each in chosen if all_rows or each.base.value or each.candidate.value]
+    rows = [
+        [
+            NAMES[each.name],
+            value_words(each, each.base),
+            value_words(each, each.candidate),
+            difference_words(each),
+            relative_words(each),
+        ]
+        for each in known
+    ]
+    several = len(comparison.base) > 1 or len(comparison.candidate) > 1
+    note = f"Medians over {'runs of medians over ' if several else ''}steps; means over ranks."
+    head = [f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%"]
+    lines = [*aligned([head, *rows])]
+    if several:
+        lines += _spreads(known)
+    return "\n".join([*lines, note] if comparison.window == "step" else lines)
+
+
+def _spreads(chosen: Sequence[Metric]) -> list[str]:
+    """Show how far the runs of a side lie apart, for the metrics that people look at first."""
+    lines = []
+    for each in chosen[:3]:
+        sides = (("base", each.base), ("candidate", each.candidate))
+        told = [f"{name} {ms(side.low)} to {ms(side.high)}" for name, side in sides if side.low is not None]
+        if told:
+            lines.append(f"{NAMES[each.name]}, from run to run: {', '.join(told)} ms")
+    return lines
+
+
+def value_words(metric: Metric, side: Estimate) -> str:
+    """Give one side of a metric, in milliseconds or as a share."""
+    if metric.name == "comm_comp_ratio":
+        return NOT_APPLICABLE if side.value is None else f"{side.value:.3f}"
+    return ms(side.value) if metric.unit == "ns" else percent(side.value)
+
+
+def difference_words(metric: Metric) -> str:
+    """Give the difference of a metric with its sign: milliseconds, or points."""
+    if metric.difference is None:
+        return NOT_APPLICABLE
+    if metric.unit == "ns":
+        return signed_ms(metric.difference)
+    return f"{metric.difference:+.3f}" if metric.name == "comm_comp_ratio" else f"{metric.difference * 100:+.1f} points"
+
+
+def relative_words(metric: Metric) -> str:
+    """Give the relative difference of a time; empty for a share, whose points say it."""
+    return signed_percent(metric.relative) if metric.unit == "ns" else ""
+
+
+def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
+    """Show where the differences come from: three tables whose rows add up to their last one."""
+    found = comparison.attribution
+    if found is None:
+        return ""
+    collectives = comparison.collectives
+    labels = {"step": "step time" if comparison.window == "step" else "length of the recording"}
+    tables = [
+        _parts(
+            "exposed, by collective",
+            found.exposed_by_collective,
+            [
+                part.name if part.collective is None else collective_words(collectives[part.collective])
+                for part in found.exposed_by_collective.parts
+            ],
+            all_rows=all_rows,
+        ),
+        _parts(
+            "exposed, by cause",
+            found.exposed_by_cause,
+            [cause_label(part.name) for part in found.exposed_by_cause.parts],
+            all_rows=all_rows,
+        ),
+        _parts(labels["step"], found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),
+    ]
+    shown = [table for table in tables if table]
+    if not shown:
+        return ""
+    rows = [row for table in shown for row in (*table, ["", "", "", ""])][:-1]
+    head = ["where it comes from, ms", "base", "candidate", "difference"]
+    note = "Means over ranks and steps, which add up where medians do not."
+    return "\n".join([*aligned([head, *rows]), note])
+
+
+def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bool) -> list[list[str]]:
+    """Give the parts, the largest differences first, and the whole; those left out are one row, so that all adds up."""
+    if not whole.parts:
+        return []
+    limit = len(whole.parts) if all_rows or len(whole.parts) <= MAX_PARTS + 1 else MAX_PARTS
+    shown, rest = whole.parts[:limit], whole.parts[limit:]
+    cells = [(name, p.base_ns, p.candidate_ns, p.difference_ns) for name, p in zip(names, shown, strict=False)]
+    if rest:
+        sums = (sum(p.base_ns for p in rest), sum(p.candidate_ns for p in rest), sum(p.difference_ns for p in rest))
+        cells.append((f"{len(rest)} more: --all", *sums))
+    rows = [[f"  {name}", ms(base), ms(candidate), signed_ms(change)] for name, base, candidate, change in cells]
+    return [[title, ms(whole.base_ns), ms(whole.candidate_ns), signed_ms(whole.difference_ns)], *rows]
+
+
+def collective_words(row: CollectiveChange) -> str:
+    """Name a kind of collective, and how often a step makes it."""
+    size_words = size(row.bytes) if row.bytes is not None else ""
+    named = (row.op, size_words, row.dtype, row.phase, row.module, f"group {row.group}" if row.group else "")
+    words = " ".join(short(each) for each in named if each)
+    calls = row.base.calls if row.base.calls == row.candidate.calls else None
+    times = f"{calls:.4g}" if calls else f"{row.base.calls:.4g} to {row.candidate.calls:.4g}"
+    return f"{words}, {times} a step"
+
+
+def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
+    """Show how fast each kind of collective is on both sides."""
+    told = [row for row in rows if row.base.busbw_gbs is not None or row.candidate.busbw_gbs is not None]
+    if not told:
+        return ""
+    cells = []
+    for row in told:
+        sides = (row.base, row.candidate)
+        speeds = [
+            NOT_APPLICABLE
+            if s.busbw_gbs is None
+            else f"{'>= ' if s.estimate == 'upper_bound' else ''}{s.busbw_gbs:.3g}"
+            for s in sides
+        ]
+        cells.append(
+            [collective_words(row), *(ms(s.transfer_ns) for s in sides), *speeds, signed_percent(row.busbw_relative)]
+        )
+    head = ["collective", "base ms", "candidate ms", "base GB/s", "candidate GB/s", "%"]
+    return "\n".join(aligned([head, *cells]))
+
+
+def _kernels(comparison: Comparison, *, all_rows: bool) -> str:
+    """Show the kernels that changed most; a CPU run has none with a name of its own."""
+    kernels = comparison.kernels
+    if kernels is None:
+        return ""
+    limit = None if all_rows else MAX_KERNELS
+    shown: list[KernelChange] = [*kernels.grown[:limit], *kernels.shrunk[:limit]]
+    if len(kernels.grown) + len(kernels.shrunk) < 2:
+        return ""
+    rows = []
+    for each in sorted(shown, key=lambda each: -each.difference_ns):
+        asked = f" by {short(each.host_op)}" if each.host_op else ""
+        counts = f"{each.base.count:.4g} to {each.candidate.count:.4g}"
+        if each.base.count == each.candidate.count:
+            counts = f"{each.base.count:.4g}"
+        times = (ms(each.base.duration_ns), ms(each.candidate.duration_ns), signed_ms(each.difference_ns))
+        rows.append([f"{short(each.name)}{asked}", *times, counts])
+    head = ["kernels and copies, ms", "base", "candidate", "difference", "times"]
+    return "\n".join(aligned([head, *rows]))

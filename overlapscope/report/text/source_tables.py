@@ -1,0 +1,38 @@
+"""Tables of what the sources tell besides times: communicators, links, measurements, reported figures."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlapscope.analysis.source_tables import Told
+from overlapscope.report.formatting import aligned
+
+MAX_ROWS = 12
+MAX_CELL = 60
+
+
+def told_tables(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
+    """Give one text table each, without the columns that no row has; long ones are cut, and the text says so."""
+    return "\n\n".join(_table(name, each, len(each.rows) if all_rows else MAX_ROWS) for name, each in tables.items())
+
+
+def _table(name: str, told: Told, limit: int) -> str:
+    columns = [key for key in told.rows[0] if any(row[key] not in (None, "untold") for row in told.rows)]
+    shown = told.rows[:limit]
+    cells = [[_cell(row[key]) for key in columns] for row in shown]
+    title = name.replace("_", " ")
+    head = [key.replace("_", " ") for key in columns]
+    lines = [f"{title}:", *aligned([head, *cells], left=len(columns))]
+    hidden = len(told.rows) - len(shown) + told.left_out
+    if hidden:
+        how = "--all" if limit < len(told.rows) and not told.left_out else f"the run's facts/{name}.parquet"
+        lines.append(f"{hidden} more rows: {how}")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= MAX_CELL else f"{text[:28]}...{text[-29:]}"  # names of tensors differ at their ends

@@ -1,0 +1,176 @@
+"""An answer of the what-if replay for people: the verdict, steps with intervals, what they rest on."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from overlapscope.report.formatting import aligned, ms, percent, signed_size
+from overlapscope.report.verdicts import ADVICE
+from overlapscope.whatif.listing import Listing
+from overlapscope.whatif.parallelism import NOT_REPLAYED
+from overlapscope.whatif.result import Assumed, Scenario, WhatIf
+
+MAX_LIST = 3
+NOT_ADVISED = frozenset({"zero_stage", "channels"})
+"""Knobs that are shown where somebody asks for them."""
+
+
+def render(answer: WhatIf, *, recorded: bool = False) -> str:
+    """Give the whole text, ending in a newline; `recorded` for what a recording tells, rather than a description."""
+    told = _rests_on(answer, "measured" if recorded else "fitted")
+    parts = [
+        _headline(answer),
+        _table(answer),
+        _bounds(answer),
+        told,
+        _reasons(answer),
+        _trials(answer),
+        _next(answer, recorded=recorded),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(answer: WhatIf) -> str:
+    base = answer.baseline
+    now = base.measured_step_ns if base.measured_step_ns is not None else base.replayed_step_ns
+    known = "measured" if base.measured_step_ns is not None else "replayed, not measured"
+    under = _knobs(base.knobs, base.knobs)
+    line = f"{ADVICE[answer.verdict].capitalize()}: a step takes {ms(now)} ms ({known})"
+    line += f" with {under}" if under else ""
+    if answer.verdict != "change":
+        return f"{line}."
+    best = next(each for each in answer.scenarios if each.knobs == answer.best.knobs)
+    gain, low, high = (ms(now * share) for share in (best.gain, best.gain_low, best.gain_high))
+    return (
+        f"{line};\n{_knobs(best.knobs, answer.baseline.knobs)} saves {gain} ms ({low} to {high}), {percent(best.gain)}."
+    )
+
+
+def _table(answer: WhatIf) -> str:
+    bucketed = answer.kind == "ddp"
+    head = ["settings", "step ms", "90 % interval", "gain", "exposed ms", "buckets" if bucketed else "memory"]
+    rows = [
+        [
+            _knobs(each.knobs, answer.baseline.knobs) or "as recorded",
+            ms(each.predicted_step_ns),
+            f"{ms(each.low_ns)} .. {ms(each.high_ns)}",
+            percent(each.gain),
+            ms(each.exposed_comm_ns),
+            str(each.buckets) if bucketed else signed_size(each.memory_bytes) if each.memory_bytes else "",
+        ]
+        for each in answer.scenarios
+    ]
+    remarks = ["", *(_remark(each, answer) for each in answer.scenarios)]
+    return "\n".join(_beside(aligned([head, *rows]), remarks))
+
+
+def _remark(scenario: Scenario, answer: WhatIf) -> str:
+    remarks = ["measured"] if scenario.known_from == "measured" else []
+    remarks += ["changes numerics"] if scenario.changes_numerics else []
+    remarks += ["no setting"] if scenario.hypothetical else []
+    if "zero_stage" in scenario.knobs:
+        more = scenario.memory_bytes - answer.scenarios[0].memory_bytes
+        remarks.append(f"assumed, {signed_size(more)} a rank")
+    near = answer.flat_region.get("bucket_cap_mb", [])
+    if "bucket_cap_mb" in scenario.knobs and scenario.knobs["bucket_cap_mb"] in near and not remarks:
+        remarks.append("near the best")
+    return ", ".join(remarks)
+
+
+def _bounds(answer: WhatIf) -> str:
+    bounds = answer.bounds
+    return (
+        f"Without communication {ms(bounds.no_comm_ns)} ms; all hidden {ms(bounds.perfect_overlap_ns)} ms; "
+        f"none hidden {ms(bounds.no_overlap_ns)} ms."
+    )
+
+
+def _rests_on(answer: WhatIf, how: str) -> str:
+    told = answer.interference
+    known = f"{how}, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
+    lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
+    if answer.assumptions:
+        lines.append("Assumed, and the best step in ms between its ends:")
+        rows = aligned([_assumed(each) for each in answer.assumptions])
+        lines += _beside(rows, [each.known_from for each in answer.assumptions])
+    return "\n".join(lines)
+
+
+def _assumed(each: Assumed) -> list[str]:
+    return [
+        f"  {each.name.replace('_', ' ')}",
+        f"{each.value:.3g}",
+        f"{each.low:.3g} .. {each.high:.3g}",
+        f"{ms(each.step_low_ns)} .. {ms(each.step_high_ns)}",
+    ]
+
+
+def _beside(rows: Iterable[str], remarks: Iterable[str]) -> list[str]:
+    """Put a remark behind each row of a table."""
+    return [f"{row}  {remark}".rstrip() for row, remark in zip(rows, remarks, strict=True)]
+
+
+def _reasons(answer: WhatIf) -> str:
+    return "\n".join(f"- {each}" for each in answer.reasons)
+
+
+def _trials(answer: WhatIf) -> str:
+    """Give what may be tried without a gain that is known."""
+    lines = ["To try, without a gain that is known:"] if answer.trials else []
+    for each in answer.trials:
+        lines.append(f"  {_knobs(each.knobs, {})}: {each.why}")
+        lines += [f"    {line}" for text in each.apply.values() for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def _next(answer: WhatIf, *, recorded: bool) -> str:
+    if answer.waiting:
+        return "next: overlapscope analyze RUN, which says what held the late rank"
+    plain = [
+        each
+        for each in answer.scenarios
+        if each.known_from != "measured"
+        and not each.changes_numerics
+        and not each.hypothetical
+        and not NOT_ADVISED & each.knobs.keys()
+    ]
+    told = [each for each in plain if each.knobs == answer.best.knobs]
+    told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    if not told:
+        return ""
+    best = min(told, key=lambda each: each.predicted_step_ns)
+    knobs = _knobs(best.knobs, answer.baseline.knobs)
+    if recorded:
+        return f"next: record a run with {knobs} and hold them together: overlapscope compare RUN NEW_RUN"
+    return f"next: measure a step with {knobs} and add it as [[measured]]"
+
+
+def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
+    """Give settings as they are written in Python: caps, and what is not as at present; long lists cut."""
+    shown = []
+    for name, value in knobs.items():
+        if isinstance(value, list):
+            listed = ", ".join(f"{each:.3g}" for each in value[:MAX_LIST])
+            shown.append(f"{name}=[{listed}{', ...' if len(value) > MAX_LIST else ''}]")
+        elif name == "bucket_cap_mb" or base.get(name) != value:
+            shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return ", ".join(shown)
+
+
+def render_list(listing: Listing) -> str:
+    """Give the whole text, ending in a newline."""
+    heading = f"kind of this recording: {listing.kind}."
+    if listing.reason:
+        return f"{heading} Nothing can be replayed of it: {listing.reason}\n"
+    lines = [f"{heading} What can be replayed of it:", *_list_table(listing.knobs)]
+    lines.append(f"Options that go with it: {', '.join(listing.options)}.")
+    if listing.refused:
+        by_reason: dict[str, list[str]] = {}
+        for name, why in listing.refused.items():
+            by_reason.setdefault(why, []).append(name)
+        lines += ["What does not, and why:", *_list_table({", ".join(names): why for why, names in by_reason.items()})]
+    return "\n".join([*lines, f"Not replayed: {NOT_REPLAYED}."]) + "\n"
+
+
+def _list_table(rows: Mapping[str, str]) -> list[str]:
+    wide = max(map(len, rows), default=0)
+    return [f"  {name:<{wide}}  {what}" for name, what in rows.items()]

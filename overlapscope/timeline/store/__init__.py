@@ -1,0 +1,1 @@
+"""The run directory: a run as JSON and Parquet on disk."""

@@ -1,0 +1,180 @@
+"""Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from overlapscope.files.safe_open import opened_plain
+from overlapscope.timeline.columns import DTYPES, MISSING, NONE, Columns, T, column_kinds, enum_values, size
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rows import unique
+
+LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
+"""Columns that early runs do not have."""
+_MOST_SHOWN: Final = 40
+"""Characters of an odd word that are shown."""
+
+
+def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) -> pa.Table:
+    """Give a table as Arrow columns, with a column `rank` before them where one is given."""
+    columns: dict[str, Any] = {}
+    if rank is not None:
+        columns["rank"] = _column(np.full(size(table), rank, np.int32))
+    for column, kind in column_kinds(table).items():
+        values = getattr(table, column)
+        if kind == "name":
+            columns[column] = _dictionary(values, names)
+        elif kind == "enum":
+            columns[column] = pa.DictionaryArray.from_arrays(_column(values), _words(enum_values(type(table), column)))
+        elif kind == "int64":
+            columns[column] = _column(values, values != NONE)
+        elif kind == "float64":
+            columns[column] = _column(values, ~np.isnan(values))
+        else:
+            columns[column] = _column(values)
+    return pa.table(columns)
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table as zstd Parquet, each page with its checksum. Raises OSError.
+
+    Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long
+    to write and more to read.
+    """
+    with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
+        _write(table, file)
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    """Give what `write_parquet` would write."""
+    content = BytesIO()
+    _write(table, content)
+    return content.getvalue()
+
+
+def _write(table: pa.Table, file: BinaryIO) -> None:
+    named = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
+    differences = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if pa.types.is_integer(field.type)}
+    pq.write_table(
+        table,
+        file,
+        compression="zstd",
+        use_dictionary=named,
+        column_encoding=differences,
+        write_page_checksum=True,  # every second bit that a disk loses would else be another figure, and no error
+    )
+
+
+def opened_parquet(file: Any) -> pq.ParquetFile:
+    """Open what `write_parquet` wrote, or another tool, whose pages may have no checksums.
+
+    Raises OSError, pyarrow.ArrowException where it is damaged, as reading from it does.
+    """
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """Read all of such a file. Raises OSError, also for what is no file, pyarrow.ArrowException for a damaged one."""
+    with opened_plain(path) as file:
+        return opened_parquet(file).read()
+
+
+def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
+    """Give a dictionary column that holds only the names in use."""
+    used = unique(codes[codes >= 0])
+    place = np.zeros(len(names) + 1, np.int32)
+    place[used] = np.arange(used.size, dtype=np.int32)
+    words = _words([names[code] for code in used.tolist()])
+    return pa.DictionaryArray.from_arrays(_column(place[codes], codes >= 0), words)
+
+
+def _column(values: Any, present: Any = None) -> Any:
+    """Give numpy values as a column, null where they are not present.
+
+    Of Arrow's own buffers: its `array` loads pandas, which takes longer than most runs.
+    """
+    known = None if present is None or present.all() else _buffer(np.packbits(present, bitorder="little"))
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [known, _buffer(data)])
+
+
+def _words(words: Sequence[str]) -> Any:
+    encoded = [word.encode() for word in words]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(words), _buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
+def _buffer(values: Any) -> Any:
+    return pa.py_buffer(np.ascontiguousarray(values))
+
+
+def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
+    """Give an Arrow table as columns, its names added to `names`. Raises KeyError, ValueError for another form."""
+    columns: dict[str, Any] = {}
+    for column, stored in column_kinds(kind).items():
+        if column in LATER_COLUMNS and column not in table.column_names:
+            columns[column] = np.full(table.num_rows, MISSING[stored], DTYPES[stored])
+            continue
+        chunks = table.column(column)
+        if not len(chunks):  # Arrow loads pandas to make an empty array
+            columns[column] = np.empty(0, DTYPES[stored])
+            continue
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = array.chunk(0)
+        if stored in ("name", "enum"):
+            _must_be_text(array.type, column)
+            if not pa.types.is_dictionary(array.type):
+                array = array.dictionary_encode()
+            spelled = array.dictionary.to_pylist()
+            if stored == "name":
+                codes = names.encode(spelled)
+            else:
+                if array.null_count:
+                    raise ValueError(f"{column} is missing in {array.null_count} of {len(array)} rows")
+                codes = np.array([_code(value, column, enum_values(kind, column)) for value in spelled], np.int32)
+            indices = _values(array.indices, np.dtype(f"i{array.indices.type.bit_width // 8}"), -1)
+            columns[column] = np.append(codes, np.int32(-1))[indices].astype(DTYPES[stored])
+        else:
+            columns[column] = _values(array, np.dtype(DTYPES[stored]), MISSING[stored])
+    return kind(**columns)
+
+
+def _must_be_text(stored: pa.DataType, column: str) -> None:
+    words = stored.value_type if pa.types.is_dictionary(stored) else stored
+    known = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null
+    if not any(each(words) for each in known):
+        raise ValueError(f"{column} is of {words} instead of text")
+
+
+def _code(word: Any, column: str, known: tuple[str, ...]) -> int:
+    if word not in known:
+        raise ValueError(f"{column}: {str(word)[:_MOST_SHOWN]!r} is none of {', '.join(known)}")
+    return known.index(word)
+
+
+def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
+    """Give a column of fixed width as numpy values, with `missing` for null.
+
+    From Arrow's own buffers, as in `_column`.
+    """
+    wanted = pa.from_numpy_dtype(dtype)
+    if array.type != wanted:
+        if not (pa.types.is_integer(array.type) and pa.types.is_integer(wanted)):
+            raise ValueError(f"a column is of {array.type} instead of {wanted}")
+        array = array.cast(wanted)
+    if not len(array):
+        return np.empty(0, dtype)
+    present, data = array.buffers()
+    here = slice(array.offset, array.offset + len(array))
+    values = _bits(data)[here] if dtype == np.bool_ else np.frombuffer(data, dtype)[here]
+    return np.where(_bits(present)[here], values, dtype.type(missing)) if array.null_count else values
+
+
+def _bits(packed: Any) -> Any:
+    return np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").view(np.bool_)

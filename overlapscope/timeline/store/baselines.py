@@ -1,0 +1,121 @@
+"""Baselines: a plain folder of named runs, kept as columns only, that a repository or an artifact store can hold.
+
+    BASELINES/NAME/run.json ...            one run, as any run directory
+    BASELINES/NAME/run-01/run.json ...     several runs of the same code; run-001 where they are a hundred
+
+So a baseline is what every verb reads already, and there is no form of its own to go out of date.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from overlapscope.errors import InputError, UsageError
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.store.load_save import fill_run
+from overlapscope.timeline.store.manifest import Manifest
+from overlapscope.timeline.store.run_directory import MANIFEST, is_run_directory
+from overlapscope.timeline.store.run_folder import beside_place, is_taken
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_MANIFEST_BYTES: Final = 64 * 2**20
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What a folder of baselines says of one of them, without its tables being opened."""
+
+    name: str
+    path: Path
+    runs: int
+    ranks: int
+    """Recorded in the first run."""
+    world_size: int | None
+    steps: int
+    """Most steps that a rank of the first run holds."""
+    device: str | None
+    size_bytes: int
+    problem: str | None = None
+    """Why it cannot be read."""
+
+
+def baseline_path(folder: Path, name: str) -> Path:
+    """Give where a baseline stands; raises UsageError for a name that is no plain one."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:80]!r} is no name for a baseline: letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    return folder / name
+
+
+def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool = False) -> None:
+    """Write the runs as one baseline, whole or not at all.
+
+    Raises UsageError where something stands there and `force` is not given, or that is no baseline; InputError when it
+    cannot be written.
+    """
+    if is_taken(place) and not force:
+        raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
+    if place.exists() and not runs_inside(place):
+        raise UsageError(f"{place} holds no run, so it is left alone; choose another name")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with beside_place(place) as temporary:
+            if len(runs) == 1:
+                fill_run(runs[0], temporary, version=version)
+            else:
+                width = max(2, len(str(len(runs))))  # so that their names sort as they do
+                for at, run in enumerate(runs, 1):
+                    each = temporary / f"run-{at:0{width}d}"
+                    each.mkdir()
+                    fill_run(run, each, version=version)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
+
+
+def runs_inside(place: Path) -> list[Path]:
+    """Give the run directories of a baseline, in the order in which they were saved."""
+    if is_run_directory(place):
+        return [place]
+    return (
+        sorted(each for each in place.iterdir() if each.is_dir() and is_run_directory(each)) if place.is_dir() else []
+    )
+
+
+def baselines(folder: Path) -> list[Baseline]:
+    """Give the baselines of a folder, by name; raises InputError where there is no such folder."""
+    try:
+        inside = sorted(each for each in folder.iterdir() if each.is_dir() and NAME.fullmatch(each.name))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    found = (_described(each) for each in inside)
+    return [each for each in found if each is not None]
+
+
+def _described(place: Path) -> Baseline | None:
+    runs = runs_inside(place)
+    if not runs:
+        return None
+    stored = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    try:
+        content = (runs[0] / MANIFEST).read_bytes()[:MAX_MANIFEST_BYTES]
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        why = str(error).split("\n", maxsplit=1)[0][:200]
+        return Baseline(
+            name=place.name, path=place, runs=len(runs), ranks=0, world_size=None, steps=0, device=None,
+            size_bytes=stored, problem=f"{MANIFEST} cannot be read: {why}",
+        )  # fmt: skip
+    device = manifest.fingerprint.get("device")
+    return Baseline(
+        name=place.name,
+        path=place,
+        runs=len(runs),
+        ranks=len(manifest.ranks),
+        world_size=manifest.world_size,
+        steps=max((len(each.steps) for each in manifest.ranks), default=0),
+        device=None if device is None else str(device),
+        size_bytes=stored,
+    )

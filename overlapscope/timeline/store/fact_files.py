@@ -1,0 +1,55 @@
+"""The facts of a job as a folder: one file a table that is not empty."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.timeline.columns import size
+from overlapscope.timeline.facts import FACT_TABLES, Facts
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet, to_arrow, write_parquet
+from overlapscope.timeline.store.lazy_rank import UNREADABLE, one_line
+
+FACTS: Final = "facts"
+
+
+def save_facts(facts: Facts, folder: Path) -> None:
+    """Write the tables that are not empty, into a folder that is made for them."""
+    for name in FACT_TABLES:
+        table = getattr(facts, name)
+        if size(table):
+            folder.mkdir(exist_ok=True)
+            write_parquet(to_arrow(table, facts.names), folder / f"{name}.parquet")
+
+
+def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str]]:
+    """Give the facts that were written, and why some cannot be read; names that are `known` keep their codes."""
+    names = NameTable(known)
+    tables: dict[str, Any] = {}
+    problems = []
+    if os.path.lexists(folder) and not folder.is_dir():
+        problems.append(f"{FACTS} left out: it is no folder")
+    for name, kind in FACT_TABLES.items():
+        file = folder / f"{name}.parquet"
+        if os.path.lexists(file):  # also a link to nothing, which will tell
+            try:
+                tables[name] = from_arrow(read_parquet(file), kind, names)
+            except UNREADABLE as error:
+                problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
+    return Facts(names=tuple(names.to_list()), **tables), problems
+
+
+def rows_of(facts: Facts) -> dict[str, int]:
+    """Give the rows of each table that is written."""
+    return {name: rows for name in FACT_TABLES if (rows := size(getattr(facts, name)))}
+
+
+def lost_facts(facts: Facts, told: Mapping[str, int]) -> list[str]:
+    """Say which tables do not have the rows that were told of."""
+    there = rows_of(facts)
+    return [
+        f"{FACTS}/{name} has {there.get(name, 0)} rows, and was written with {rows}"
+        for name, rows in told.items()
+        if there.get(name, 0) != rows
+    ]

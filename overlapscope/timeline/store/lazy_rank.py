@@ -1,0 +1,278 @@
+"""Ranks of a run directory: what is small of them in memory, spans and annotations read again when asked for.
+
+Every table of a rank is read once when the run is opened: a damaged one costs that rank. The large tables are then let
+go, but for those that were used last.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from sys import intern
+from threading import Lock
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from overlapscope.errors import InputError
+from overlapscope.files.safe_open import FileState, file_state, plain_content
+from overlapscope.files.spill import Aside, without_fields
+from overlapscope.timeline.columns import (
+    Annotations,
+    Codes,
+    Collectives,
+    Columns,
+    Gradients,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    T,
+    Telemetry,
+    column_kinds,
+    make,
+    size,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.store.arrow_tables import from_arrow, opened_parquet
+from overlapscope.timeline.store.packed import Packed, PackedCollectives, PackedTable
+from overlapscope.timeline.store.validity import check_possible
+
+TABLES: Final[dict[str, type[Columns]]] = {
+    "recordings": Recordings,
+    "spans": Spans,
+    "collectives": Collectives,
+    "steps": Steps,
+    "lanes": Lanes,
+    "annotations": Annotations,
+    "gradients": Gradients,
+    "telemetry": Telemetry,
+}
+EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
+LARGE: Final = ("spans", "annotations")
+"""Tables that are let go."""
+KEPT_ROWS: Final = 2_000_000
+"""Rows of these that stay in memory, packed: those of a few ranks, or all of a small run ..."""
+KEPT_TABLES: Final = 4
+"""... and so many tables as they are, however large: who looks at one or two ranks asks for theirs again and again."""
+GIVE_BACK_ROWS: Final = 100_000
+"""Arrow keeps the memory of tables that are gone: what is asked for after so many rows, of many ranks or of a large
+one. To do so for each small one takes as long as reading it."""
+UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
+"""What reading a damaged table raises."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that was let go."""
+
+    rows: int
+    state: FileState
+    """Of its file, when the run was opened."""
+
+
+class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
+    """A rank whose large tables are read when they are asked for. Raises InputError where they cannot be any more.
+
+    A copy is a plain timeline that holds all its tables; one with other values is made of `at_hand()`.
+    """
+
+    __repr__ = object.__repr__  # shows no table
+
+    def __copy__(self) -> RankTimeline:
+        return self.at_hand()
+
+    def __reduce__(self) -> Any:
+        """Tell how to copy it, in memory or from process to process."""
+        return replace, (self.at_hand(),)
+
+    @classmethod
+    def of(
+        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"], **changed: Any
+    ) -> "StoredRank":
+        """Return the timeline, with other values, without its large tables, which lie in `folder`."""
+        values = {name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE} | changed
+        if not isinstance(values["collectives"], PackedCollectives):
+            values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
+        found = without_fields(cls, LARGE, **values)
+        vars(found).update(_folder=folder, _kept=kept, _large=large)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Give a table that has not been set."""
+        if name not in LARGE:
+            raise AttributeError(name)
+        return self._kept.table(self._folder, name, self.names, self._large[name])
+
+    def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
+        """Give the rank with the dimensions of its calls, its large tables where they are."""
+        calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
+        packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
+        changed = {"names": names, "collectives": PackedCollectives.of(packed)}
+        return StoredRank.of(self, self._folder, self._kept, self._large, **changed)
+
+    @property
+    def num_spans(self) -> int:
+        """The number of spans, without reading them."""
+        large: Mapping[str, Stored] = self._large
+        return large["spans"].rows
+
+    def at_hand(self) -> RankTimeline:
+        """Give a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE}
+        for name in LARGE:
+            values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
+        values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]
+        return RankTimeline(**values)
+
+
+class Kept:
+    """The large tables that were used last, of all ranks of a run."""
+
+    def __init__(self, rows: int = KEPT_ROWS) -> None:
+        self._most = self._room = rows
+        self._packed: OrderedDict[tuple[Path, str], PackedTable] = OrderedDict()
+        self._plain: OrderedDict[tuple[Path, str], Columns] = OrderedDict()
+        self._read = 0
+        self._lock = Lock()
+        self.aside = Aside()
+        """Where the tables that are not let go are put: those of calls."""
+
+    def table(
+        self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
+    ) -> Columns:
+        """Give a table of the rank in `folder`, whose names are `names`.
+
+        Raises InputError where it cannot be read, or is not what it was when the run was opened.
+        """
+        place = folder, name
+        with self._lock:
+            plain, packed = self._plain.get(place), self._packed.get(place)
+            for each in (self._plain, self._packed):
+                if place in each:
+                    each.move_to_end(place)
+        if plain is not None:
+            return plain
+        if packed is None:
+            self.note_read(stored.rows)
+            found = _read_again(folder, name, names, stored)
+        else:
+            found = packed.table(TABLES[name])
+        if remember:
+            if packed is None:
+                self._pack(place, found)
+            with self._lock:
+                self._plain[place] = found
+                if len(self._plain) > KEPT_TABLES:
+                    self._plain.popitem(last=False)
+        return found
+
+    def note_read(self, rows: int) -> None:
+        """Give back what tables took that are gone, once in so many rows that were read."""
+        with self._lock:
+            self._read += rows
+            many = self._read >= GIVE_BACK_ROWS
+            self._read *= not many
+        if many:
+            give_back()
+
+    def offer(self, folder: Path, name: str, table: Columns) -> None:
+        """Keep a table if there is room for it."""
+        if size(table) <= self._room:
+            self._pack((folder, name), table)
+        elif not self._packed and len(self._plain) < KEPT_TABLES:
+            self._plain[folder, name] = table
+
+    def _pack(self, place: tuple[Path, str], table: Columns) -> None:
+        """Keep a table that there is room for at all, in place of those that were not used for longest."""
+        if size(table) > self._most:
+            return
+        packed = PackedTable.of(table)
+        with self._lock:
+            if place in self._packed:
+                return
+            self._packed[place] = packed
+            self._room -= size(table)
+            while self._room < 0:
+                _, gone = self._packed.popitem(last=False)
+                self._room += gone.rows
+
+
+def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+    try:
+        found = read_table(folder, name, TABLES[name], NameTable(names))
+        same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
+    except UNREADABLE as error:
+        raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+    if not same:
+        raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
+    return found
+
+
+def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
+    """Read and check a rank like `read_rank`, and let its large tables go but for what `kept` has room for."""
+    states = {name: _state(folder, name) for name in LARGE}
+    timeline = read_rank(bare, folder)
+    for name in LARGE:
+        kept.offer(folder, name, getattr(timeline, name))
+    large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    kept.note_read(large["spans"].rows)
+    return StoredRank.of(timeline, folder, kept, large)
+
+
+def give_back() -> None:
+    """Give back to the system what Arrow keeps of the memory of tables that are gone: as much as they took."""
+    pa.default_memory_pool().release_unused()
+
+
+def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
+    """Give the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
+    names = NameTable()
+    tables: Mapping[str, Any] = {
+        name: read_table(folder, name, kind, names, bare.rank) for name, kind in TABLES.items()
+    }
+    found = replace(bare, **tables)
+    check_possible(found)
+    return replace(found, names=tuple(map(intern, names.to_list())))  # most ranks have the same ones
+
+
+def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: int | None = None) -> T:
+    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError.
+
+    It is damage if it tells of another rank than is given.
+    """
+    content = plain_content(folder / f"{name}.parquet")
+    try:
+        file = opened_parquet(pa.BufferReader(content))
+        if rank is not None:
+            check_rank(file, rank)
+        there = set(file.schema_arrow.names)
+        wanted = [column for column in column_kinds(kind) if column in there]
+        return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
+    except UNREADABLE as error:
+        raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+
+
+def check_rank(file: pq.ParquetFile, rank: int) -> None:
+    """Raise ValueError where what a file tells of its column `rank`, if it tells, is not this one alone."""
+    told = file.metadata
+    for group in map(told.row_group, range(told.num_row_groups)):
+        chunk = next(filter(_is_rank, map(group.column, range(told.num_columns))), None)
+        if chunk is not None and chunk.is_stats_set and chunk.statistics.has_min_max:
+            for other in {chunk.statistics.min, chunk.statistics.max} - {rank}:
+                raise ValueError(f"is of rank {other}")
+
+
+def _is_rank(chunk: Any) -> bool:
+    return bool(chunk.path_in_schema == "rank")
+
+
+def _state(folder: Path, name: str) -> FileState:
+    return file_state((folder / f"{name}.parquet").stat())
+
+
+def one_line(error: Exception) -> str:
+    """Give the first line of what an error says."""
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,253 @@
+"""The run directory: `run.json` and one folder of Parquet tables a rank, readable by any dataframe tool.
+
+    RUN/run.json                    schema, world size, ranks, groups, sources, fingerprint, how each rank was recorded
+    RUN/rank_00000/spans.parquet    zstd; one file a table of `columns`; missing is null, names are dictionaries
+    RUN/facts/links.parquet         one file a table of `facts` that is not empty
+
+It is written under a temporary name beside its place and renamed at the end, so that a run directory is whole or
+not there.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import InputError
+from overlapscope.timeline.columns import NONE, make, size
+from overlapscope.timeline.dimensions import with_dimensions
+from overlapscope.timeline.facts import Facts, Links, join_facts
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
+from overlapscope.timeline.store.fact_files import FACTS, load_facts, lost_facts, rows_of, save_facts
+from overlapscope.timeline.store.lazy_rank import EMPTY, UNREADABLE, Kept, give_back, one_line, open_rank, read_rank
+from overlapscope.timeline.store.manifest import (
+    SCHEMA,
+    Manifest,
+    RankEntry,
+    encoded,
+    is_rank_folder,
+    rank_folder,
+    read_manifest,
+    told_of_ranks,
+)
+from overlapscope.timeline.store.rank_files import check_told, write_rank
+from overlapscope.timeline.store.read_ahead import available_cores, in_threads
+from overlapscope.timeline.store.run_directory import MANIFEST
+from overlapscope.timeline.store.run_folder import exists_already, is_taken, put_aside, replace_run
+
+AT_ONCE_BYTES: Final = 256 << 20
+"""What the tables of ranks that are read at the same time may take together, however many cores there are."""
+A_SPAN_BYTES: Final = 200
+"""What a span takes while it is read: as it is stored, as Arrow decodes it, and as columns."""
+
+
+def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None:
+    """Write the run to the folder `path`, which must not exist unless `force` is given.
+
+    Raises UsageError when it exists, or when `force` would replace a folder that is no run; InputError when it
+    cannot be written.
+    """
+    if is_taken(path) and not force:
+        raise exists_already(path)
+    with replace_run(path) as temporary:
+        fill_run(run, temporary, version=version)
+
+
+def fill_run(run: Run, folder: Path, *, version: str) -> None:
+    """Write the run into an empty folder. Raises OSError."""
+    entries = [_save_rank(timeline, folder) for _, timeline in sorted(run.ranks.items())]
+    write_job(run, entries, folder, version=version)
+
+
+def _save_rank(timeline: RankTimeline, run: Path) -> RankEntry:
+    folder = run / rank_folder(timeline.rank)
+    folder.mkdir()
+    return write_rank(timeline, folder)
+
+
+def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: str) -> None:
+    """Write what a run directory says of the job beside the folders of its ranks, which `entries` tell of."""
+    manifest = Manifest(
+        schema_=SCHEMA,
+        version=version,
+        world_size=run.world_size,
+        missing_ranks=list(run.missing_ranks),
+        ranks=list(entries),
+        groups=list(run.groups),
+        sources=list(run.sources),
+        fingerprint=dict(run.fingerprint),
+        facts=rows_of(run.facts),
+    )
+    save_facts(run.facts, folder / FACTS)
+    (folder / MANIFEST).write_bytes(encoded(manifest))
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory. A rank whose tables are damaged costs that rank, with a warning in the sources.
+
+    All is read and checked; of a large run the spans are then let go, and read again when they are asked for. Raises
+    InputError when no rank can be read.
+    """
+    manifest = read_manifest(path)
+    ranks: dict[int, RankTimeline] = {}
+    sources = list(manifest.sources)
+    problems = []
+    kept = Kept()
+    told = told_of_ranks(path, manifest)
+    for folder, rank, why in told.unread:
+        problems.append(f"{folder.name} left out: {why}")
+        left_out = Source(path=str(folder), format="overlapscope", warnings=(problems[-1],), unread_ranks=(rank,))
+        sources.append(left_out)
+    entries = told.entries
+    opening = in_threads(partial(_opened, path, kept), entries, ahead=_at_once(entries))
+    for entry, opened in zip(entries, opening, strict=True):
+        folder = path / Path(entry.folder).name
+        if isinstance(opened, str):
+            problems.append(opened)
+            left_out = Source(path=str(folder), format="overlapscope", warnings=(opened,), unread_ranks=(entry.rank,))
+            sources.append(left_out)
+            continue
+        ranks[entry.rank] = opened
+        if not manifest.sources:
+            sources.append(_source_of(entry, folder))
+    give_back()
+    world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
+    sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
+    facts, unread = load_facts(path / FACTS)
+    if not unread:
+        unread = lost_facts(facts, manifest.facts or {})
+    sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
+    sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
+    if size(facts.links) == 0:
+        facts = join_facts([facts, recorded_links(ranks.values())])
+    if not ranks and not facts:
+        raise InputError(f"{path}: no rank can be read; {problems[0] if problems else 'the run is empty'}")
+    return Run(
+        world_size=world_size,
+        ranks=with_dimensions(ranks, groups, world_size),
+        groups=groups,
+        sources=tuple(sources),
+        fingerprint=manifest.fingerprint,
+        facts=facts,
+    )
+
+
+def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:
+    """Give the world's size and the groups that can be, where `last` is the last rank, and what was wrong with them."""
+    odd = []
+    if not (path / MANIFEST).is_file():
+        odd.append(f"{MANIFEST} is not there: how many ranks the job had, its groups and its software are not known")
+    world_size = manifest.world_size
+    if world_size is not None and world_size <= last:
+        odd.append(f"rank {last} is none of a world of {world_size}: {last + 1} ranks are taken; are they of one job?")
+        world_size = last + 1
+    groups = tuple(each for each in manifest.groups if _is_possible(each))
+    if len(groups) < len(manifest.groups):
+        odd.append(f"groups whose ranks or sizes cannot be, left out: {len(manifest.groups) - len(groups)}")
+    return world_size, groups, odd
+
+
+def _is_possible(group: Group) -> bool:
+    members = group.ranks or ()
+    distinct = len(set(members)) == len(members)
+    return distinct and all(0 <= each <= MAX_RANKS for each in (group.size or 0, *members))
+
+
+def _at_once(entries: Sequence[RankEntry]) -> int:
+    """Give how many ranks may be read at a time: one for each core, but no more than there is room for."""
+    most = max((entry.spans for entry in entries), default=0)
+    return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * A_SPAN_BYTES)))
+
+
+def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
+    """Give a rank, or why it is left out."""
+    try:
+        timeline = open_rank(_bare(entry), _folder(path, entry), kept)
+        check_told(entry, timeline)
+    except UNREADABLE as error:
+        return f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
+    return timeline
+
+
+def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
+    """Read one rank of the run directory `path`, as `load_run` does; raises InputError where it cannot be read.
+
+    Of dimensions it knows what the names of groups tell.
+    """
+    try:
+        timeline = read_rank(_bare(entry), _folder(path, entry))
+        check_told(entry, timeline)
+    except UNREADABLE as error:
+        raise InputError(f"{path}: rank {entry.rank} cannot be read: {one_line(error)}") from error
+    return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]
+
+
+def _source_of(entry: RankEntry, folder: Path) -> Source:
+    """Give the source that a rank of our own capture is; what it could not record is a warning."""
+    failures = entry.recorded.get("failures", [])
+    return Source(
+        path=str(folder),
+        format="overlapscope",
+        ranks=(entry.rank,),
+        events=entry.spans,
+        warnings=tuple(str(failure) for failure in failures) if isinstance(failures, list) else (),
+    )
+
+
+def _bare(entry: RankEntry) -> RankTimeline:
+    """Give what an entry tells of a rank, with empty tables."""
+    return RankTimeline(
+        rank=entry.rank,
+        basis=entry.basis,
+        has_device=entry.has_device,
+        names=(),
+        recorded=entry.recorded,
+        **EMPTY,
+    )
+
+
+def _folder(path: Path, entry: RankEntry) -> Path:
+    """Give the folder of a rank; raises ValueError where its entry names another place."""
+    folder = path / Path(entry.folder).name
+    if not is_rank_folder(folder.name):
+        raise ValueError(f"{entry.folder!r} is no folder of a rank")
+    return folder
+
+
+def recorded_links(ranks: Iterable[RankTimeline]) -> Facts:
+    """Give the links of all ranks' devices, each once; a host without a name, or an odd entry, is left out."""
+    rows: dict[tuple[str, str, str], tuple[str | None, int]] = {}
+    for timeline in ranks:
+        settings, links = timeline.recorded.get("settings"), timeline.recorded.get("links")
+        host = settings.get("host") if isinstance(settings, dict) else None
+        if not isinstance(host, str) or not isinstance(links, list):
+            continue
+        for link in links:
+            found = _row(link)
+            if found is not None:
+                rows[host, *found[0]] = found[1]
+    names = NameTable()
+    if not rows:
+        return Facts()
+    table = make(
+        Links,
+        len(rows),
+        host=names.encode([key[0] for key in rows]),
+        a=names.encode([key[1] for key in rows]),
+        b=names.encode([key[2] for key in rows]),
+        kind=names.codes(kind for kind, _ in rows.values()),
+        lanes=[lanes for _, lanes in rows.values()],
+    )
+    return Facts(names=tuple(names.to_list()), links=table)
+
+
+def _row(link: Any) -> tuple[tuple[str, str], tuple[str | None, int]] | None:
+    if not isinstance(link, dict):
+        return None
+    a, b, kind, lanes = (link.get(key) for key in ("a", "b", "kind", "lanes"))
+    if not isinstance(a, str) or not isinstance(b, str):
+        return None
+    if not isinstance(lanes, int) or isinstance(lanes, bool) or not 0 <= lanes < 1 << 16:
+        lanes = NONE
+    return (a, b), (kind if isinstance(kind, str) else None, lanes)

@@ -1,0 +1,172 @@
+"""What a run directory says of itself: `run.json` of the job, `rank.json` of each rank."""
+
+import re
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from overlapscope.errors import InputError, NewerSchemaError
+from overlapscope.files.safe_open import plain_content
+from overlapscope.timeline.run import MAX_RANKS, Group, Source
+from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY, is_run_directory
+
+SCHEMA: Final = "overlapscope.run/1"
+_FAMILY, _, _NUMBER = SCHEMA.rpartition("/")
+_MOST_SHOWN: Final = 60
+"""Characters of a schema's name that are shown."""
+_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a damaged file raises."""
+
+
+class RankEntry(msgspec.Struct, kw_only=True):
+    """What `run.json` and the rank's own `rank.json` say of it, enough to list a run without opening its tables."""
+
+    rank: int
+    folder: str
+    basis: Literal["trace", "events", "log"]
+    has_device: bool
+    spans: int
+    collectives: int
+    steps: list[int]
+    start_ns: int | None
+    end_ns: int | None
+    recorded: dict[str, Any] = {}
+
+
+class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
+    """The content of `run.json`."""
+
+    schema_: str
+    version: str
+    world_size: int | None
+    missing_ranks: list[int]
+    ranks: list[RankEntry]
+    groups: list[Group]
+    sources: list[Source]
+    fingerprint: dict[str, str | int | None]
+    facts: dict[str, int] | None = None
+    """Rows of each table of facts that is not empty; None where early versions did not tell."""
+
+
+class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
+    schema_: str = ""
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Give the content of `run.json`."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read `run.json` of the folder `path`.
+
+    Raises InputError when it is damaged, NewerSchemaError when a newer version wrote it.
+    """
+    if not (path / MANIFEST).is_file() and is_run_directory(path):
+        return Manifest(
+            schema_=SCHEMA,
+            version="",
+            world_size=None,
+            missing_ranks=[],
+            ranks=[],
+            groups=[],
+            sources=[],
+            fingerprint={},
+        )
+    try:
+        content = (path / MANIFEST).read_bytes()
+        schema = msgspec.json.decode(content, type=_Schema).schema_
+        if schema != SCHEMA:
+            family, _, number = schema.rpartition("/")
+            if family == _FAMILY and number.isdecimal() and int(number[:9]) > int(_NUMBER):
+                newer = f"written by a newer OverlapScope ({schema[:_MOST_SHOWN]})"
+                raise NewerSchemaError(f"{path}: {newer}; this one reads {SCHEMA}")
+            raise InputError(f"{path / MANIFEST}: not a run of OverlapScope (its schema is {schema[:_MOST_SHOWN]!r})")
+        return _possible(msgspec.json.decode(content, type=Manifest), path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except _DAMAGED as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    moved = "moved away, each rank is read by what its own folder tells"
+    return InputError(f"{path / MANIFEST}: damaged: {why}; {moved}")
+
+
+def _possible(manifest: Manifest, path: Path) -> Manifest:
+    """Give the manifest; raises InputError where its numbers are no ranks, which would be counted one by one."""
+    ranks: set[int] = set()
+    for entry in manifest.ranks:
+        if entry.rank in ranks:
+            raise _damaged(path, f"rank {entry.rank} is listed twice")
+        ranks.add(entry.rank)
+    for number in (manifest.world_size or 0, *ranks):
+        if not 0 <= number <= MAX_RANKS:
+            raise _damaged(path, f"{number} is no possible rank, nor number of ranks")
+    return manifest
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run directory tells of its ranks."""
+
+    entries: list[RankEntry]
+    unread: list[tuple[Path, int, str]]
+    """Folders of ranks that nothing tells of as they stand: each with the rank that it may be, and why."""
+
+
+def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
+    """Give the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
+    return told_of_ranks(path, manifest).entries
+
+
+def told_of_ranks(path: Path, manifest: Manifest) -> Told:
+    """Give what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
+
+    Its entry was written with its tables, whoever wrote the manifest before or after.
+    """
+    own, unread = _written(path)
+    listed = {each.rank for each in manifest.ranks}
+    entries = [own.get(each.rank, each) for each in manifest.ranks]
+    entries += [each for each in own.values() if each.rank not in listed]
+    named = {Path(each.folder).name for each in manifest.ranks}
+    in_order = sorted(entries, key=lambda each: each.rank)
+    return Told(entries=in_order, unread=[each for each in unread if each[0].name not in named])
+
+
+def written_entries(path: Path) -> list[RankEntry]:
+    """Give what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
+    return list(_written(path)[0].values())
+
+
+def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
+    """Give what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
+    entries: dict[int, RankEntry] = {}
+    unread: list[tuple[Path, int, str]] = []
+    for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):
+        number = int(folder.name.removeprefix("rank_")[:9])
+        try:
+            entry = msgspec.json.decode(plain_content(folder / RANK_ENTRY), type=RankEntry)
+        except OSError as error:
+            unread.append((folder, number, f"{RANK_ENTRY}: {error.strerror}" if error.strerror else str(error)))
+        except _DAMAGED as error:
+            unread.append((folder, number, f"{RANK_ENTRY}: {error}"))
+        else:
+            if folder.name == entry.folder == rank_folder(entry.rank) and entry.rank <= MAX_RANKS:
+                entries[entry.rank] = entry
+            else:
+                whose = f"{RANK_ENTRY} is that of rank {entry.rank} in {entry.folder[:_MOST_SHOWN]}"
+                rank = entry.rank if 0 <= entry.rank <= MAX_RANKS else number
+                unread.append((folder, rank, f"{whose}: a copy, or renamed"))
+    return entries, unread
+
+
+def rank_folder(rank: int) -> str:
+    """Give the name of a rank's folder in a run directory."""
+    return f"rank_{rank:05d}"
+
+
+def is_rank_folder(name: str) -> bool:
+    """Say whether a folder's name is that of a rank: what a run's entries name is read nowhere else."""
+    return re.fullmatch(r"rank_\d+", name) is not None

@@ -1,0 +1,52 @@
+"""Ranks one after the other with all their tables, the next ones being read meanwhile."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from overlapscope.timeline.run import RankTimeline
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTimeline]]:
+    """Give each rank as `at_hand` does. Raises InputError where a rank's tables cannot be read any more."""
+    if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
+        yield from ((rank, each.at_hand()) for rank, each in ranks.items())
+    else:
+        from overlapscope.timeline.store.lazy_rank import give_back  # noqa: PLC0415 - it reads ahead itself
+
+        yield from zip(ranks, in_threads(lambda each: each.at_hand(), ranks.values(), ahead=1), strict=True)
+        give_back()
+
+
+def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:
+    """Give what `work` makes of each item, in their order; so many are made ahead (as many as there are cores).
+
+    For work that waits for files or decompresses them. What it raises is raised where its result is due.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - what is read as a whole needs no threads
+
+    ahead = ahead or available_cores()
+    due: deque[Future[B]] = deque()
+    with ThreadPoolExecutor(ahead) as pool:
+        try:
+            for each in items:
+                due.append(pool.submit(work, each))
+                if len(due) > ahead:
+                    yield due.popleft().result()
+            while due:
+                yield due.popleft().result()
+        finally:
+            for left in due:
+                left.cancel()
+
+
+def available_cores() -> int:
+    """Give the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

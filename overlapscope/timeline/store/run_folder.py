@@ -1,0 +1,148 @@
+"""A folder that is written under a temporary name and takes its place whole, or not at all.
+
+What it replaces cannot be exchanged for it in one step everywhere, so it goes aside in a first one. A process that is
+killed between the two leaves the older run aside; the next one that writes there puts it back, and who only looks for
+it is told where it is.
+
+    .RUN.overlapscope-new-XXXXXXXX/       being written
+    .RUN.overlapscope-old-XXXXXXXX/RUN    being replaced
+"""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Container, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import InputError, UsageError
+from overlapscope.files.atomic import flush_below, flush_folder, umask
+from overlapscope.files.temporary_folder import held_folder, left_by_others, make_held, remove_left, taken
+from overlapscope.timeline.store.run_directory import is_run_directory
+
+REPLACING_SECONDS: Final = 60.0
+"""Nobody needs so long for the two steps."""
+_ASIDE: Final = re.compile(r"\.(.+)\.overlapscope-old-[a-z0-9_]{8}", re.DOTALL)
+
+
+@contextmanager
+def replace_run(path: Path) -> Iterator[Path]:
+    """Give a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
+
+    Raises UsageError when something that is no run stands there, InputError when it cannot be written.
+    """
+    if is_taken(path) and not is_run_directory(path):
+        raise UsageError(f"{path} exists and is no run directory: it is not replaced")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside_place(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
+
+    `durable` is as in `take_place`.
+    """
+    _put_in_order(path)
+    with held_folder(path.parent, _prefix(path, "new")) as temporary:
+        yield temporary
+        take_place(temporary, path, durable=durable)
+
+
+def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()) -> None:
+    """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError.
+
+    If it is to be `durable`, a power cut finds one of them whole: the new one's files are on disk before it gets its
+    name (those with inode numbers `on_disk` are already), and its name is before the older one goes.
+    """
+    os.chmod(temporary, 0o777 & ~umask())
+    if durable:
+        flush_below(temporary, on_disk)
+    if path.exists():
+        _exchange(temporary, path, durable=durable)
+    else:
+        os.replace(temporary, path)
+        if durable:
+            flush_folder(path.parent)
+
+
+def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
+    # Aside first: at no moment is the place taken by half a run.
+    aside, handle = make_held(path.parent, _prefix(path, "old"))
+    with ExitStack() as held, ExitStack() as undo:
+        held.callback(os.close, handle)
+        undo.callback(_take_back, aside, path)
+        os.replace(path, aside / path.name)
+        os.replace(temporary, path)
+        if durable:
+            flush_folder(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+        undo.pop_all()
+
+
+def _take_back(aside: Path, path: Path) -> None:
+    with suppress(OSError):
+        if not path.exists():
+            os.replace(aside / path.name, path)
+        aside.rmdir()  # not with a run in it
+
+
+def exists_already(path: Path) -> UsageError:
+    """Give the error that says that something stands where a run is to be written."""
+    said = f"{path} exists already; choose another place, or replace it with"
+    return UsageError(f"{said} force=True", in_shell=f"{said} -f")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something stands at a place where somebody wants to write, once that is put in order."""
+    _put_in_order(path)
+    return path.exists()
+
+
+def _put_in_order(path: Path) -> None:
+    """Put back what a killed process had put aside to replace it; where the place is taken, that is removed."""
+    for aside in _asides(path):
+        with suppress(OSError), taken(aside, REPLACING_SECONDS):
+            if not path.exists():
+                os.replace(aside / path.name, path)
+    if path.exists():
+        remove_left(path.parent, _prefix(path, "old"))
+
+
+def where_is(path: Path) -> str:
+    """Say of a path that does not exist where the run is that stood there, if replacing it was interrupted."""
+    for aside in _asides(path):
+        return f"no such file or folder; {_put_back(aside / path.name, path)}"
+    if path.is_symlink():
+        return f"is a link to {os.readlink(path)}, which is not there"
+    return "no such file or folder"
+
+
+def put_aside(folder: Path) -> list[str]:
+    """Say of all that stood in a folder until replacing it was interrupted where it is."""
+    try:
+        named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+    found = {folder / each[1]: folder / each[0] / each[1] for each in named if each is not None}
+    return [f"{path}: {_put_back(run, path)}" for path, run in found.items() if run.exists() and not path.exists()]
+
+
+def _put_back(run: Path, path: Path) -> str:
+    back = f"mv {shlex.quote(str(run))} {shlex.quote(str(path))}"
+    return f"replacing what stood there was interrupted, and this puts it back: {back}"
+
+
+def _asides(path: Path) -> list[Path]:
+    found = left_by_others(path.parent, _prefix(path, "old")) if path.name else []
+    return [each for each in found if (each / path.name).exists()]
+
+
+def _prefix(path: Path, what: str) -> str:
+    return f".{path.name}.overlapscope-{what}-"

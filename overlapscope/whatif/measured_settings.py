@@ -1,0 +1,51 @@
+"""What a recording tells that a prediction of its settings is held against."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from overlapscope.analysis.across_ranks import Across, across
+from overlapscope.analysis.prediction_check import Observed
+from overlapscope.errors import InputError
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.ddp_step import Settings
+from overlapscope.whatif.recorded_settings import has_buckets, recorded_settings
+from overlapscope.whatif.recorded_steps import Recorded, recorded_steps
+
+MOST_MB: Final = 1e9
+"""More is no cap of any model's buckets."""
+
+
+def observed(run: Run, name: str, together: Across | None = None) -> Observed:
+    """Give its settings and the median of its steps. Raises InputError, saying what is missing."""
+    try:
+        seen = recorded_steps(run, together or across(run))
+        settings, _ = recorded_settings(run, seen)
+    except InputError as error:
+        raise InputError(
+            f"{name}: its settings are not told, so that no prediction is held against it: {error}"
+        ) from None
+    return Observed(
+        run=name,
+        knobs=settings.knobs(),
+        step_ns=round(float(np.median(seen.steps_ns))),
+        ranks=len(seen.ranks),
+        gradient_bytes=int(seen.grad_bytes.sum()),
+        has_buckets=partial(_has_buckets, seen, settings),
+    )
+
+
+def _has_buckets(seen: Recorded, settings: Settings, knobs: Mapping[str, Any]) -> bool:
+    """Whether caps as a prediction noted them make the buckets that were seen; what a file holds may be no cap."""
+    cap, caps = knobs.get("bucket_cap_mb"), knobs.get("bucket_cap_mb_list") or ()
+    if not isinstance(caps, list | tuple) or not all(map(_is_cap, caps)) or not (cap is None or _is_cap(cap)):
+        return False
+    ddp = replace(settings.ddp, bucket_cap_mb=cap, bucket_cap_mb_list=tuple(caps), small_first_bucket=None)
+    return has_buckets(seen, replace(settings, ddp=ddp))
+
+
+def _is_cap(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST_MB

@@ -1,0 +1,1 @@
+"""Real training, real commands, real documents."""

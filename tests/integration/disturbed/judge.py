@@ -1,0 +1,89 @@
+"""Whether what the analysis says of a recording is what was done to it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+import overlapscope
+from tests.integration.disturbed.plan import WORLD, Recording
+
+CAUSES = {
+    "compute": "more_work",
+    "sleep": "host",
+    "loader": "data_loading",
+    "collector": "garbage_collector",
+}
+SLOW_LINK = "slow_link"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said of one recording."""
+
+    recording: Recording
+    accused: tuple[tuple[int, str], ...]
+    """Ranks and what held them."""
+    slow_links: tuple[int | None, ...]
+    """For each finding of a slow link, the rank it names."""
+    share: float | None
+    """By the job's own clock, the disturbance's share of the disturbed step; None where nothing was held up."""
+    evidence: Any = None
+
+    @property
+    def right(self) -> bool:
+        kind, rank = self.recording.kind, self.recording.rank
+        if kind in CAUSES:
+            return self.accused == ((rank, CAUSES[kind]),) and not self.slow_links
+        if kind == "one_slow_link":
+            return not self.accused and bool(self.slow_links) and set(self.slow_links) <= {rank, None}
+        if kind == "all_slow_links":
+            return not self.accused and bool(self.slow_links) and set(self.slow_links) == {None}
+        return not self.accused and not self.slow_links
+
+
+def judge(recording: Recording, folder: Path) -> Verdict:
+    """Load the run and compare; the share is from what the job wrote itself."""
+    found = overlapscope.load(folder / "runs" / recording.name).analysis()
+    own = [
+        json.loads((folder / f"{recording.name}.rank{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)
+    ]
+    share = None
+    if recording.kind in CAUSES:
+        mine = own[recording.rank or 0]
+        share = median(held / period for held, period in zip(mine["held_s"][:-1], mine["periods_s"][:-1], strict=True))
+    return Verdict(
+        recording=recording,
+        accused=tuple((each.rank, each.held_by) for each in found.skew.stragglers),
+        slow_links=tuple(
+            each.evidence.get("rank") for each in found.findings if each.id.partition(":")[0] == SLOW_LINK
+        ),
+        share=share,
+        evidence=[each.evidence for each in found.skew.stragglers],
+    )
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Give the figures by kind and mode, as a text for people."""
+    lines = [
+        "| disturbance | mode | recordings | right | named else | share of the step, least and median |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, mode in dict.fromkeys((each.recording.kind, each.recording.mode) for each in verdicts):
+        mine = [each for each in verdicts if (each.recording.kind, each.recording.mode) == (kind, mode)]
+        shares = [each.share for each in mine if each.share is not None]
+        wrong = [f"{each.recording.name}: {_said(each)}" for each in mine if not each.right]
+        span = f"{min(shares):.2f}, {median(shares):.2f}" if shares else ""
+        lines.append(
+            f"| {kind.replace('_', ' ')} | {mode} | {len(mine)} | {sum(each.right for each in mine)} | "
+            f"{'; '.join(wrong)} | {span} |"
+        )
+    return "\n".join(lines)
+
+
+def _said(verdict: Verdict) -> str:
+    said = [f"rank {rank} {held_by}" for rank, held_by in verdict.accused]
+    said += [f"slow link{'' if rank is None else f' of rank {rank}'}" for rank in verdict.slow_links]
+    return ", ".join(said) or "nobody"

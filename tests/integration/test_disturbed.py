@@ -1,0 +1,76 @@
+"""Real ranks, one of them disturbed: the clearest case, beside an undisturbed one.
+
+All of them: `tests.integration.disturbed`.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import overlapscope
+from tests.integration.disturbed.judge import judge
+from tests.integration.disturbed.network import NotAllowedError, network
+from tests.integration.disturbed.plan import WORLD, Recording
+from tests.integration.disturbed.record import record
+from tests.support.long_results import keep
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+
+
+SLEEPING = Recording(kind="sleep", mode="events", seed=0, rank=1, place="before backward", share=2.0)
+CALM = Recording(kind="control", mode="events", seed=0, rank=None, place="")
+SLOW_LINK = Recording(kind="one_slow_link", mode="events", seed=0, rank=2, place="both ways")
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Where the recordings lie, and why there is none of a slow link."""
+
+    folder: Path
+    no_links: str = ""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Record all in one job: its ranks take longer to start than to train."""
+    folder = tmp_path_factory.mktemp("disturbed")
+    try:
+        with network(WORLD) as links:
+            record([SLEEPING, CALM, SLOW_LINK], folder, links)
+    except NotAllowedError as error:
+        record([SLEEPING, CALM], folder)
+        return Recorded(folder, str(error))
+    return Recorded(folder)
+
+
+@pytest.mark.long
+def test_a_rank_that_sleeps_is_named_and_held_the_others_up_as_no_undisturbed_one_does(recorded: Recorded) -> None:
+    assert judge(SLEEPING, recorded.folder).accused[:1] == ((1, "host"),)
+    blame = {
+        made: [each.blame_ns for each in overlapscope.load(recorded.folder / "runs" / made.name).analysis().skew.ranks]
+        for made in (SLEEPING, CALM)
+    }
+    assert blame[SLEEPING][1] > 2 * max(blame[CALM])
+
+
+@pytest.mark.long
+def test_a_throttled_link_is_found_and_no_other_ranks_is_named(recorded: Recorded) -> None:
+    if recorded.no_links:
+        pytest.skip(f"no network of namespaces can be made: {recorded.no_links}")
+    assert judge(SLOW_LINK, recorded.folder).slow_links in ((2,), (None,))
+
+
+def test_a_section_of_results_takes_the_place_of_its_last_one(tmp_path: Path) -> None:
+    file = tmp_path / "LONG.md"
+    for title, text in (("One", "first"), ("Two", "second"), ("One", "third")):
+        keep(title, text, file)
+    kept = file.read_text(encoding="utf-8")
+    assert [line for line in kept.splitlines() if line.startswith("#")] == [
+        "# Last results of `make test-long`",
+        "## One",
+        "## Two",
+    ]
+    assert "third" in kept
+    assert "second" in kept
+    assert "first" not in kept

@@ -1,0 +1,89 @@
+"""Every command and every piece of Python in the documentation runs, in the order it stands there."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from overlapscope.report.formats.json import schema
+from overlapscope.report.sheet.document import DOCUMENTS
+from tests.conftest import ROOT
+from tests.support.fork_server import start
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BY_CI = ("make demo", "make test", "make lint")
+"""Commands that .ci/run itself calls."""
+BY_CHECK_WHEEL = "pip install '.[torch]'"
+"""Setting up an environment is what tests/check_wheel.py and the Makefile do."""
+COMMAND = "import sys; from overlapscope.cli.main import main; sys.exit(main())"
+OF_A_SHELL = frozenset("*?[]{}()<>|&;$`~#!\\")
+"""A command with one of these is given to a shell; others begin where Python and what we import stand already."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.xdist_group("training")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path) -> None:
+    for folder in ("traces", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    missing = find_spec("torch") is None
+    for language, text in blocks(page):
+        if language == "python" and "import torch" in text and missing:
+            continue
+        if language == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (text, done.stderr)
+            continue
+        for command in text.strip().splitlines():
+            if command in BY_CI or command == BY_CHECK_WHEEL:
+                continue
+            if command.startswith("overlapscope ") and not missing and not OF_A_SHELL & set(command):
+                (ended,) = start([["-c", COMMAND, *shlex.split(command)[1:]]], folder=tmp_path).wait(300)
+                assert ended.code == 0, (command, ended.output)
+                continue
+            done = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (command, done.stderr)
+    if missing and any("import torch" in text for _, text in blocks(page)):
+        pytest.skip("torch is not installed: the examples that record were left out")
+
+
+def test_ci_calls_the_commands_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert all(command in script for command in BY_CI)
+
+
+def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
+    shown = re.search(r"```text\n(2 ranks.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown
+    printed = subprocess.run(
+        [sys.executable, "-m", "overlapscope.cli.main", "analyze", "traces/baseline"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert printed.startswith(shown[1])
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_published_schema_is_the_codes_own() -> None:
+    for name in DOCUMENTS:
+        published = json.loads((ROOT / "docs" / f"overlapscope.{name}-1.schema.json").read_text(encoding="utf-8"))
+        assert published == schema(name)

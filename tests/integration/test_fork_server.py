@@ -1,0 +1,32 @@
+"""What is forked from the nursery is a process like any other."""
+
+import signal
+
+import pytest
+
+from tests.support.fork_server import start
+
+pytest.importorskip("torch", reason="torch is not installed: nothing is trained")
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+
+
+def test_processes_end_as_those_of_python_do_and_all_that_they_wrote_is_there() -> None:
+    ends = {
+        "import atexit, sys; atexit.register(print, 'at exit'); print(*sys.argv); sys.exit(3)": 3,
+        "print('out', flush=True); 1 / 0": 1,
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": -signal.SIGKILL,
+        "import sys; print(__name__, 'torch' in sys.modules, 'overlapscope' in sys.modules)": 0,
+    }
+    ended = start([["-c", code, "one", "two"] for code in ends]).wait(60)
+    assert [each.code for each in ended] == list(ends.values())
+    assert ended[0].output == "-c one two\nat exit\n"
+    assert ended[1].output.startswith("out\nTraceback")
+    assert "ZeroDivisionError" in ended[1].output
+    assert ended[2].output == ""
+    assert ended[3].output == "__main__ True False\n"  # what is ours is imported by each
+
+
+def test_what_never_ends_is_killed_and_the_next_job_runs() -> None:
+    with pytest.raises(TimeoutError, match="before"):
+        start([["-c", "import time; print('before', flush=True); time.sleep(600)"]]).wait(5)
+    assert start([["-c", "print('next')"]]).wait(60)[0].output == "next\n"

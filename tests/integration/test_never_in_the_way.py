@@ -1,0 +1,232 @@
+"""What else goes on in a training process goes on with a profile open: forks, signals, threads, the compiler."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import textwrap
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import overlapscope
+from tests.support.fork_server import Ended, start
+
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+
+from overlapscope.capture.lifecycle.guard import CaptureWarning  # noqa: E402 - behind the check for torch
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+dist = torch.distributed
+
+
+def profiled(path: Path, **options: Any) -> Any:
+    return overlapscope.profile(path, **{"mode": "events", "warmup": 0, "measure_overhead": False, **options})
+
+
+def run(script: str, *arguments: str) -> Ended:
+    (ended,) = start([["-c", textwrap.dedent(script), *arguments]]).wait(120)
+    return ended
+
+
+def test_a_forked_child_that_is_terminated_ends_nothing_of_its_parent(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, signal, sys, time, overlapscope
+        with overlapscope.profile(sys.argv[1], mode="events", warmup=0, measure_overhead=False) as scope:
+            with scope.step():
+                pass
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+            time.sleep(0.2)
+            os.kill(child, signal.SIGTERM)
+            print("status", os.waitpid(child, 0)[1])
+            time.sleep(3)  # longer than a stuck main thread is given
+            with scope.step():
+                pass
+        print("steps", len(scope.steps.records))
+        """,
+        str(tmp_path / "run"),
+    )
+    assert done.code == 0, done.output
+    assert "status 15" in done.output
+    assert "steps 2" in done.output
+    assert done.output.count("overlapscope:") == 1
+    assert overlapscope.load(tmp_path / "run").run.ranks[0].recorded["failures"] == []
+
+
+def test_a_forked_child_that_ends_writes_no_run(tmp_path: Path) -> None:
+    done = run(
+        """
+        import os, sys, overlapscope
+        with overlapscope.profile(sys.argv[1], mode="events", warmup=0, measure_overhead=False) as scope:
+            with scope.step():
+                pass
+            if os.fork() == 0:
+                sys.exit(0)
+            os.wait()
+            print("there", os.path.exists(os.path.join(sys.argv[1], "run.json")))
+        """,
+        str(tmp_path / "run"),
+    )
+    assert done.code == 0, done.output
+    assert "there False" in done.output
+    assert done.output.count("overlapscope:") == 1
+
+
+def test_a_pool_of_forked_workers_is_terminated_as_without_us(tmp_path: Path) -> None:
+    with profiled(tmp_path / "run") as scope:
+        with scope.step(), multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        pool.join()
+        with scope.step():
+            pass
+    assert len(scope.steps.records) == 2
+    assert scope.guard.failures == []
+
+
+def test_steps_after_the_jobs_groups_are_gone_are_left_alone(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ran = 0
+    with profiled(tmp_path / "run") as scope:
+        for number in range(4):
+            with scope.step():
+                ran += 1
+            if number == 1:
+                dist.destroy_process_group()
+    assert ran == 4
+    assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) == 2
+    with pytest.raises(overlapscope.UsageError, match="outside of its profile"), scope.step():
+        pass
+
+
+def test_a_loop_that_asyncio_listens_for_keeps_its_signals(tmp_path: Path) -> None:
+    async def job() -> None:
+        came = asyncio.Event()
+        with profiled(tmp_path / "run") as scope:
+            with scope.step():
+                pass
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, came.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.wait_for(came.wait(), 10)
+
+    asyncio.run(job())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_turned_into_an_error_stops_no_recording(tmp_path: Path) -> None:
+    for _ in range(2):
+        with profiled(tmp_path / "run") as scope, scope.step():
+            pass
+    assert scope.guard.failures == []
+    assert overlapscope.load(tmp_path / "run").ranks == [0]
+
+
+def test_time_between_steps_does_not_hold_a_step_that_was_left_alone(tmp_path: Path) -> None:
+    lasts_ns = 100_000_000
+    with profiled(tmp_path / "run", measure_overhead=True) as scope:
+        for _ in range(12):
+            with scope.step():
+                time.sleep(lasts_ns / 1e9)
+    assert len(scope.steps.records) < 12
+    between = [
+        value for record in scope.steps.records for name, _, value in record.readings if name == "between_steps_ns"
+    ]
+    assert median(between) < lasts_ns  # each would be longer, were the step between counted
+
+
+def test_a_step_that_could_not_be_begun_has_no_part_in_the_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(CaptureWarning, match="beginning a step"), profiled(tmp_path / "run") as scope:
+        for number in range(4):
+            with monkeypatch.context() as patch:
+                if number == 1:
+                    patch.setattr(scope.watches.points, "anchor", lambda: 1 / 0)
+                with scope.step():
+                    pass
+    assert len(scope.steps.lasted) == 3
+    assert all(lasted < 60e9 for lasted, _ in scope.steps.lasted)
+    assert [record.number for record in scope.steps.records] == [0, 2, 3]
+
+
+def test_a_host_without_load_figures_is_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> None:
+        raise OSError("no load here")
+
+    monkeypatch.setattr(os, "getloadavg", unknown)
+    with pytest.warns(CaptureWarning, match="no load here"), profiled(tmp_path / "run") as scope:
+        for _ in range(3):
+            with scope.step():
+                pass
+    assert [record.number for record in scope.steps.records] == [0, 1, 2]
+
+
+def test_what_is_kept_is_bounded_by_what_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlapscope.capture.steps.MAX_NOTES", 10)
+    with (
+        pytest.warns(CaptureWarning, match="7 steps after the first 5 were not kept"),
+        profiled(tmp_path / "run") as scope,
+    ):
+        for _ in range(12):
+            with scope.step(), scope.region("one"):
+                pass
+    assert len(overlapscope.load(tmp_path / "run").table("steps", 0)) == 5
+
+
+def test_a_checkpoint_that_runs_backward_inside_backward_is_one_backward(tmp_path: Path) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = torch.nn.Linear(4, 4)
+    with profiled(tmp_path / "run", model=model) as scope:
+        for _ in range(2):
+            with scope.step():
+                checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=True).sum().backward()
+    for record in scope.steps.records:
+        assert [phase.name for phase in record.phases] == ["forward", "backward"]
+        assert all(phase.end is not None for phase in record.phases)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("whole_step", [False, True])
+def test_the_compiler_makes_the_same_graphs_with_and_without_us(whole_step: bool, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    def train(path: Path | None) -> tuple[int, int]:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        graphs = 0
+
+        def backend(graph: Any, _: Any) -> Any:
+            nonlocal graphs
+            graphs += 1
+            return graph.forward
+
+        called = model if whole_step else torch.compile(model, backend=backend, fullgraph=True)
+
+        def step() -> None:
+            called(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        compiled = torch.compile(step, backend=backend) if whole_step else step
+        if path is None:
+            for _ in range(6):
+                compiled()
+        else:
+            with profiled(path, model=model, warmup=2) as scope:
+                for _ in range(6):
+                    with scope.step():
+                        compiled()
+            names = [phase.name for phase in scope.steps.records[-1].phases]
+            assert names[:2] == ["forward", "backward"]
+        return graphs, sum(counters["graph_break"].values())
+
+    assert train(tmp_path / "run") == train(None)

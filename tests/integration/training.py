@@ -1,0 +1,333 @@
+"""One rank of a real training, for the tests of capture.
+
+    python -m tests.integration.training SCENARIO RANK WORLD_SIZE STORE RUN MODE OUT
+
+Writes what the test asks about to OUT, as JSON.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import overlapscope
+
+SCENARIO, RANK, WORLD, STORE, RUN, MODE, OUT = sys.argv[1:8]
+RANK, WORLD = int(RANK), int(WORLD)
+
+
+def mlp(width: int = 64, layers: int = 6) -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh())))
+
+
+def batch(step: int, width: int = 64) -> torch.Tensor:
+    return torch.randn(16, width, generator=torch.Generator().manual_seed(1000 * step + RANK))
+
+
+def digest(model: nn.Module) -> str:
+    parts = hashlib.sha256()
+    for parameter in model.parameters():
+        parts.update(parameter.detach().numpy().tobytes())
+    return parts.hexdigest()
+
+
+def profiled(model: nn.Module | None, mode: str = MODE, **options: object):
+    if mode == "without":
+        return nullcontext()
+    run = RUN if mode == MODE else f"{RUN}-{mode}"
+    return overlapscope.profile(run, model=model, mode=mode, **{"warmup": 2, "wait_seconds": 10, **options})
+
+
+def step_of(scope: object):
+    return scope.step() if scope is not None else nullcontext()
+
+
+def ddp(*, accumulates: bool = True, mode: str = MODE, **options: object) -> dict[str, object]:
+    """DDP with several buckets and accumulation over two batches."""
+    model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with profiled(model, mode, measure_overhead=False) as scope:
+        for number in range(8):
+            with step_of(scope):
+                if accumulates:
+                    with model.no_sync():
+                        model(batch(2 * number)).square().mean().backward()
+                model(batch(2 * number + 1)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    said = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return {"digest": digest(model), "bucket_bytes": [int(part) for part in said.split(",") if part.strip()]}
+
+
+def bits() -> dict[str, object]:
+    """The same training without us and in both modes, for three kinds of DDP."""
+    kinds = {
+        "copied": {},
+        "views": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True, "accumulates": False},
+    }
+    return {
+        kind: {mode: ddp(mode=mode, **options)["digest"] for mode in ("without", "trace", "events", "without")}
+        for kind, options in kinds.items()
+    }
+
+
+def ddp_hook() -> dict[str, object]:
+    """DDP with the user's own communication hook."""
+    calls = []
+    model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.03)
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        calls.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer().div_(WORLD), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    with profiled(model, measure_overhead=False) as scope:
+        for number in range(6):
+            with step_of(scope):
+                model(batch(number)).square().mean().backward()
+                model.zero_grad()
+    return {"hook_calls": len(calls)}
+
+
+def fsdp() -> dict[str, object]:
+    """FSDP2 over gloo, two layers sharded each on its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp(layers=2)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, measure_overhead=False) as scope:
+        for number in range(5):
+            with step_of(scope):
+                model(batch(number)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return {}
+
+
+def plain() -> dict[str, object]:
+    """Plain collectives, waiting and not, on two groups, with user regions."""
+    pair = dist.new_group(list(range(WORLD)), group_desc="pair")
+    value = torch.ones(1000)
+    with profiled(None, measure_overhead=False) as scope:
+        for _ in range(5):
+            with step_of(scope):
+                with scope.region("data"):
+                    value = value + 0
+                dist.all_reduce(value)
+                work = dist.all_reduce(value, group=pair, async_op=True)
+                out = torch.empty(WORLD * 10)
+                dist.all_gather_into_tensor(out, torch.ones(10))
+                work.wait()
+                dist.broadcast(value, src=0)
+                with scope.comm("own transport"):
+                    value.sum()
+    return {}
+
+
+def uneven_pairs() -> dict[str, object]:
+    """On one of two groups rank 0 and rank 1 exchange something that rank 2 has no part in."""
+    pairs = dist.new_group(list(range(WORLD)), group_desc="pairs")
+    value = torch.ones(1000)
+    with profiled(None, warmup=0, measure_overhead=False) as scope:
+        for _ in range(3):
+            with step_of(scope):
+                dist.all_reduce(value)
+                if RANK == 0:
+                    dist.send(value, 1, group=pairs)
+                elif RANK == 1:
+                    dist.recv(value, 0, group=pairs)
+                dist.all_reduce(value, group=pairs)
+    return {}
+
+
+def own_transport() -> dict[str, object]:
+    """Communication that torch does not know of: computation before it, and under it a thread that does not count."""
+    value = torch.randn(200, 200)
+    with profiled(None, warmup=1, measure_overhead=False) as scope:
+        for _ in range(4):
+            with step_of(scope):
+                for _ in range(20):
+                    value = (value @ value).tanh()
+                with scope.comm("own transport"):
+                    time.sleep(0.05)
+                    value.sum()
+    return {}
+
+
+def failing() -> dict[str, object]:
+    """The user's own exception, in the middle of a step."""
+    model = mlp()
+    try:
+        with profiled(model, warmup=1) as scope:
+            for number in range(6):
+                with scope.step():
+                    model(batch(number)).mean().backward()
+                    if number == 4:
+                        raise ZeroDivisionError("the user's own")  # noqa: TRY301 - this is what users do
+    except ZeroDivisionError as error:
+        return {"error": str(error), "notes": len(getattr(error, "__notes__", []))}
+    return {}
+
+
+def killed() -> dict[str, object]:
+    """The last rank is killed in the middle."""
+    model = nn.parallel.DistributedDataParallel(mlp())
+    try:
+        with profiled(model, warmup=1, wait_seconds=2, measure_overhead=False) as scope:
+            for number in range(8):
+                if number == 6 and RANK == WORLD - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                with scope.step():
+                    model(batch(number)).mean().backward()
+    except RuntimeError as error:
+        return {"error": str(error)[:60]}
+    return {}
+
+
+def terminated() -> dict[str, object]:
+    """SIGTERM in the middle: the run is written, then the process ends as it would have."""
+    model = mlp()
+    with profiled(model, warmup=1, measure_overhead=False) as scope:
+        for number in range(6):
+            with scope.step():
+                model(batch(number)).mean().backward()
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+
+
+def told_to_end() -> dict[str, object]:
+    """SIGTERM where the job handles it itself: it goes on for two steps, then ends in its own way."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    model = mlp()
+    after = 0
+    with profiled(model, warmup=1, measure_overhead=True) as scope:
+        for number in range(12):
+            with scope.step():
+                model(batch(number)).mean().backward()
+                if number == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            after += bool(told)
+            if after == 3:
+                break
+    return {"told": told, "after": after}
+
+
+def hanging() -> dict[str, object]:
+    """Rank 0 waits in a collective that the other never enters, until it is terminated."""
+    model = mlp()
+    with profiled(model, warmup=1, steps=2, measure_overhead=False) as scope:
+        for number in range(4):
+            with scope.step():
+                model(batch(number)).mean().backward()
+        if RANK == 0:
+            Path(OUT).with_suffix(".waiting").touch()
+            with scope.step():
+                dist.all_reduce(torch.ones(1))
+        else:
+            time.sleep(20)
+    return {}
+
+
+def hidden() -> dict[str, object]:
+    """A collective under way during backward, waited for after much more computation."""
+
+    class Sending(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            values = torch.ones(1 << 20)
+            begin = time.monotonic_ns()
+            works.append(dist.all_reduce(values, async_op=True))
+            stood_ns.append(time.monotonic_ns() - begin)
+            return gradient
+
+    works: list[dist.Work] = []
+    stood_ns: list[int] = []
+    """How long the job's own clock says that the training thread stood in the call and in the wait, by step."""
+    weight = torch.randn(700, 700, requires_grad=True)
+    with profiled(None, warmup=1, measure_overhead=False) as scope:
+        for _ in range(4):
+            with scope.step():
+                value = weight
+                for _ in range(24):
+                    value = value @ weight * 0.01
+                Sending.apply(value).sum().backward()
+                begin = time.monotonic_ns()
+                works.pop().wait()
+                stood_ns[-1] += time.monotonic_ns() - begin
+    return {"stood_ns": stood_ns}
+
+
+def store_timeout() -> dict[str, object]:
+    """What the job's own store allows before and after a profile."""
+    store = dist.distributed_c10d._get_default_store()
+    before = store.timeout.total_seconds()
+    with profiled(None, warmup=0) as scope, scope.step():
+        dist.all_reduce(torch.ones(1))
+    return {"before": before, "after": store.timeout.total_seconds()}
+
+
+def decorated() -> dict[str, object]:
+    """The profile as a decorator of a step function, closed at the interpreter's exit."""
+    model = mlp()
+
+    @overlapscope.profile(RUN, model=model, mode=MODE, warmup=1, measure_overhead=False)
+    def one_step(number: int) -> float:
+        loss = model(batch(number)).square().mean()
+        loss.backward()
+        return loss.item()
+
+    return {"losses": [one_step(number) for number in range(6)]}
+
+
+def late_groups() -> dict[str, object]:
+    """A job that makes its process groups inside the profile; warnings are errors in it."""
+    warnings.simplefilter("error")
+    with profiled(None, warmup=0, steps=2) as scope:
+        join()
+        for _ in range(3):
+            with scope.step():
+                dist.all_reduce(torch.ones(1000))
+    return {}
+
+
+def join() -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(STORE, WORLD), rank=RANK, world_size=WORLD)
+
+
+def main(scenarios: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    if WORLD > 1 and SCENARIO != "late_groups":
+        join()
+    result = scenarios[SCENARIO]()
+    Path(OUT).write_text(json.dumps(result), encoding="utf-8")
+    if WORLD > 1 and SCENARIO != "killed":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(globals())

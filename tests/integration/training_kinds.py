@@ -1,0 +1,189 @@
+"""One rank of a real training of another kind; called as `tests.integration.training` is.
+
+Kinds of models, and of ends, that are not a plain data-parallel loop.
+"""
+
+import os
+import sys
+from contextlib import nullcontext
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+
+import overlapscope
+from tests.integration.training import MODE, RANK, RUN, WORLD, batch, ddp, digest, main, mlp, profiled, step_of
+
+MODES = ("without", "events", "trace")
+"""One job trains without us and in both modes: starting processes costs more than training here."""
+
+
+def data_parallel(model: nn.Module | None = None, **options: object) -> nn.parallel.DistributedDataParallel:
+    return nn.parallel.DistributedDataParallel(model or mlp(), bucket_cap_mb=0.03, **options)
+
+
+def buckets(model: nn.parallel.DistributedDataParallel) -> list[int]:
+    said = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return [int(part) for part in said.split(",") if part.strip()]
+
+
+def compiled(backend: str, mode: str) -> dict[str, object]:
+    torch._dynamo.reset()
+    width = 300  # three buckets of 1 MiB: the compiler wants none smaller than the first
+    model = nn.parallel.DistributedDataParallel(mlp(width), bucket_cap_mb=1)
+    called = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, mode, measure_overhead=False, steps=3) as scope:
+        for number in range(6):
+            with step_of(scope):
+                called(batch(number, width)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return {"digest": digest(model), "bucket_bytes": buckets(model)}
+
+
+def compiled_eager() -> dict[str, object]:
+    """torch.compile's splitting of DDP graphs, without and with us."""
+    return {mode: compiled("eager", mode) for mode in MODES}
+
+
+def compiled_inductor() -> dict[str, object]:
+    return {mode: compiled("inductor", mode) for mode in MODES}
+
+
+def joined(mode: str) -> dict[str, object]:
+    """Uneven inputs: this rank has two batches more than the one before it."""
+    model = data_parallel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, mode, measure_overhead=False, steps=3) as scope, Join([model]):
+        for number in range(6 + 2 * RANK):
+            with step_of(scope):
+                model(batch(number)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return {"digest": digest(model)}
+
+
+def uneven() -> dict[str, object]:
+    return {mode: joined(mode) for mode in MODES}
+
+
+def autocast(mode: str) -> str:
+    model = data_parallel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, mode, measure_overhead=False, steps=3) as scope:
+        for number in range(6):
+            with step_of(scope):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = model(batch(number)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return digest(model)
+
+
+def mixed_precision() -> dict[str, object]:
+    """Autocast to bfloat16, under which DDP still reduces float32."""
+    return {mode: autocast(mode) for mode in MODES}
+
+
+def fsdp_mixed() -> dict[str, object]:
+    return {mode: fsdp_of(mode) for mode in MODES[1:]}
+
+
+def fsdp_of(mode: str) -> None:
+    """FSDP2 that gathers bfloat16 and reduces float32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = mlp(layers=2)
+    options = {
+        "mesh": init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp_shard",)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    }
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiled(model, mode, measure_overhead=False, steps=3) as scope:
+        for number in range(6):
+            with step_of(scope):
+                model(batch(number)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def static_graph() -> dict[str, object]:
+    return ddp(static_graph=True, accumulates=False)
+
+
+def decorated_ddp() -> dict[str, object]:
+    """The profile as a decorator; the job takes its groups down before it ends."""
+    model = data_parallel()
+
+    @overlapscope.profile(RUN, model=model, mode=MODE, warmup=2, measure_overhead=False, wait_seconds=20)
+    def one_step(number: int) -> None:
+        model(batch(number)).square().mean().backward()
+        model.zero_grad()
+
+    for number in range(6):
+        one_step(number)
+    return {"bucket_bytes": buckets(model)}
+
+
+def crossing() -> dict[str, object]:
+    groups = [dist.new_group(list(range(WORLD)), group_desc=name) for name in ("first", "second")]
+    sums = {mode: cross(groups, mode) for mode in MODES}
+    return {"sums": sums, "groups": [group.group_name for group in groups]}
+
+
+def cross(groups: list[dist.ProcessGroup], mode: str) -> list[list[float]]:
+    """Collectives of two groups under way at once, waited for in the other order."""
+    sums = []
+    with profiled(None, mode, measure_overhead=False, steps=3) as scope:
+        for number in range(6):
+            with step_of(scope):
+                values = [torch.full((1000 * (at + 1),), float(RANK + number)) for at in range(2)]
+                works = [
+                    dist.all_reduce(value, group=group, async_op=True)
+                    for value, group in zip(values, groups, strict=True)
+                ]
+                for work in reversed(works):
+                    work.wait()
+                sums.append([value.unique().item() for value in values])
+    return sums
+
+
+def tensor_parallel() -> dict[str, object]:
+    """Two layers split over the ranks: all their communication is DTensor's, by functional collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+    model = parallelize_module(mlp(layers=2), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    with profiled(model, measure_overhead=False) as scope:
+        for number in range(6):
+            with step_of(scope):
+                model(torch.full((16, 64), float(number))).square().mean().backward()
+                model.zero_grad()
+    return {}
+
+
+def ends_early() -> dict[str, object]:
+    """The last rank is done after half the steps, and leaves without a word to the others."""
+    model = mlp()
+    done = RANK == WORLD - 1
+    with profiled(model, warmup=1, measure_overhead=False, wait_seconds=20) as scope:
+        for number in range(4 if done else 8):
+            with scope.step() if scope is not None else nullcontext():
+                model(batch(number)).mean().backward()
+    if done:
+        sys.stdout.flush()
+        os._exit(0)
+    return {}
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,1 @@
+"""Generated jobs against brute force."""

@@ -1,0 +1,1 @@
+"""Builders, writers and oracles that several tests share."""

@@ -1,0 +1,72 @@
+"""Folders of runs for tests of the dashboard."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+from msgspec.structs import replace
+
+from overlapscope_dashboards.runs.site import Site
+from overlapscope_dashboards.server.serve import Served, serve
+from tests.conftest import ROOT
+from tests.support.kineto_writer import NCCL_KERNEL, Event, distributed, training, write
+
+SAMPLES = ROOT / "traces"
+
+
+def folder_of_runs(place: Path) -> Path:
+    """Copy both sample runs below a folder, without their traces."""
+    for name in ("baseline", "regressed"):
+        copy_run(place / name, SAMPLES / name)
+    return place
+
+
+def copy_run(place: Path, run: Path = SAMPLES / "baseline") -> Path:
+    """Copy a run without its traces."""
+    shutil.copytree(run, place, ignore=shutil.ignore_patterns("*.json.gz"))
+    return place
+
+
+def ids(site: Site) -> dict[str, str]:
+    """Give the id of each run by its name."""
+    return {each.name: each.id for each in site.places().places}
+
+
+def words(component: object) -> str:
+    """Give all text of a component and what is inside it."""
+    if isinstance(component, str):
+        return component
+    if isinstance(component, (list, tuple)):
+        return " ".join(filter(None, map(words, component)))
+    return words(getattr(component, "children", None) or "")
+
+
+def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) -> str:
+    """Serve on a free port from a thread that ends with the process; give its address."""
+    said: Queue[Served] = Queue()
+    settings = {"host": host, "port": 0, "say": said.put, **options}
+    Thread(target=serve, args=(list(roots),), kwargs=settings, daemon=True).start()
+    return said.get(timeout=60).url
+
+
+def hostile_traces(place: Path, name: str) -> Path:
+    """Write the traces of two ranks, in which whatever has a name is called `name`."""
+    place.mkdir(parents=True)
+    for rank in (0, 1):
+        events = [_renamed(each, name) for each in training(3)]
+        own = {**distributed(rank), "hostname": name, "trace_name": name}
+        (place / f"rank{rank}.json").write_bytes(write(events, metadata=own))
+    return place
+
+
+def _renamed(event: Event, name: str) -> Event:
+    args = {**event.args}
+    for key in ("Process Group Name", "Process Group Description"):
+        if key in args:
+            args[key] = name
+    is_name = event.sort in ("kernel", "cpu_op") and event.name not in (NCCL_KERNEL, "record_param_comms")
+    called = f"{NCCL_KERNEL}{name}" if event.name == NCCL_KERNEL else name if is_name else event.name
+    return replace(event, name=called, args=args)

@@ -1,0 +1,156 @@
+"""Processes that need not import torch: one process imports it, and is forked for each rank that a test asks for.
+
+    python -m tests.support.fork_server CONNECTION
+
+Importing torch takes a rank longer than most trainings here. A forked process is as real as any: it has its own process
+groups, signals, exit code and end of the interpreter. What is ours is imported by each of them.
+"""
+
+import atexit
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO
+
+import msgspec
+
+from tests.conftest import ROOT
+
+PRELOADED = (
+    "torch",
+    "torch._dynamo.testing",
+    "torch.distributed.algorithms.join",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "pyarrow.parquet",
+    "pyarrow.dataset",
+    "pandas",
+)
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""With more threads numpy would start some when it is imported, and a fork takes none along."""
+OF_ALLOCATOR = "jemalloc_bg_thd"
+"""The one thread that may be there: it is pyarrow's allocator's, which sees to it at a fork."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process ended: its exit code, less than 0 for a signal, and all that it wrote."""
+
+    code: int
+    output: str
+
+
+class Job:
+    """Processes under way."""
+
+    def __init__(self, connection: Connection, pids: list[int]) -> None:
+        self.connection = connection
+        self.pids = pids
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Wait for the end of all processes; those that take longer are killed, which fails the test."""
+        if not self.connection.poll(seconds):
+            for pid in self.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"not done after {seconds} s: {self.connection.recv()}")
+        return [Ended(code=code, output=output) for code, output in self.connection.recv()]
+
+
+def start(commands: Sequence[Sequence[str]], *, folder: Path = ROOT, **environment: str) -> Job:
+    """Start processes, side by side, each as `python` would with these arguments: `-m MODULE ...` or `-c CODE ...`.
+
+    Each job must be waited for before the next.
+    """
+    connection = _nursery()
+    connection.send((commands, folder, environment))
+    return Job(connection, connection.recv())
+
+
+@cache
+def _nursery() -> Connection:
+    ours, theirs = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+        cwd=ROOT, env={**os.environ, **ENVIRONMENT}, pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def serve(connection: Connection) -> Sequence[str] | None:
+    """Fork for each command of each job; return the command in its process, and None where no more jobs come."""
+    while True:
+        try:
+            commands, folder, environment = connection.recv()
+        except EOFError:
+            return None
+        with ExitStack() as files:
+            outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in commands]
+            pids = []
+            for command, output in zip(commands, outputs, strict=True):
+                pid = os.fork()
+                if not pid:
+                    connection.close()
+                    os.chdir(folder)
+                    os.environ.update(environment)
+                    os.dup2(output.fileno(), 1)
+                    os.dup2(output.fileno(), 2)
+                    return command
+                pids.append(pid)
+            connection.send(pids)
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+            connection.send([(code, _text(output)) for code, output in zip(codes, outputs, strict=True)])
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def become(option: str, what: str, *arguments: str) -> None:
+    """Do in this process what `python OPTION WHAT ARGUMENTS` does."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if option == "-m":
+        spec = find_spec(what)
+        main.__file__ = spec.origin
+        code = spec.loader.get_code(what)
+    else:
+        code = compile(what, "<string>", "exec")
+    sys.argv = [getattr(main, "__file__", option), *arguments]
+    exec(code, vars(main))
+
+
+def hatch() -> None:
+    """Import what takes long, and stay without threads: a fork takes none along."""
+    for name in PRELOADED:
+        import_module(name)
+    threads = [path.read_text(encoding="utf-8").strip() for path in Path("/proc/self/task").glob("*/comm")]
+    assert len([name for name in threads if name != OF_ALLOCATOR]) == 1, threads
+    gc.collect()
+    gc.freeze()  # so that collections in the forked processes need not copy what is imported
+
+
+if __name__ == "__main__":
+    hatch()
+    command = serve(Connection(int(sys.argv[1])))
+    if command:
+        become(*command)

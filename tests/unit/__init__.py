@@ -1,0 +1,1 @@
+"""One folder a room of the package."""

@@ -1,0 +1,246 @@
+"""Recommendations: each rule has a run that fires it, one that must not, and a page."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import advise
+from overlapscope.advice.late_rank import late_rank
+from overlapscope.advice.replayed_settings import bucket_advice
+from overlapscope.advice.setting_code import snippets
+from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.cli.main import main
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text.advice import PAGES
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.ddp_predict import answer
+from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.result import Best, WhatIf
+from tests.conftest import ROOT, shared_file
+from tests.support.ddp_cases import Made, recorded
+
+MB = 2**18
+READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
+ONE = Made(ready=READY, elements=(MB,) * 8, buckets=(tuple(range(8)),), ticks_per_mb=120)
+EACH = replace(ONE, buckets=tuple((each,) for each in range(8)), ticks_per_mb=20)
+
+
+def advised(run: Run) -> dict[str, Recommendation]:
+    found, _ = advise(run, analyze(run))
+    return {each.id: each for each in found}
+
+
+def told(made: Made) -> WhatIf:
+    return answer(from_run(recorded(made)), search=False)
+
+
+def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_left_alone() -> None:
+    one = advised(recorded(ONE))
+    assert one["bucket_cap"].verdict == "change"
+    assert (one["bucket_cap"].gain_low_ns or 0) > 0
+    assert "keep_buckets" not in one
+    each = advised(recorded(EACH))
+    assert each["keep_buckets"].predicted_gain_ns is None
+    assert "bucket_cap" not in each
+
+
+def retold(present: dict[str, Any], best: dict[str, Any]) -> WhatIf:
+    """Give an answer that changes present knobs to the best."""
+    base = told(ONE)
+    gained = next(each for each in base.scenarios if each.gain_low > 0)
+    change = msgspec.structs.replace
+    return change(
+        base, verdict="change", best=Best(knobs=best), baseline=change(base.baseline, knobs=present),
+        scenarios=[change(base.scenarios[0], knobs=present), change(gained, knobs=best)],
+    )  # fmt: skip
+
+
+VIEW = {"gradient_as_bucket_view": True}
+
+
+@pytest.mark.parametrize(
+    ("present", "best", "title"),
+    [
+        ({"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 4.0}, "Set bucket_cap_mb=4"),
+        ({"bucket_cap_mb": 25.0, **VIEW}, {"bucket_cap_mb": 4.0, **VIEW}, "Set bucket_cap_mb=4"),
+        (
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": False},
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": True},
+            "Set no_sync=True",
+        ),
+        (
+            {"bucket_cap_mb": 25.0, "accumulation": 2, "no_sync": True, "hook": "16-bit"},
+            {"bucket_cap_mb": 4.0, "accumulation": 2, "no_sync": True, "hook": "16-bit"},
+            "Set bucket_cap_mb=4",
+        ),
+        (
+            {"bucket_cap_mb": 25.0, **VIEW},
+            {"bucket_cap_mb_list": [1.0, 2.0, 3.0, 4.0]},
+            "Set bucket_cap_mb_list=[1, 2, 3, ...], gradient_as_bucket_view=False",
+        ),
+    ],
+)
+def test_the_code_is_what_torch_takes_and_the_title_what_changes(
+    present: dict[str, Any], best: dict[str, Any], title: str
+) -> None:
+    found = bucket_advice(retold(present, best), 4)[0]
+    assert (found.id, found.title) == ("bucket_cap", title)
+    call = ast.parse(found.apply["ddp"].split("\n")[0]).body[0]
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    written = {str(each.arg): ast.literal_eval(each.value) for each in call.value.keywords}
+    # None of these is a keyword of DistributedDataParallel.
+    assert written == {name: each for name, each in best.items() if name not in {"accumulation", "no_sync", "hook"}}
+    assert ("no_sync()" in found.apply["ddp"]) == ("no_sync" in title)
+    assert ("deepspeed" in found.apply) == (title == "Set bucket_cap_mb=4")
+
+
+def test_sixteen_bits_are_a_trial_where_they_surely_gain_and_never_stand_first() -> None:
+    found, _ = advise(run := recorded(ONE), analyze(run))
+    assert [each.id for each in found][-1] == "sixteen_bit_gradients"
+    assert found[-1].changes_numerics
+    assert found[-1].verdict == "trial"
+    assert "sixteen_bit_gradients" not in advised(recorded(EACH))
+
+
+def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
+    run = recorded(ONE)
+    ranks = {
+        rank: replace(
+            each, recorded={**each.recorded, "ddp": {**each.recorded["ddp"], "gradient_as_bucket_view": False}}
+        )
+        for rank, each in run.ranks.items()
+    }
+    assert "bucket_view" not in advised(run)
+    case = from_run(replace(run, ranks=ranks))
+    found = {each.id: each for each in bucket_advice(answer(replace(case, copied_ns_per_byte=0.05), search=False), 4)}
+    assert found["bucket_view"].memory_bytes == -8 * 2**20
+
+
+def with_views(gain: float, low: float, high: float, **more: Any) -> WhatIf:
+    """Give an answer in which views gain so much of a step, and nothing else is to be changed."""
+    change = msgspec.structs.replace
+    now = {"bucket_cap_mb": 25.0}
+    base = retold(now, {**now, **VIEW})
+    plain = change(base.scenarios[0], memory_bytes=8 << 20)
+    views = change(base.scenarios[1], memory_bytes=0, gain=gain, gain_low=low, gain_high=high)
+    other = change(views, knobs={"bucket_cap_mb": 4.0, **VIEW}, gain=0.5, gain_low=0.4, gain_high=0.6)
+    told = change(base, scenarios=[plain, other, views], verdict="no_change", best=Best(knobs=now))
+    return change(told, **more)
+
+
+@pytest.mark.parametrize(
+    ("gain", "low", "high", "fires"),
+    [(0.03, 0.01, 0.05, True), (0.0, -0.015, 0.015, True), (-0.01, -0.03, 0.01, False), (0.01, -0.03, 0.05, False)],
+)
+def test_views_are_advised_only_where_they_probably_cost_no_time(
+    gain: float, low: float, high: float, *, fires: bool
+) -> None:
+    found = {each.id: each for each in bucket_advice(with_views(gain, low, high), 4)}
+    assert ("bucket_view" in found) == fires
+    if fires:  # the gain is that of views alone, under the present cap, which the code keeps
+        step = found["bucket_view"].evidence["step_ns"]
+        assert found["bucket_view"].predicted_gain_ns == round(gain * step)
+        assert found["bucket_view"].memory_bytes == -8 << 20
+        code = "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)"
+        assert found["bucket_view"].apply["ddp"] == code
+
+
+def test_views_that_the_best_settings_hold_are_not_advised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = Best(knobs={"bucket_cap_mb": 4.0, **VIEW})
+    found = bucket_advice(with_views(0.03, 0.01, 0.05, verdict="change", best=best), 4)
+    assert [each.id for each in found] == ["bucket_cap"]
+    assert found[0].memory_bytes == -8 << 20
+    copies = replace(found[0], id="communication_copies", apply={"ddp": "..."})
+    both = with_views(0.03, 0.01, 0.05, verdict="change", best=best)
+    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.answer", lambda *_: both)
+    assert list(advised(recorded(ONE))) == ["bucket_cap"]
+
+
+def test_a_predicted_gain_of_views_takes_the_place_of_the_copies_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(ONE)
+    case = from_run(run)
+    unset = replace(case, baseline=replace(case.baseline, gradient_as_bucket_view=False), copied_ns_per_byte=0.05)
+    copies = replace(
+        advised(run)["bucket_cap"], id="communication_copies", apply={"ddp": "DistributedDataParallel(...)"}
+    )
+    monkeypatch.setattr("overlapscope.advice.advise.by_rules", lambda *_: [copies])
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.from_run", lambda *_: unset)
+    assert {"bucket_view"} == {"bucket_view", "communication_copies"} & advised(run).keys()
+    monkeypatch.setattr("overlapscope.advice.replayed_settings.from_run", lambda *_: case)
+    assert {"communication_copies"} == {"bucket_view", "communication_copies"} & advised(run).keys()
+
+
+def test_a_run_that_waits_gets_its_late_rank_and_nothing_else() -> None:
+    late = advised(recorded(replace(ONE, late=(0, 4000), ticks_per_mb=20)))
+    assert list(late) == ["late_rank"]
+    assert "rank 1" in late["late_rank"].title
+    assert late_rank(analyze(recorded(ONE))) is None
+    waits = read_inputs([shared_file("kineto/megatron_tp8")])
+    assert list(advised(waits)) == ["late_rank"]
+
+
+def test_no_setting_is_advised_while_waiting_for_a_late_rank_dominates_what_is_exposed() -> None:
+    """Waiting is less than half of the time in collectives, and more than half of what is exposed."""
+    run = recorded(late := replace(EACH, late=(0, 150), ticks_per_mb=80))
+    assert late_rank(analyze(run)) is None
+    case = told(late)
+    assert (case.verdict, case.waiting) == ("no_change", True)
+    found, reasons = advise(run, analyze(run))
+    assert not {"keep_buckets", "bucket_cap", "bucket_view", "sixteen_bit_gradients"} & {each.id for each in found}
+    assert "find what holds it before any setting here" in reasons[0]
+    soon = told(replace(late, late=(0, 60)))
+    assert not soon.waiting
+    assert [each.id for each in bucket_advice(soon, 4)] == ["keep_buckets", "sixteen_bit_gradients"]
+    assert not bucket_advice(replace(soon, waiting=True), 4)
+
+
+def test_what_is_not_understood_gives_no_advice() -> None:
+    base = told(ONE)
+    assert not bucket_advice(replace(base, verdict="insufficient_data"), 4)
+    found, reasons = advise(run := recorded(ONE, drop="gradients"), analyze(run))
+    assert not found
+    assert "no gradients" in reasons[0]
+
+
+def test_each_framework_counts_in_its_own_unit() -> None:
+    found = snippets({"bucket_cap_mb": 10.0}, 2)
+    assert found["ddp"] == "DistributedDataParallel(model, bucket_cap_mb=10)"
+    assert json.loads(found["deepspeed"]) == {"zero_optimization": {"reduce_bucket_size": 5_242_880}}
+    assert found["megatron"].endswith("--ddp-bucket-size 5242880")
+    assert found["horovod"] == "HOROVOD_FUSION_THRESHOLD=10485760"
+    assert "5242880 parameters" in found["fsdp2"]
+    assert list(snippets({"bucket_cap_mb_list": [1.0, 2.5]}, 4)) == ["ddp"]
+
+
+def test_every_rule_has_a_page_that_says_what_how_and_what_next() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "overlapscope/advice").glob("*.py")))
+    rules = {*re.findall(r'of_scenario\(\s*told, [^,]+, "([a-z_]+)"', source), *re.findall(r' id="([a-z_]+)"', source)}
+    assert rules == {file.stem for file in (ROOT / PAGES).glob("*.md")}
+    for file in (ROOT / PAGES).glob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        for part in (f"# `{file.stem}`", "**How it is found.**", "**What to do next.**"):
+            assert part in text
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_the_command_prints_how_to_apply_and_verify(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(ROOT / "traces" / name)]) == 0
+    said = capsys.readouterr().out
+    assert ("Set bucket_cap_mb=" in said) == (name == "regressed")
+    assert "verify:" in said
+
+
+def test_json_is_the_analysis_with_its_recommendations(tmp_path: Path) -> None:
+    assert main(["advise", str(ROOT / "traces/regressed"), "--json", "-o", str(tmp_path / "a.json")]) == 0
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert document["schema"] == "overlapscope.analysis/1"
+    assert document["recommendations"][0]["id"] == "bucket_cap"
+    assert document["recommendations"][0]["gain_low_ns"] > 0

@@ -1,0 +1,444 @@
+"""Rules beyond the replay: a run of known truth that fires each, one that must not, and real traces."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import RULES, advise, analyzed, by_rules, ranked
+from overlapscope.advice.late_launches import late_launches
+from overlapscope.advice.rule_input import Given
+from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.analyze import Recommendation, analyze
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.sheet.next_steps import next_steps
+from overlapscope.report.text import advice as advice_text
+from overlapscope.report.text import analysis as text
+from overlapscope.timeline.columns import NONE, column_kinds
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.support.ddp_cases import Made, recorded
+from tests.support.step_cases import STEP, US, Item, Kernel, Range, Ready, Sent, made
+
+
+def fired(run: Run) -> dict[str, Recommendation]:
+    """Give what rules recommend, by id."""
+    together = across(run)
+    return {each.id: each for each in by_rules(run, analyze(run, together), together)}
+
+
+def always(*items: Item, **more: object) -> Run:
+    return made(lambda _: items, **more)  # type: ignore[arg-type]
+
+
+WORK = Kernel(start=0, end=STEP - 10)
+"""Compute that leaves no gap worth a word."""
+
+
+# --- late launches --------------------------------------------------------------------------------------------------
+
+
+def test_a_collective_that_the_host_enqueues_late_is_told_with_its_exposed_time() -> None:
+    """Data is ready at 700, the call is launched at 760 and runs exposed from 761 to 821: 60 us of it are late."""
+    rest = Kernel(start=825, end=990, launch=762)
+    late = fired(always(Kernel(start=0, end=700), Sent(start=761, end=821, launch=760), rest))["late_launches"]
+    assert (late.gain_low_ns, late.gain_high_ns, late.predicted_gain_ns) == (0, 60 * US, None)
+    assert late.evidence["late_launch_ns"] == 60 * US
+    early = fired(always(Kernel(start=0, end=700), Sent(start=701, end=821, launch=600), rest))
+    assert "late_launches" not in early
+
+
+def test_gaps_that_the_host_leaves_are_told_and_calls_that_wait_are_named() -> None:
+    waits = Range(name="cudaStreamSynchronize", start=410, end=690)
+    run = always(
+        Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699), Sent(start=100, end=300, launch=5), waits
+    )
+    late = fired(run)["late_launches"]
+    # The last step has no gap after it: it ends with its last kernel.
+    assert late.evidence["idle_ns"] == (5 * 310 + 300) * US // 6
+    assert 290 * US <= (late.gain_high_ns or 0) <= 310 * US
+    assert late.evidence["synchronising_calls"] == {"cudaStreamSynchronize": {"calls": 1.0, "ns": 280 * US}}
+    assert "cudaStreamSynchronize" in late.apply["torch"]
+    assert "CUDA graphs" in late.apply["torch"]
+    # The same gap, and nothing communicates: this is a tool for communication.
+    assert not fired(always(Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699)))
+
+
+def test_gaps_in_which_a_batch_is_fetched_are_the_loaders() -> None:
+    fetch = Range(name="enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start=400, end=700)
+    run = always(
+        Kernel(start=0, end=400), Kernel(start=700, end=990, launch=699), Sent(start=9, end=99, launch=5), fetch
+    )
+    late = fired(run)["late_launches"]
+    assert "while a batch is fetched" in late.title
+    assert "num_workers" in late.apply["torch"]
+    assert "compile" not in late.apply["torch"]
+
+
+# --- the last gradient ----------------------------------------------------------------------------------------------
+
+
+def last_gradient(sizes: Sequence[int], name: str = "transformer.wte.weight") -> Run:
+    """The last gradient is a bucket of its own, sent from 600 to 850; compute beside it ends at 700."""
+    *layers, last = sizes
+    ready = [Ready(name=f"h.{at}.weight", elements=each, at=100 + at) for at, each in enumerate(layers)]
+    return always(
+        Kernel(start=0, end=700, launch=0),
+        Sent(start=300, end=500, launch=250, elements=sum(layers), size_bytes=4 * sum(layers)),
+        Sent(start=600, end=850, launch=599, elements=last, size_bytes=4 * last),
+        Kernel(start=850, end=990, launch=701),
+        *ready,
+        Ready(name=name, elements=last, at=590),
+    )
+
+
+def test_an_outstanding_gradient_that_is_ready_last_is_the_tail_that_no_cap_changes() -> None:
+    tail = fired(last_gradient([100, 120, 100, 900]))["embedding_tail"]
+    assert tail.gain_high_ns == 150 * US  # 850 - 700
+    assert tail.evidence == {
+        "gradient": "transformer.wte.weight", "bytes": 3600, "share_of_bucket": 1.0, "tail_ns": 150 * US,
+        "no_other_of_its_size": True,
+    }  # fmt: skip
+    assert "transformer.wte.weight (a tied embedding?)" in tail.title
+    assert "tied" not in fired(last_gradient([900, 120, 100, 900]))["embedding_tail"].title
+    assert "tied" not in fired(last_gradient([100, 120, 900], name="h.9.weight"))["embedding_tail"].title
+
+
+@pytest.mark.parametrize("sizes", [[100, 120, 100, 110], [100, 900, 100, 120], [500, 500, 500]])
+def test_a_last_gradient_like_the_others_is_none(sizes: list[int]) -> None:
+    assert "embedding_tail" not in fired(last_gradient(sizes))
+
+
+# --- small collectives ----------------------------------------------------------------------------------------------
+
+
+def many(number: int, *, size_bytes: int, op: str = "all_gather", covered: bool = False) -> Run:
+    """So many calls of 20 us one after the other from 100 on, and one of 8 MiB that takes 80 us."""
+    small = [
+        Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1 + k / 100, op=op, size_bytes=size_bytes)
+        for k in range(number)
+    ]
+    large = Sent(start=900, end=980, launch=2, op=op, size_bytes=8 << 20)
+    work = Kernel(start=0, end=990) if covered else Kernel(start=0, end=99)
+    return always(work, *small, large, *([] if covered else [Kernel(start=981, end=990, launch=3)]))
+
+
+def test_many_calls_that_take_their_latency_are_told_with_what_of_them_is_exposed() -> None:
+    small = fired(many(20, size_bytes=200_000))["small_collectives"]
+    assert small.evidence["calls"] == 20
+    assert small.evidence["exposed_ns"] == 400 * US
+    assert small.gain_high_ns == 380 * US  # one of the twenty remains
+    assert "fsdp2" in small.apply
+    assert "horovod" not in small.apply
+    assert "small_collectives" in fired(many(20, size_bytes=2000))
+
+
+def in_groups(run: Run, members: int) -> Run:
+    """Split the ranks of a run into groups of so many: each makes the calls that the one group did."""
+    ranks = {
+        rank: replace(
+            each,
+            names=tuple(f"g{rank // members}" if name == "g" else name for name in each.names),
+            collectives=replace(
+                each.collectives, group_size=np.full_like(each.collectives.group_size, members)
+            ),
+        )
+        for rank, each in run.ranks.items()
+    }  # fmt: skip
+    groups = tuple(
+        Group(name=f"g{number}", size=members, ranks=tuple(range(number * members, (number + 1) * members)))
+        for number in range(len(ranks) // members)
+    )
+    return replace(run, ranks=ranks, groups=groups)
+
+
+def test_calls_of_groups_that_no_single_rank_is_in_are_not_added_up() -> None:
+    """Four groups of two make twenty calls each, all at the same time: a rank sees twenty."""
+    items = [
+        Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1 + k / 100, op="all_gather", size_bytes=2000)
+        for k in range(20)
+    ]
+    ends = [Kernel(start=0, end=99), Kernel(start=501, end=990, launch=3)]
+    split = in_groups(always(*ends, *items, ranks=8), 2)
+    assert len({row.group for row in analyze(split).collectives}) == 4
+    small = fired(split)["small_collectives"]
+    assert (small.evidence["calls"], small.evidence["exposed_ns"]) == (20, 400 * US)
+    assert small.evidence["by_op"]["all_gather"]["calls"] == 20
+    assert small.evidence["by_op"]["all_gather"]["exposed_ns"] == 400 * US
+    assert small.gain_high_ns == 380 * US
+    # Two a step on each rank are few, however many groups there are.
+    assert "small_collectives" not in fired(in_groups(always(*ends, *items[:2], ranks=8), 2))
+
+
+def test_calls_of_all_groups_that_a_rank_is_in_count_together() -> None:
+    items = [
+        Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1 + k / 100, op="all_gather", size_bytes=2000,
+             group="gh"[k % 2])
+        for k in range(10)
+    ]  # fmt: skip
+    small = fired(always(Kernel(start=0, end=99), *items, Kernel(start=301, end=990, launch=3)))["small_collectives"]
+    assert (small.evidence["calls"], small.evidence["exposed_ns"]) == (10, 200 * US)
+
+
+def test_calls_that_are_hidden_or_few_or_large_are_none() -> None:
+    assert "small_collectives" not in fired(many(20, size_bytes=2000, covered=True))
+    assert "small_collectives" not in fired(many(5, size_bytes=2000))
+    assert "small_collectives" not in fired(many(20, size_bytes=2_000_000))  # as fast as the large one
+
+
+def test_buckets_of_recorded_gradients_are_for_the_replay() -> None:
+    items = [Sent(start=100 + 20 * k, end=120 + 20 * k, launch=1, size_bytes=2000) for k in range(20)]
+    base = [Kernel(start=0, end=99), *items, Kernel(start=981, end=990, launch=3)]
+    assert "small_collectives" in fired(always(*base))
+    assert "small_collectives" not in fired(always(*base, Ready(name="w", elements=3, at=50)))
+
+
+# --- busy lanes -----------------------------------------------------------------------------------------------------
+
+
+def queue(behind: Sent) -> Run:
+    before = Sent(start=200, end=600, launch=101, op="reduce_scatter")
+    return always(Kernel(start=0, end=200, launch=0), before, behind, Kernel(start=700, end=990, launch=110))
+
+
+def test_a_call_behind_another_operation_on_its_lane_is_told() -> None:
+    busy = fired(queue(Sent(start=600, end=690, launch=105, op="all_gather")))["busy_lane"]
+    assert busy.gain_high_ns == 90 * US
+    assert busy.evidence["pairs"][0]["before"] == ["reduce_scatter", "g"]
+    assert busy.evidence["pairs"][0]["behind"] == ["all_gather", "g"]
+    assert "set_separate_reduce_scatter_group" in busy.apply["fsdp2"]
+    assert "busy_lane" in fired(queue(Sent(start=600, end=690, launch=105, op="reduce_scatter", group="h")))
+
+
+def test_a_call_behind_its_own_kind_waits_for_the_link() -> None:
+    found = analyze(queue(Sent(start=600, end=690, launch=105, op="reduce_scatter")))
+    assert found.ranks[0].steps[0].causes["queued"] == 90 * US
+    assert "busy_lane" not in fired(queue(Sent(start=600, end=690, launch=105, op="reduce_scatter")))
+
+
+# --- interference ---------------------------------------------------------------------------------------------------
+
+
+def slowed(truth: float) -> Run:
+    """Six kernels a round, eight rounds; a transfer covers half of the launches, others in each step."""
+    drawn = random.Random(7)
+    shape = [drawn.uniform(8, 22) for _ in range(48)]
+
+    def step(number: int) -> list[Item]:
+        covered = range(4 * number, 4 * number + 24)
+        now, items = 1.0, []
+        begun = now
+        for place in range(48):
+            if place == covered.start:
+                begun = now
+            took = (
+                shape[place]
+                * (truth if place in covered else 1.0)
+                * random.Random(number + 9 * place).uniform(0.99, 1.01)
+            )
+            items.append(Kernel(start=now, end=now + took, launch=0, name=f"kernel{place % 6}"))
+            now += took
+            if place == covered.stop - 1:
+                items.append(Sent(start=begun, end=now, launch=0))
+        return items
+
+    return made(step)
+
+
+def test_kernels_that_a_transfer_slows_give_a_trial_of_fewer_channels() -> None:
+    found = fired(slowed(1.4))["fewer_channels"]
+    assert found.evidence["slowdown"] == pytest.approx(1.4, rel=0.03)
+    assert found.verdict == "trial"
+    # About half of the compute of a step is beside the transfer, and 0.4 / 1.4 of that is the slowing.
+    assert 0.1 * STEP * US < (found.gain_high_ns or 0) < 0.2 * STEP * US
+    assert list(found.apply) == ["nccl_communicator", "megatron", "nccl_variables"]
+    assert "fewer_channels" not in fired(slowed(1.0))
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+def test_copies_that_only_serve_communication_are_told_by_framework() -> None:
+    out = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+    body = [Kernel(start=0, end=600), Sent(start=100, end=500)]
+    of_ddp = fired(always(*body, Kernel(start=600, end=640, host_op=out), Kernel(start=640, end=990)))
+    assert of_ddp["communication_copies"].gain_high_ns == 40 * US
+    assert list(of_ddp["communication_copies"].apply) == ["ddp"]
+    gather = [Range(name="FSDP::all_gather_copy_out (layers.7)", start=30, end=33)]
+    copy = Kernel(start=600, end=655, launch=31)
+    of_fsdp = fired(always(*body, *gather, copy, Kernel(start=655, end=990, launch=40)))
+    assert of_fsdp["communication_copies"].gain_high_ns == 55 * US
+    assert list(of_fsdp["communication_copies"].apply) == ["fsdp2"]
+    beside = fired(always(*body, *gather, Kernel(start=600, end=655, launch=34), Kernel(start=655, end=990)))
+    assert "communication_copies" not in beside
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
+FSDP = Range(name="FSDP::all_gather", start=1, end=2)
+TP = Sent(start=100, end=200, dimension="tensor")
+
+
+def connected(*items: Item, environment: dict[str, str] | None, **more: object) -> str | None:
+    found = fired(always(WORK, *items, environment=environment, **more)).get("max_connections")
+    return found.apply["environment"] if found else None
+
+
+def test_one_connection_under_fsdp_is_told_only_where_it_was_recorded() -> None:
+    gather = Sent(start=100, end=200, op="all_gather")
+    assert (connected(gather, FSDP, environment={NAME: "1"}) or "").startswith(f"unset {NAME}")
+    assert connected(gather, FSDP, environment={NAME: "8"}) is None
+    assert connected(gather, FSDP, environment={}) is None
+    assert connected(gather, FSDP, environment=None) is None
+    assert connected(gather, environment={NAME: "1"}) is None
+    assert connected(TP, FSDP, environment={NAME: "1"}) is None
+
+
+def test_megatrons_tensor_parallelism_needs_one_connection_before_blackwell() -> None:
+    megatron = {"description": "TENSOR_MODEL_PARALLEL_GROUP"}
+    assert connected(TP, environment={}, **megatron) == f"export {NAME}=1"
+    assert connected(TP, environment={NAME: "1"}, **megatron) is None
+    assert connected(TP, environment={}) is None
+    newer = {"backend": "nccl", "device": "NVIDIA B200"}
+    assert connected(TP, environment={}, fingerprint=newer, **megatron) is None
+
+
+# --- all together ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_step_gets_nothing() -> None:
+    assert fired(always(WORK, Sent(start=100, end=500))) == {}
+
+
+def test_where_waiting_dominates_nothing_else_is_said_whatever_else_would_be() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    together = across(run)
+    analysis = analyze(run, together)
+    assert late_launches(Given.of(run, analysis, together)) is not None
+    assert [each.id for each in by_rules(run, analysis, together)] == ["late_rank"]
+    assert [each.id for each in advise(run, analysis, together)[0]] == ["late_rank"]
+
+
+def test_a_rank_that_chance_may_have_made_last_is_not_accused() -> None:
+    """Two ranks are late in turn: each waits for half of its time in collectives, and none is to blame."""
+    run = always(WORK, Sent(start=100, end=200))
+    ranks = {
+        rank: replace(
+            each,
+            collectives=replace(
+                each.collectives,
+                start_ns=each.collectives.start_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
+                launch_ns=each.collectives.launch_ns - np.where(each.collectives.step % 2 == rank, 3 * 90 * US, 0),
+            ),
+        )
+        for rank, each in run.ranks.items()
+    }
+    late = fired(replace(run, ranks=ranks))
+    assert list(late) == ["late_rank"]
+    assert late["late_rank"].title.startswith("Waiting is 57% of the time")
+    assert "which may be chance" in late["late_rank"].title
+
+
+def test_predicted_gains_stand_before_bounds_and_bounds_before_trials() -> None:
+    def one(name: str, gain: int | None, most: int | None, least: int = 0, **more: object) -> Recommendation:
+        return Recommendation(
+            id=name, title="", predicted_gain_ns=gain, gain_low_ns=least, gain_high_ns=most, confidence="mixed",
+            memory_bytes=None, apply={}, verify="",
+            **{"verdict": "trial", "changes_numerics": False, **more},  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    found = [
+        one("keeps", None, None, verdict="no_change"),
+        one("loses_bits", 90, 99, 80, changes_numerics=True),
+        one("no_figure", None, None),
+        one("bound", None, 70),
+        one("less", 5, 6, 4),
+        one("may_be_none", 75, 95, -5),
+        one("larger_bound", None, 80),
+        one("more", 9, 10, 8),
+    ]
+    order = ["more", "less", "larger_bound", "may_be_none", "bound", "no_figure", "loses_bits", "keeps"]
+    assert [each.id for each in ranked(found)] == order
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("kineto/a100_ddp_rank0of2_collective_args.json.gz", ["late_launches"]),
+        ("kineto/a100_rank3of8_six_steps.json.gz", ["late_launches", "fewer_channels"]),
+        ("kineto/v100_rank1of2_2020_allreduces.json.gz", ["late_launches"]),
+        ("kineto/sampled_pair", []),
+        ("kineto/tracelens_mi300_resnet_act_checkpoint.json.gz", []),
+        ("kineto/tracelens_mi210_gpu_only.json.gz", []),
+        ("gloo_torch2.13", ["communication_copies"]),
+        ("ascend/msinsight_text_level0", []),
+        ("nccl_log/aws_efa_eks_nccl2.9.9_p4d_16ranks_mpirun.log", []),
+        ("horovod", []),
+    ],
+)
+def test_real_recordings_get_what_was_judged_by_hand(path: str, expected: list[str]) -> None:
+    assert list(fired(read_inputs([shared_file(path)]))) == expected
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_no_rule_fires_on_the_projects_own_runs(name: str) -> None:
+    assert fired(read_inputs([ROOT / "traces" / name])) == {}
+
+
+def test_every_rule_stands_a_run_without_anything() -> None:
+    empty = Given.of(
+        Run(world_size=1, ranks={}), analyze(Run(world_size=1, ranks={})), across(Run(world_size=1, ranks={}))
+    )
+    assert [rule(empty) for rule in RULES] == [None] * len(RULES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_raises_whatever_is_missing_or_wrong_in_the_tables(seed: int) -> None:
+    drawn = random.Random(seed)
+    sound = [
+        slowed(1.4),
+        last_gradient([100, 120, 900]),
+        many(20, size_bytes=2000),
+        queue(Sent(start=600, end=690, launch=105, op="all_gather")),
+    ]
+    for run in sound * 5:
+        ranks = {rank: damaged(each, drawn) for rank, each in run.ranks.items()}
+        broken = replace(run, ranks=ranks)
+        together = across(broken)
+        given = Given.of(broken, analyze(broken, together), together)
+        for each in [found for rule in RULES if (found := rule(given)) is not None]:
+            assert each.gain_high_ns is None or each.gain_high_ns >= 0
+
+
+def damaged(timeline: RankTimeline, drawn: random.Random) -> RankTimeline:
+    """Lose or spoil some values of a column of names, numbers or launches."""
+    name = drawn.choice(["spans", "collectives", "gradients"])
+    table = getattr(timeline, name)
+    columns = {"spans": "name step launch_ns collective host_op", "gradients": "step order elements dtype name"}
+    column = drawn.choice(columns.get(name, "op group bytes elements step launch_ns dtype").split())
+    values = getattr(table, column).copy()
+    rows = [drawn.randrange(values.size) for _ in range(values.size // 3)] if values.size else []
+    missing = -1 if column_kinds(table)[column] == "name" else NONE
+    values[rows] = drawn.choice([missing, missing, 0 if column != "launch_ns" else missing])
+    return replace(timeline, **{name: replace(table, **{column: values})})
+
+
+def test_an_analysis_holds_them_and_its_text_shows_the_first_three_with_milliseconds() -> None:
+    analysis = analyzed(
+        always(Kernel(start=0, end=700), Sent(start=761, end=821, launch=760), Kernel(start=825, end=990, launch=762))
+    )
+    assert [each.id for each in analysis.recommendations] == ["late_launches"]
+    said = text.render(analysis)
+    assert "What to change:\n1. The host is behind its device" in said
+    assert "(saves at most 0.060 ms a step)\nHow: docs/advice/late_launches.md\n" in said
+    steps = next_steps(analysis)
+    assert ("docs/advice/late_launches.md", "(saves at most 0.060 ms a step)" in steps[0].words) == (
+        steps[0].command,
+        True,
+    )
+    shown = advice_text.shortly(analysis.recommendations * 5)
+    assert [line[:2] for line in shown.splitlines()[1:5]] == ["1.", "2.", "3.", "2 "]
+    assert "What to change" not in text.render(analyze(recorded(Made(ready=(9,), elements=(9,), buckets=((0,),)))))

@@ -1,0 +1,103 @@
+"""Every kind of finding has a page that says what it means, how it is found and what to do next.
+
+A finding's kind is its id up to the first colon. To satisfy these tests after adding a `Finding(id="new_kind:...")`,
+write `docs/findings/new_kind.md` with the three parts that the other pages have.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.findings import Finding
+from overlapscope.report.text.analysis import FINDING_PAGES, page, render
+from overlapscope.timeline.run import Run
+from tests.conftest import ROOT
+
+FOLDER = ROOT / FINDING_PAGES
+PAGES = {file.stem: file for file in sorted(FOLDER.glob("*.md"))}
+OF_SKEW = {"straggler"}
+"""What `skew` holds and the text names is no finding, and has a page all the same."""
+PARTS = ("# `", "**How it is found.**", "**What to do next.**")
+
+
+def kinds_in_source() -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield (place, pattern of the kind) of each `Finding(...)`; what is put in at run time may be anything."""
+    for file in sorted((ROOT / "overlapscope").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            called = getattr(node, "func", None)
+            if (
+                not isinstance(node, ast.Call)
+                or getattr(called, "id", getattr(called, "attr", None)) != Finding.__name__
+            ):
+                continue
+            given = next((each.value for each in node.keywords if each.arg == "id"), None)
+            assert given is not None, f"{file.name}:{node.lineno}: give the id by its name"
+            yield f"{file.name}:{node.lineno}", re.compile(pattern_of(given))
+
+
+def pattern_of(node: ast.expr) -> str:
+    """Give a pattern of the text up to the first colon that is written there."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # f"...".rstrip(":")
+        node = node.func.value
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    if isinstance(node, ast.IfExp):
+        return f"(?:{pattern_of(node.body)}|{pattern_of(node.orelse)})"
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    pattern = ""
+    for part in parts:
+        text = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
+        pattern += "[a-z0-9_]+" if text is None else re.escape(text.split(":", 1)[0])
+        if text is not None and ":" in text:
+            break
+    return pattern
+
+
+FOUND = list(kinds_in_source())
+
+
+def test_the_source_makes_findings() -> None:
+    assert len(FOUND) > 20
+
+
+@pytest.mark.parametrize(("place", "pattern"), FOUND, ids=[place for place, _ in FOUND])
+def test_every_finding_has_a_page(place: str, pattern: re.Pattern[str]) -> None:
+    assert not pattern.fullmatch("anything"), f"{place}: begin the id with its kind, written out"
+    assert any(pattern.fullmatch(kind) for kind in PAGES), f"{place}: write docs/findings/{pattern.pattern}.md"
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_no_page_is_without_a_finding_and_each_has_its_parts(kind: str) -> None:
+    assert kind in OF_SKEW or any(pattern.fullmatch(kind) for _, pattern in FOUND)
+    text = PAGES[kind].read_text(encoding="utf-8")
+    assert text.startswith(f"# `{kind}`: ")
+    at = [text.find(part) for part in PARTS]
+    assert at == sorted(at)
+    assert min(at) == 0
+    assert "\n- " in text[at[-1] :]
+
+
+def test_links_on_the_pages_lead_somewhere() -> None:
+    for file in PAGES.values():
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text(encoding="utf-8")):
+            assert (FOLDER / target).exists(), (file.name, target)
+
+
+def test_a_findings_page_is_named_by_its_kind() -> None:
+    assert page("odd_step:comm_ns:rank1:step6") == "odd_step.md"
+    assert page("no_dump") == "no_dump.md"
+
+
+def test_the_text_names_the_pages_of_what_it_shows() -> None:
+    found = [
+        Finding(id=kind, severity="info", title="said", evidence={}, known_from="trace")
+        for kind in ("odd_step:a", "odd_step:b", "low_bandwidth:c")
+    ]
+    empty = analyze(Run(world_size=1, ranks={}))
+    assert "docs/findings" not in render(empty)
+    text = render(msgspec.structs.replace(empty, findings=found))
+    assert "What to do: docs/findings/low_bandwidth.md, odd_step.md\n" in text

@@ -1,0 +1,206 @@
+"""What held a late rank, by what was noted of its host: constructed jobs whose one late rank has one note more."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.analyze import Straggler, analyze
+from overlapscope.analysis.host_cause import LOADING
+from overlapscope.timeline.columns import NONE, Annotations, Telemetry, concat, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline, Run
+from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEP_NS, STEPS, accused, job
+
+Reading = tuple[str, int, int, float]
+"""(name, time, step, value)"""
+
+
+def with_readings(run: Run, of: Mapping[int, Sequence[Reading]], **recorded: Any) -> Run:
+    """Give the run with readings of some ranks in place of theirs."""
+    ranks = dict(run.ranks)
+    for rank, readings in of.items():
+        names = NameTable(list(ranks[rank].names))
+        table = make(
+            Telemetry,
+            len(readings),
+            name=names.encode([each[0] for each in readings]),
+            time_ns=[each[1] for each in readings],
+            step=[each[2] for each in readings],
+            value=[each[3] for each in readings],
+        )
+        ranks[rank] = replace(
+            ranks[rank],
+            telemetry=table,
+            names=tuple(names.to_list()),
+            recorded={"settings": {"host": "node1"}, **recorded},
+        )
+    return replace(run, ranks=ranks)
+
+
+def each_step(name: str, value: float) -> list[Reading]:
+    return [(name, (step + 1) * STEP_NS, step, value) for step in range(STEPS)]
+
+
+def only(found: Sequence[Straggler]) -> Straggler:
+    assert [each.rank for each in found] == [CULPRIT]
+    return found[0]
+
+
+def test_allocator_retries_in_the_late_steps_are_what_held_it() -> None:
+    run = with_readings(job(fault="host"), {CULPRIT: each_step("allocator_retries", 2)})
+    assert only(accused(run)).held_by == "allocator"
+    everybody = {rank: each_step("allocator_retries", 2) for rank in range(RANKS)}
+    assert only(accused(with_readings(job(fault="host"), everybody))).held_by == "host"
+
+
+def test_a_control_groups_limit_is_throttling() -> None:
+    run = with_readings(job(fault="host"), {CULPRIT: each_step("cpu_throttled_us", 25_000)})
+    assert only(accused(run)).held_by == "throttled"
+    assert (
+        only(accused(with_readings(job(fault="host"), {CULPRIT: each_step("cpu_throttled_us", 900)}))).held_by == "host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("clock", "reasons", "held_by"),
+    [
+        pytest.param(1100, 0x40, "throttled", id="hot"),
+        pytest.param(1100, None, "throttled", id="a lower clock, reasons unread"),
+        pytest.param(1100, 0x1, "slower_compute", id="a lower clock for no reason of need"),
+        pytest.param(1750, 0x40, "slower_compute", id="as fast as its peers"),
+        pytest.param(1690, 0x40, "slower_compute", id="slower by far more than its clock is"),
+    ],
+)
+def test_a_device_whose_clock_is_held_down_is_throttled(clock: float, reasons: int | None, held_by: str) -> None:
+    readings = {rank: each_step("gpu0.sm_clock_mhz", 1755) for rank in range(RANKS)}
+    readings[CULPRIT] = each_step("gpu0.sm_clock_mhz", clock)
+    if reasons is not None:
+        readings[CULPRIT] += each_step("gpu0.throttle_reasons", reasons)
+    found = only(accused(with_readings(job(fault="slower_compute"), readings)))
+    assert found.held_by == held_by
+    assert ("sm_clock_mhz" in found.evidence) == (held_by == "throttled")
+
+
+def test_a_collection_while_data_were_loaded_is_the_collectors() -> None:
+    pauses = [(name, at, at // STEP_NS, 30.0 * MS) for name in ("gc_pause_ns", "between_steps_ns") for at in late_at()]
+    found = only(accused(with_readings(job(fault="host"), {CULPRIT: pauses})))
+    assert found.held_by == "garbage_collector"
+    assert found.evidence["garbage_collector_ns"] == STEPS_LATE * 30 * MS
+
+
+def test_what_all_ranks_pause_for_holds_nobody_up() -> None:
+    pauses = {rank: [("between_steps_ns", at, at // STEP_NS, 30.0 * MS) for at in late_at()] for rank in range(RANKS)}
+    assert only(accused(with_readings(job(fault="host"), pauses))).held_by == "host"
+
+
+def late_at() -> list[int]:
+    """Give when the culprit's pauses end, in the job's own making."""
+    return [step * STEP_NS + 30 * MS for step in range(STEPS)]
+
+
+STEPS_LATE = STEPS
+"""Before the first call, the stretch begins with the recording."""
+
+
+@pytest.mark.parametrize("name", ["data", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"])
+def test_a_range_that_fetches_data_tells_a_slow_loader_without_telemetry(name: str) -> None:
+    run = job(fault="host")
+    culprit = run.ranks[CULPRIT]
+    names = NameTable(list(culprit.names))
+    ends = np.array(late_at())
+    ranges = make(
+        Annotations, ends.size, recording=0, lane=0, name=names.code(name), start_ns=ends - 30 * MS, end_ns=ends
+    )
+    fetched = replace(culprit, annotations=ranges, names=tuple(names.to_list()))
+    assert only(accused(replace(run, ranks={**run.ranks, CULPRIT: fetched}))).held_by == "data_loading"
+
+
+def test_names_of_ranges_that_fetch_data() -> None:
+    fetching = ("data", "Data Loading", "dataloader", "get_batch", "load_data", "next(batch)", "data_wait", "batch")
+    other = ("data_parallel", "batch_norm", "database", "forward", "metadata", "batched_send", "update")
+    assert [name for name in fetching if not LOADING.fullmatch(name)] == []
+    assert [name for name in other if LOADING.fullmatch(name)] == []
+
+
+def running(*, asleep: int | None, works_more: int | None = None) -> dict[int, list[Reading]]:
+    """Give the training thread's time on a core, at the beginning of each step and when its computation is done."""
+    found: dict[int, list[Reading]] = {}
+    for rank in range(RANKS):
+        ran = 0.0
+        rows: list[Reading] = []
+        for step in range(STEPS):
+            rows.append(("thread_cpu_ns", step * STEP_NS, step, ran))
+            ran += 40 * MS + (30 * MS if rank == works_more else 0)
+            rows.append(
+                ("thread_cpu_ns", step * STEP_NS + (70 if rank in (asleep, works_more) else 40) * MS, step, ran)
+            )
+        found[rank] = rows
+    return found
+
+
+def of_events(run: Run) -> Run:
+    def phase(timeline: RankTimeline) -> RankTimeline:
+        return replace(timeline, basis="events", has_device=False)
+
+    return replace(run, ranks={rank: phase(timeline) for rank, timeline in run.ranks.items()})
+
+
+def test_a_phase_in_which_the_thread_stood_off_its_core_is_the_hosts() -> None:
+    found = only(accused(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT))))
+    assert found.held_by == "host"
+    assert found.evidence["off_core_more_ns"] > 10 * MS * STEPS
+
+
+def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> None:
+    run = with_readings(of_events(job(fault="slower_compute")), running(asleep=None, works_more=CULPRIT))
+    assert only(accused(run)).held_by == "more_work"
+    elsewhere = replace(run.ranks[0], recorded={"settings": {"host": "node2"}})
+    assert only(accused(replace(run, ranks={**run.ranks, 0: elsewhere}))).held_by == "slower_compute"
+
+
+def waiting(run: Run, of: Mapping[int, int]) -> Run:
+    """Give the run with ranks that waited so many milliseconds for a core before each call."""
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        names = NameTable(list(timeline.names))
+        table = timeline.telemetry
+        rise = np.where(np.arange(table.value.size) % 2, of.get(rank, 0) * MS, 0)
+        queued = replace(
+            table, name=np.full_like(table.name, names.code("thread_queue_ns")), value=np.cumsum(rise) * 1.0
+        )
+        ranks[rank] = replace(timeline, telemetry=concat([table, queued]), names=tuple(names.to_list()))
+    return replace(run, ranks=ranks)
+
+
+def test_a_rank_that_waited_for_a_core_is_not_named_and_the_cores_are() -> None:
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), running(asleep=CULPRIT)), {CULPRIT: 20})
+    found = analyze(run)
+    assert found.skew.stragglers == []
+    assert "shared_cores" in [each.id for each in found.findings]
+
+
+def test_more_work_is_named_though_most_of_its_time_was_waiting_for_a_core() -> None:
+    """Six milliseconds of work more, slowed more than fourfold by others on the cores."""
+    readings = running(asleep=CULPRIT)
+    readings[CULPRIT] = [(name, at, step, 0.25 * value) for name, at, step, value in readings[CULPRIT]]
+    for rank in set(range(RANKS)) - {CULPRIT}:
+        readings[rank] = [(name, at, step, 0.1 * value) for name, at, step, value in readings[rank]]
+    run = waiting(with_readings(of_events(job(fault="slower_compute")), readings), {0: 20, 1: 20, 3: 20, CULPRIT: 35})
+    assert only(accused(run)).held_by == "more_work"
+
+
+def test_a_recording_that_costs_as_much_as_it_shows_says_so() -> None:
+    cost = {"overhead": {"median_ns": 20.0 * MS, "low_ns": 15.0 * MS, "high_ns": 25.0 * MS}}
+    assert only(accused(with_readings(job(fault="host"), {CULPRIT: []}, **cost))).evidence["recording_may_explain"]
+    cheap = {"overhead": {"median_ns": 0.2 * MS, "low_ns": 0.1 * MS, "high_ns": 0.3 * MS}}
+    found = only(accused(with_readings(job(fault="host"), {CULPRIT: []}, **cheap)))
+    assert not found.evidence["recording_may_explain"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
+def test_readings_that_are_no_numbers_tell_nothing(value: float) -> None:
+    readings = [(name, NONE if at == 3 else at * MS, NONE, value) for at in range(5) for name in ("gc_pause_ns", "x")]
+    assert only(accused(with_readings(job(fault="host"), {CULPRIT: readings}))).held_by == "host"

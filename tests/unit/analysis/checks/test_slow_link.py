@@ -1,0 +1,247 @@
+"""Slow links: told by connections' counters or by groups that are slower than their equals, and by nothing else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.findings import Finding
+from overlapscope.analysis.slow_link import of_groups, slow_links
+from overlapscope.analysis.tcp_counters import flows, whose
+from overlapscope.timeline.columns import COMM, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.unit.analysis.checks.test_stragglers import job
+
+MB = 1_000_000
+RANKS = 3
+MS = 1_000_000
+
+
+def connected(rates: Mapping[tuple[int, int], float], stated: float | None = None, hosts: int = RANKS) -> Run:
+    """Give a job of ranks on `hosts` hosts that sent each other 100 MB at the rates given, in MB/s."""
+    run = job()
+    ranks = {}
+    for rank in range(RANKS):
+        rows = []
+        for (sender, receiver), rate in rates.items():
+            if rank in (sender, receiver):
+                ends = [
+                    f"[10.0.0.{each % hosts}]:{1000 + 10 * sender + receiver + 100 * each}"
+                    for each in (sender, receiver)
+                ]
+                local, peer = ends if rank == sender else ends[::-1]
+                sent = 100 * MB if rank == sender else 20_000
+                rows.append(
+                    {
+                        "local": local, "peer": peer, "sent_bytes": sent, "received_bytes": 0,
+                        "busy_ns": round(100 / rate * 1e9), "rate_bytes_s": round(rate * MB),
+                        "interface": "eth0", "interface_bytes_s": None if stated is None else stated * MB,
+                    }
+                )  # fmt: skip
+        ranks[rank] = replace(run.ranks[rank], recorded={"sockets": rows})
+    return Run(world_size=RANKS, ranks=ranks, groups=())
+
+
+def found(run: Run) -> list[Finding]:
+    return slow_links(run, across(run).splits)
+
+
+RING = ((0, 1), (1, 2), (2, 0))
+
+
+def test_connections_that_are_alike_are_not_slow() -> None:
+    assert found(connected({(0, 1): 600, (1, 2): 900, (2, 0): 500})) == []
+    assert found(connected(dict.fromkeys(RING, 900.0), stated=1250)) == []
+
+
+def test_a_link_slow_both_ways_is_its_ranks() -> None:
+    (each,) = found(connected({(0, 1): 20, (1, 2): 18, (2, 0): 600}))
+    assert (each.id, each.evidence["rank"]) == ("slow_link:rank1", 1)
+    assert [(pair["sender"], pair["receiver"]) for pair in each.evidence["pairs"]] == [(1, 2), (0, 1)]
+
+
+def test_one_slow_connection_may_be_either_ends() -> None:
+    (each,) = found(connected({(0, 1): 20, (1, 2): 600, (2, 0): 600}))
+    assert (each.id, each.evidence["rank"]) == ("slow_link", None)
+
+
+def test_links_that_are_all_slow_are_told_by_what_their_interface_states() -> None:
+    (each,) = found(connected(dict.fromkeys(RING, 20.0), stated=1250))
+    assert (each.id, each.evidence["rank"], each.evidence["fastest_bytes_s"]) == ("slow_link", None, 20 * MB)
+    assert found(connected(dict.fromkeys(RING, 20.0))) == []  # nothing to compare with
+
+
+@pytest.mark.parametrize("change", [{"rate_bytes_s": None}, {"receiver_limited_ns": 4_000_000_000}])
+def test_a_connection_that_nothing_of_its_link_held_back_is_not_slow(change: dict[str, Any]) -> None:
+    run = connected({(0, 1): 20, (1, 2): 18, (2, 0): 600})
+    ranks = {}
+    for rank, timeline in run.ranks.items():
+        rows = [{**each, **change} for each in timeline.recorded["sockets"]]
+        ranks[rank] = replace(timeline, recorded={"sockets": rows})
+    assert found(replace(run, ranks=ranks)) == []
+
+
+def test_rates_are_compared_with_their_own_kind_only() -> None:
+    """The kernel's last sample of one connection is far above what any keeps up: a short burst."""
+    run = connected({(0, 1): 150, (1, 2): 320, (2, 0): 250})
+    rows = [{**each, "rate_bytes_s": 4600 * MB} for each in run.ranks[2].recorded["sockets"]]
+    assert found(replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], recorded={"sockets": rows})})) == []
+
+
+def test_a_connection_that_hardly_ever_sent_does_not_weigh() -> None:
+    run = connected({(0, 1): 20, (1, 2): 18, (2, 0): 600})
+    longer = {
+        rank: replace(each, recordings=replace(each.recordings, end_ns=each.recordings.end_ns + 10**12))
+        for rank, each in run.ranks.items()
+    }
+    assert found(replace(run, ranks=longer)) == []
+
+
+def test_connections_within_a_host_pass_no_link() -> None:
+    assert found(connected({(0, 1): 20, (1, 2): 18, (2, 0): 600}, hosts=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "rank"),
+    [
+        ({(1, 0), (1, 2)}, {(0, 1), (2, 1), (0, 2), (2, 0)}, 1),  # what it sends
+        ({(0, 1), (2, 1)}, {(1, 0), (1, 2), (0, 2), (2, 0)}, 1),  # what it receives
+        ({(0, 1), (1, 0)}, {(0, 2), (2, 0)}, 1),  # rank 0 sends and receives fast elsewhere
+        ({(0, 1), (1, 0)}, set(), None),
+        ({(0, 1), (2, 3)}, {(1, 2)}, None),  # two links
+        ({(0, 1)}, {(1, 2)}, None),
+    ],
+)
+def test_a_rank_is_named_where_all_that_is_slow_is_its_own(
+    slow: set[tuple[int, int]], fast: set[tuple[int, int]], rank: int | None
+) -> None:
+    assert whose(slow, fast) == rank
+
+
+@pytest.mark.parametrize(
+    "sockets",
+    [
+        "text",
+        [None, 3, "x", []],
+        [{"local": 3, "peer": None}],
+        [{"local": "a:1", "peer": "b:1", "sent_bytes": "many", "busy_ns": float("nan")}],
+        [{"local": "a:1", "peer": "a:1", "sent_bytes": 1e9, "busy_ns": 1}],
+        [{"local": "a:1", "peer": "b:1", "sent_bytes": 1e400, "busy_ns": -5, "rate_bytes_s": True}],
+    ],
+)
+def test_damaged_counters_tell_nothing(sockets: Any) -> None:
+    run = job()
+    ranks = {rank: replace(each, recorded={"sockets": sockets}) for rank, each in run.ranks.items()}
+    assert flows(replace(run, ranks=ranks)) == []
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def pairs_job(
+    slow: Sequence[tuple[int, int]], *, times: float = 4.0, ranks: int = 4, calls: int = 12, since: int = 0
+) -> Run:
+    """Give a job in which every pair of ranks reduces the same, one pair after the other; the slow ones take longer."""
+    rng = np.random.default_rng(1)
+    pairs = [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
+    made: dict[int, list[tuple[int, int, int, int]]] = {rank: [] for rank in range(ranks)}
+    now = 0
+    for call in range(calls):
+        for group, pair in enumerate(pairs):
+            length = int(MS * rng.uniform(0.8, 1.2) * (times if pair in slow and call >= since else 1.0))
+            late = pair[int(rng.integers(2))]
+            for rank in pair:
+                wait = 0 if rank == late else int(MS * rng.uniform(0, 3))
+                made[rank].append((group, call, now + 4 * MS - wait, now + 4 * MS + length))
+            now += 20 * MS
+    return Run(
+        world_size=ranks,
+        ranks={rank: rank_of(rank, rows) for rank, rows in made.items()},
+        groups=tuple(Group(name=str(at), size=2, ranks=pair) for at, pair in enumerate(pairs)),
+    )
+
+
+def rank_of(rank: int, rows: Sequence[tuple[int, int, int, int]]) -> RankTimeline:
+    names = NameTable(["all_reduce", "float32", *map(str, range(20))])
+    group, seq, start, end = (list(each) for each in zip(*rows, strict=True))
+    return RankTimeline(
+        rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
+        recordings=make(Recordings, 1, start_ns=0, end_ns=max(end)),
+        spans=make(
+            Spans, len(rows), recording=0, lane=0, kind=COMM, name=0, start_ns=start, end_ns=end,
+            collective=range(len(rows)),
+        ),
+        collectives=make(
+            Collectives, len(rows), recording=0, group=[2 + each for each in group], seq=seq, op=0, dtype=1,
+            bytes=1 << 20, group_size=2, start_ns=start, end_ns=end,
+        ),
+        steps=make(Steps, 0), lanes=make(Lanes, 1), annotations=make(Annotations, 0),
+    )  # fmt: skip
+
+
+def test_pairs_that_are_slower_than_their_equals_share_the_rank_whose_link_is_slow() -> None:
+    (each,) = found(pairs_job([(0, 2), (1, 2), (2, 3)], ranks=4))
+    assert (each.id, each.evidence["rank"], each.known_from) == ("slow_link:rank2", 2, "transfers")
+
+
+def test_one_slow_pair_is_a_slow_link_of_nobody() -> None:
+    (each,) = found(pairs_job([(0, 2)]))
+    assert (each.id, each.evidence["rank"]) == ("slow_link", None)
+
+
+def test_groups_that_take_as_long_as_their_equals_have_no_slow_link() -> None:
+    assert found(pairs_job([])) == []
+    assert found(pairs_job([(0, 2)], times=1.3)) == []
+
+
+def test_one_group_alone_has_nothing_to_compare_with() -> None:
+    assert found(job(fault="host")) == []
+
+
+def test_a_link_that_becomes_slow_is_told_by_the_calls_before() -> None:
+    (each,) = found(pairs_job([(0, 1)], ranks=2, calls=20, since=12))
+    assert (each.id, each.evidence["rank"], each.evidence["groups_as_usual"]) == ("slow_link", None, 0)
+    assert each.evidence["groups"][0]["times_as_long"] > 2
+    (each,) = found(pairs_job([(0, 1), (0, 2)], ranks=3, calls=20, since=10))
+    assert each.id == "slow_link:rank0"
+
+
+def test_calls_that_always_took_as_long_or_were_longer_before_tell_nothing() -> None:
+    assert found(pairs_job([(0, 1)], ranks=2, calls=20)) == []
+    assert found(pairs_job([(0, 1)], ranks=2, calls=20, since=18)) == []  # a few late calls may be anything
+
+
+def test_messages_that_take_longer_than_their_equals_between_other_ranks_are_on_a_slow_link() -> None:
+    def run(slow: int) -> Run:
+        rows: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(6)}
+        for call in range(8):
+            for pair in range(3):
+                lasts = 4 * MS if pair == slow else MS
+                rows[2 * pair].append((10 * MS * call, 10 * MS * call + lasts))
+                rows[2 * pair + 1].append((10 * MS * call - MS, 10 * MS * call + lasts))  # waits for its message
+        return Run(world_size=6, ranks={rank: speaking(rank, rows[rank]) for rank in rows})
+
+    together = across(run(slow=1))
+    assert together.pairs.matched == 24
+    (told,) = of_groups(run(slow=1), together.splits, together.pairs.pairs)
+    assert told.id == "slow_link"
+    assert [each["ranks"] for each in told.evidence["groups"]] == [[2, 3]]
+    assert told.evidence["groups"][0]["times_as_long"] == 4.0
+    assert of_groups(run(slow=3), together.splits, across(run(slow=3)).pairs.pairs) == []
+
+
+def speaking(rank: int, rows: Sequence[tuple[int, int]]) -> RankTimeline:
+    """Even ranks send, odd ones receive from the rank before."""
+    names = NameTable()
+    start, end = (np.array(times, np.int64) for times in zip(*rows, strict=True))
+    sends = rank % 2 == 0
+    calls = make(
+        Collectives, len(rows), recording=0, group=names.code("p2p"), op=names.code("send" if sends else "recv"),
+        bytes=1 << 20, group_size=6, launch_ns=start, start_ns=start, end_ns=end, peer=rank + 1 if sends else rank - 1,
+    )  # fmt: skip
+    plain = rank_of(rank, [(0, at, *times) for at, times in enumerate(rows)])
+    return replace(plain, collectives=calls, names=tuple(names.to_list()))

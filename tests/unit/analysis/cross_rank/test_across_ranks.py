@@ -1,0 +1,251 @@
+"""What several ranks tell together: matched calls, aligned clocks, waiting told from transferring, blame.
+
+The oracle is plain Python over the raw rows of the tables: calls by their place in the group, least duration, leads.
+"""
+
+from collections import defaultdict
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.analyze import analyze
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import NONE, Collectives, Recordings, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.support.builders import EPOCH_NS
+
+MS = 1_000_000
+
+
+def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
+    """Give the run with one rank's clock set otherwise, and running otherwise."""
+    timeline = run.ranks[rank]
+    first = int(timeline.recordings.start_ns[0])
+
+    def told(times: Any) -> Any:
+        shifted = times + offset_ns + np.rint((times - first) * drift).astype(np.int64)
+        return np.where(times == NONE, NONE, shifted)
+
+    def table(each: Any) -> Any:
+        names = [name for name in each.__struct_fields__ if name in ("start_ns", "end_ns", "launch_ns")]
+        return replace(each, **{name: told(getattr(each, name)) for name in names})
+
+    changed = replace(
+        timeline,
+        spans=table(timeline.spans),
+        collectives=table(timeline.collectives),
+        steps=table(timeline.steps),
+        recordings=table(timeline.recordings),
+        annotations=table(timeline.annotations),
+    )
+    return replace(run, ranks={**run.ranks, rank: changed})
+
+
+def by_hand(run: Run) -> dict[int, tuple[int, int, float]]:
+    """Give (duration, waiting, blame) by rank, by loops over rows; blame with clocks set by the median end alone."""
+    calls: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
+    for rank, timeline in run.ranks.items():
+        table = timeline.collectives
+        seen: dict[Any, int] = defaultdict(int)
+        for row in sorted(range(len(table.op)), key=lambda row: int(table.start_ns[row])):
+            kind = (int(table.group[row]), timeline.names[table.op[row]], int(table.bytes[row]))
+            named = (timeline.names[kind[0]] if kind[0] >= 0 else None, *kind[1:])
+            calls[(*named, seen[named])][rank] = (int(table.start_ns[row]), int(table.end_ns[row]))
+            seen[named] += 1
+    ranks = sorted(run.ranks)
+    hosts = {timeline.recorded.get("settings", {}).get("host", rank) for rank, timeline in run.ranks.items()}
+    offset = {
+        rank: median(each[rank][1] - each[ranks[0]][1] for each in calls.values()) if len(hosts) > 1 else 0
+        for rank in ranks
+    }
+    sums = {rank: [0, 0, 0.0] for rank in ranks}
+    for each in calls.values():
+        assert sorted(each) == ranks
+        transfer = min(end - start for start, end in each.values())
+        arrived = sorted((start - offset[rank], rank) for rank, (start, _) in each.items())
+        for rank, (start, end) in each.items():
+            sums[rank][0] += end - start
+            sums[rank][1] += end - start - transfer
+        sums[arrived[-1][1]][2] += arrived[-1][0] - arrived[-2][0]
+    return {rank: (duration, wait, blame) for rank, (duration, wait, blame) in sums.items()}
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Run:
+    return read_inputs([shared_file("kineto/megatron_tp8")])
+
+
+def test_eight_ranks_of_megatron_wait_for_two(megatron: Run) -> None:
+    analysis = analyze(megatron)
+    skew = {each.rank: each for each in analysis.skew.ranks}
+    assert analysis.skew.matched == 84
+    assert analysis.skew.unmatched == 0
+    assert skew[0].wait_fraction == pytest.approx(0.792, abs=0.001)
+    assert skew[4].wait_fraction == pytest.approx(0.899, abs=0.001)
+    blame = {rank: each.blame_ns / MS for rank, each in skew.items()}
+    assert blame[0] == pytest.approx(167, rel=0.01)
+    assert blame[6] == pytest.approx(135, rel=0.01)
+    assert blame[2] == pytest.approx(22, rel=0.01)
+    assert all(blame[rank] < 2 for rank in (1, 3, 4, 5, 7))
+    assert all(abs(each) < 10_000 for each in analysis.skew.clock_offset_ns.values())
+    large = next(row for row in analysis.collectives if row.bytes == 64 << 20)
+    assert large.estimate == "matched"
+    assert large.busbw_gbs == pytest.approx(195, abs=1)
+
+
+@pytest.mark.parametrize(
+    "source", ["kineto/megatron_tp8", "gloo_torch2.13", ROOT / "traces/baseline", ROOT / "traces/regressed"]
+)
+def test_matching_minimum_and_blame_agree_with_plain_loops(source: Any) -> None:
+    run = overlapscope.load(shared_file(source) if isinstance(source, str) else source).run
+    found = across(run)
+    expected = by_hand(run)
+    for rank, (duration, wait, blame) in expected.items():
+        mine = found.waits[rank]
+        assert mine.collective_ns == duration
+        assert mine.wait_ns == wait
+        slack = 2 * (found.clocks.residual_ns or 0) * found.matched
+        assert mine.blame_ns == pytest.approx(blame, rel=0.02, abs=slack)
+
+
+@pytest.mark.parametrize("drift", [0.0, 30e-6])
+def test_another_clock_on_one_rank_changes_no_verdict(megatron: Run, drift: float) -> None:
+    before = across(megatron)
+    after = across(moved(megatron, 3, 200 * MS, drift))
+    assert after.matched == before.matched
+    assert after.clocks.offset_ns[3] - before.clocks.offset_ns[3] == pytest.approx(200 * MS, abs=40_000)
+    for rank, was in before.waits.items():
+        now = after.waits[rank]
+        assert now.wait_ns == pytest.approx(was.wait_ns, rel=1e-4)
+        assert now.blame_ns == pytest.approx(was.blame_ns, rel=0.01, abs=MS / 2)
+    for was, now in zip(before.splits, after.splits, strict=True):
+        np.testing.assert_allclose(now.transfer_ns, was.transfer_ns, rtol=1e-4)
+
+
+def test_a_drift_over_minutes_is_taken_out() -> None:
+    calls = [(second * 1000 * MS, 5 * MS) for second in range(300)]
+    run = job({0: calls, 1: calls, 2: calls}, group=Group(name="0", size=3, ranks=(0, 1, 2)))
+    found = across(moved(run, 1, 0, 30e-6))
+    assert found.clocks.drift[1] - found.clocks.drift[0] == pytest.approx(30e-6, rel=0.01)
+    assert found.clocks.residual_ns is not None
+    assert found.clocks.residual_ns < 1000
+    assert all(each.blame_ns < MS for each in found.waits.values())
+
+
+def test_sampled_recordings_are_not_paired_by_order() -> None:
+    analysis = analyze(read_inputs([shared_file("kineto/sampled_pair")]))
+    assert analysis.skew.matched == 0
+    assert analysis.skew.unmatched == 20
+    assert "sampled or cut" in analysis.skew.reasons[0]
+    assert all(row.estimate == "upper_bound" for row in analysis.collectives)
+
+
+def job(
+    calls: dict[int, list[tuple[int, int]]],
+    *,
+    group: Group | None,
+    world_size: int | None = None,
+    numbers: dict[int, list[int]] | None = None,
+    sizes: dict[int, list[int]] | None = None,
+    op: str = "all_reduce",
+) -> Run:
+    """Give a run of ranks whose calls have (start, duration)."""
+    ranks = {}
+    for rank, times in calls.items():
+        names = NameTable(["source", op, "float32"])
+        starts = [EPOCH_NS + start for start, _ in times]
+        ends = [EPOCH_NS + start + duration for start, duration in times]
+        table = make(
+            Collectives,
+            len(times),
+            recording=0,
+            op=1,
+            dtype=2,
+            group=names.code(group.name) if group else -1,
+            group_size=group.size if group and group.size else NONE,
+            seq=numbers[rank] if numbers else NONE,
+            bytes=sizes[rank] if sizes else 1000,
+            start_ns=starts,
+            end_ns=ends,
+        )
+        bare = RankTimeline(
+            rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()),
+            recordings=make(Recordings, 1, source=0, start_ns=min(starts), end_ns=max(ends)), collectives=table,
+            **EMPTY,
+        )  # fmt: skip
+        ranks[rank] = bare
+    return Run(world_size=world_size or len(calls), ranks=ranks, groups=(group,) if group else ())
+
+
+def _empty() -> dict[str, Any]:
+    from overlapscope.timeline.columns import Annotations, Lanes, Spans, Steps  # noqa: PLC0415
+
+    return {
+        "spans": make(Spans, 0),
+        "steps": make(Steps, 0),
+        "lanes": make(Lanes, 0),
+        "annotations": make(Annotations, 0),
+    }
+
+
+EMPTY = _empty()
+PAIR = Group(name="0", size=2, ranks=(0, 1))
+
+
+def test_the_last_to_come_waits_for_nobody_and_is_blamed_for_its_lead() -> None:
+    run = job({0: [(0, 30 * MS), (100 * MS, 10 * MS)], 1: [(20 * MS, 10 * MS), (100 * MS, 10 * MS)]}, group=PAIR)
+    waits = across(run).waits
+    assert (waits[0].wait_ns, waits[1].wait_ns) == (20 * MS, 0)
+    assert (waits[0].blame_ns, waits[1].blame_ns) == (0, 20 * MS)
+    assert (waits[0].times_last, waits[1].times_last) == (0, 1)
+
+
+def test_numbers_pair_what_order_would_not() -> None:
+    run = job(
+        {0: [(0, 10 * MS), (50 * MS, 10 * MS)], 1: [(50 * MS, 10 * MS), (90 * MS, 10 * MS)]},
+        group=PAIR,
+        numbers={0: [7, 8], 1: [8, 9]},
+    )
+    found = across(run)
+    assert found.matched == 1
+    assert found.matching.unmatched == 2
+    assert found.clocks.offset_ns == {0: 0.0, 1: 0.0}
+
+
+def test_calls_of_one_number_and_different_size_are_not_paired() -> None:
+    run = job({0: [(0, MS)], 1: [(0, MS)]}, group=PAIR, numbers={0: [1], 1: [1]}, sizes={0: [1000], 1: [2000]})
+    found = across(run)
+    assert found.matched == 0
+    assert "differ" in found.matching.reasons[0]
+
+
+def test_equal_counts_whose_ends_disagree_are_not_paired() -> None:
+    regular = [(each * 100 * MS, 5 * MS) for each in range(20)]
+    other = [(each * 100 * MS + (each * 37 % 90) * MS, 5 * MS) for each in range(20)]
+    found = across(job({0: regular, 1: other}, group=PAIR))
+    assert found.matched == 0
+    assert "not the same calls" in found.matching.reasons[0]
+
+
+def test_a_member_without_recording_leaves_a_bound() -> None:
+    three = Group(name="0", size=3, ranks=(0, 1, 2))
+    run = job({0: [(0, 30 * MS)], 1: [(20 * MS, 10 * MS)]}, group=three, world_size=3)
+    analysis = analyze(run)
+    assert analysis.skew.matched == 1
+    assert [row.estimate for row in analysis.collectives] == ["upper_bound"]
+
+
+def test_uneven_and_rooted_calls_are_not_split() -> None:
+    run = job({0: [(0, 30 * MS)], 1: [(20 * MS, 10 * MS)]}, group=PAIR, op="broadcast")
+    assert across(run).matched == 0
+
+
+def test_one_rank_alone_has_nothing_to_match() -> None:
+    assert analyze(job({0: [(0, MS)]}, group=PAIR)).skew.ranks == []

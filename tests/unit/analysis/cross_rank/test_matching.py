@@ -1,0 +1,419 @@
+"""Which calls are the same: sends with receives, uneven all-to-all, several groups at once, ranks that are missing.
+
+The oracle is plain Python over the frames a user sees.
+"""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.analyze import analyze
+from overlapscope.loaded_run import LoadedRun
+from overlapscope.timeline.columns import NONE, Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.support import kineto_writer as kineto
+from tests.support.builders import EPOCH_NS
+from tests.support.kineto_writer import MS, US
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    op: str = "all_to_all"
+    start: int = 0
+    length: int = MS
+    group: str = "g"
+    size: int = NONE
+    volume: int = 1000
+    received: int = NONE
+    peer: int = NONE
+    seq: int = NONE
+    step: int = NONE
+    dimension: str | None = None
+
+
+def job(calls: dict[int, list[Call]], groups: tuple[Group, ...] = (), **more: Any) -> Run:
+    ranks = {}
+    for rank, own in calls.items():
+        names = NameTable()
+        table = make(
+            Collectives, len(own), recording=0,
+            op=[names.code(c.op) for c in own], group=[names.code(c.group) for c in own], dtype=names.code("bfloat16"),
+            dimension=[names.code(c.dimension) if c.dimension else -1 for c in own],
+            group_size=[c.size for c in own], bytes=[c.volume for c in own], received_bytes=[c.received for c in own],
+            peer=[c.peer for c in own], seq=[c.seq for c in own], step=[c.step for c in own],
+            start_ns=[EPOCH_NS + c.start for c in own], end_ns=[EPOCH_NS + c.start + c.length for c in own],
+        )  # fmt: skip
+        ranks[rank] = RankTimeline(
+            rank=rank, basis="trace", has_device=True, names=tuple(names.to_list()), collectives=table,
+            recordings=make(Recordings, 1, source=-1, start_ns=EPOCH_NS, end_ns=EPOCH_NS + 10**12),
+            spans=make(Spans, 0), steps=make(Steps, 0), lanes=make(Lanes, 0), annotations=make(Annotations, 0),
+        )  # fmt: skip
+    return Run(**{"world_size": max(calls) + 1, "ranks": ranks, "groups": groups, **more})
+
+
+PAIR = Group(name="g", size=2, ranks=(0, 1))
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_uneven_all_to_all_is_matched_but_tells_no_transfer(numbered):
+    """A dispatch of tokens: every rank sends as much, and gets what it gets."""
+
+    def calls(rank):
+        return [
+            Call(start=k * 10 * MS, received=500 + 1000 * ((rank + k) % 2), seq=k if numbered else NONE)
+            for k in range(6)
+        ]
+
+    analysis = analyze(job({0: calls(0), 1: calls(1)}, (PAIR,)))
+    assert (analysis.skew.matched, analysis.skew.unmatched) == (6, 0)
+    assert {row.estimate for row in analysis.collectives} == {"upper_bound"}
+    assert analysis.skew.ranks == []
+
+
+def test_even_all_to_all_beside_uneven_keeps_its_transfer():
+    def calls(rank):
+        even = [Call(start=k * 10 * MS, received=1000, seq=k) for k in range(6)]
+        return [*even, Call(start=70 * MS, volume=900, received=[100, 1700][rank], seq=6)]
+
+    found = across(job({0: calls(0), 1: calls(1)}, (PAIR,)))
+    assert [(block.bytes, block.calls) for block in found.matching.blocks] == [(1000, 6)]
+    assert [(block.bytes, block.calls) for block in found.matching.uneven] == [(None, 1)]
+
+
+def test_different_numbers_of_uneven_calls_are_not_paired_by_order():
+    found = across(job({0: [Call(volume=5), Call(start=9 * MS)], 1: [Call(volume=7)]}, (PAIR,)))
+    assert found.matched == 0
+    assert "sampled or cut" in found.matching.reasons[0]
+
+
+def test_groups_of_one_name_on_other_ranks_are_kept_apart():
+    def calls(start):
+        return [Call(op="all_reduce", start=start + k * 10 * MS, size=2) for k in range(5)]
+
+    runs = {0: calls(0), 1: calls(0), 2: calls(3 * MS), 3: calls(3 * MS)}
+    found = across(job(runs, (PAIR,)))
+    assert [block.ranks for block in found.matching.blocks] == [(0, 1), (2, 3)]
+    nameless = across(job(runs))
+    assert nameless.matched == 0
+    assert nameless.matching.unmatched == 20
+    assert "which they are was not recorded" in nameless.matching.reasons[0]
+
+
+def test_a_rank_is_in_several_groups_at_once():
+    """Two by two ranks: rows reduce activations, columns reduce gradients, all at interleaved times."""
+    rows, columns = {"r0": (0, 1), "r1": (2, 3)}, {"c0": (0, 2), "c1": (1, 3)}
+    groups = tuple(Group(name=name, size=2, ranks=ranks) for name, ranks in (rows | columns).items())
+    calls: dict[int, list[Call]] = {}
+    for rank in range(4):
+        mine = [group.name for group in groups if group.ranks and rank in group.ranks]
+        calls[rank] = [
+            Call(op="all_reduce", group=name, start=(k * 4 + at) * 10 * MS, size=2)
+            for k in range(5)
+            for at, name in enumerate(mine)
+        ]
+    found = across(job(calls, groups))
+    assert found.matched == 20
+    assert {(block.group, block.ranks) for block in found.matching.blocks} == set((rows | columns).items())
+
+
+def test_few_of_many_ranks_give_bounds_and_say_so():
+    eight = Group(name="g", size=8, ranks=tuple(range(8)))
+    calls = [Call(op="all_reduce", start=k * 10 * MS, size=8) for k in range(5)]
+    analysis = analyze(job({0: calls, 1: calls}, (eight,), world_size=8))
+    assert analysis.skew.matched == 5
+    assert [row.estimate for row in analysis.collectives] == ["upper_bound"]
+    said = [finding for finding in analysis.findings if finding.id == "few_ranks_recorded"]
+    assert "2 of 8 members of group g" in said[0].title
+
+
+# --- point to point -------------------------------------------------------------------------------------------------
+
+
+def pipeline(ranks: int, messages: int) -> dict[int, list[Call]]:
+    """Give a line of ranks that pass messages on and get gradients back."""
+    calls: dict[int, list[Call]] = {rank: [] for rank in range(ranks)}
+    for k in range(messages):
+        for rank in range(ranks - 1):
+            at = (k * ranks + rank) * 20 * MS
+            calls[rank].append(Call(op="send", peer=rank + 1, start=at, length=MS, volume=1000 + k))
+            calls[rank + 1].append(Call(op="recv", peer=rank, start=at - 5 * MS, length=6 * MS, volume=1000 + k))
+            calls[rank + 1].append(Call(op="send", peer=rank, start=at + 10 * MS, length=MS, volume=7))
+            calls[rank].append(Call(op="recv", peer=rank + 1, start=at + 8 * MS, length=3 * MS, volume=7))
+    return calls
+
+
+def pairs_by_hand(run: Run) -> Counter[tuple[int, int, int, int]]:
+    """Pair sends and receives by place between two ranks: (sender, receiver, its row, the other's row)."""
+    queues: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for rank, timeline in run.ranks.items():
+        table = timeline.collectives
+        for row in sorted(range(len(table.op)), key=lambda row: int(table.start_ns[row])):
+            op, peer = timeline.names[table.op[row]], int(table.peer[row])
+            if op == "send":
+                queues[rank, peer][0].append(row)
+            elif op == "recv":
+                queues[peer, rank][1].append(row)
+    return Counter(
+        (*way, sent, got) for way, (sends, recvs) in queues.items() for sent, got in zip(sends, recvs, strict=True)
+    )
+
+
+def test_sends_are_paired_with_their_receives():
+    run = job(pipeline(4, 5))
+    found = across(run).pairs
+    assert (found.matched, found.unmatched, found.reasons) == (30, 0, ())
+    mine = Counter(
+        (each.sender, each.receiver, sent, got)
+        for each in found.pairs
+        for sent, got in zip(each.send_rows.tolist(), each.recv_rows.tolist(), strict=True)
+    )
+    assert mine == pairs_by_hand(run)
+    assert analyze(run).skew.pairs == 30
+
+
+def test_a_group_of_two_tells_the_peer():
+    calls = pipeline(2, 3)
+    bare = {rank: [replace(call, peer=NONE) for call in own] for rank, own in calls.items()}
+    assert across(job(bare, (PAIR,))).pairs.matched == 6
+    nobody = across(job(bare)).pairs
+    assert (nobody.matched, nobody.unmatched) == (0, 12)
+    assert "with whom" in nobody.reasons[0]
+
+
+def test_messages_that_cannot_be_the_same_are_not_paired():
+    calls = pipeline(2, 4)
+    cut = across(job({0: calls[0], 1: calls[1][2:]})).pairs
+    assert cut.matched == 0
+    assert "cut or sampled" in cut.reasons[0]
+    other = {0: calls[0], 1: [replace(call, volume=call.volume + 1) for call in calls[1]]}
+    assert "differ in size" in across(job(other)).pairs.reasons[0]
+    alone = across(job({0: calls[0], 2: [Call(op="barrier")]})).pairs
+    assert "not recorded" in alone.reasons[0]
+
+
+def test_receives_that_end_before_their_sends_begin_are_other_messages():
+    shared = [Call(op="all_reduce", start=1000 * MS + k * 10 * MS, size=2) for k in range(5)]
+    sends = [Call(op="send", peer=1, start=k * 10 * MS) for k in range(1, 9)]
+    recvs = [Call(op="recv", peer=0, start=k * 10 * MS) for k in range(8)]
+    found = across(job({0: [*sends, *shared], 1: [*recvs, *shared]}, (PAIR,)))
+    assert found.matched == 5
+    assert found.pairs.matched == 0
+    assert "before their sends" in found.pairs.reasons[0]
+
+
+def test_a_trace_says_with_whom_and_what_came_back(tmp_path):
+    def events(name, number, **told):
+        args = {**kineto.collective_args(name, elements=1024, out_elements=2048, seq=number), **told}
+        at = number * 5 * MS
+        return [
+            kineto.record_param_comms(at, 30 * US, args=args),
+            kineto.launch(at + 10 * US, 100 + number, thread=kineto.BACKWARD),
+            kineto.kernel("ncclDevKernel_SendRecv(x)", at + MS, MS, stream=20, correlation=100 + number, args=args),
+        ]
+
+    path = tmp_path / "rank0.pt.trace.json"
+    listed = [
+        *events("send", 1, **{"Dst Rank": 3}),
+        *events("recv", 2, **{"Src Rank": "1"}),
+        *events("all_to_allv", 3),
+    ]
+    path.write_bytes(kineto.write(listed, metadata=kineto.distributed(0, 4)))
+    table = overlapscope.load(path).table("collectives", 0).sort_values("seq")
+    assert table.op.tolist() == ["send", "recv", "all_to_all"]
+    assert table.peer.fillna(-1).tolist() == [3, 1, -1]
+    assert table.received_bytes.fillna(-1).tolist() == [-1, -1, 8192]
+
+
+def test_a_cpu_run_says_with_whom_and_what_came_back_and_its_callers_thread_still_computes(tmp_path):
+    """As torch 2.13 over gloo writes it: a caller runs its messages on its own thread, collectives on another."""
+    shape = {"Input Dims": [[[256]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
+    own = {"Input Dims": [[256]], "Input type": ["float"]}
+    swapped = {"Input Dims": [[300], [100]], "Input type": ["float", "float"]}
+    events = [
+        kineto.op("aten::mm", 0, 10 * MS),
+        kineto.op("c10d::send", 11 * MS, MS, args={**shape, "Concrete Inputs": ["", "", "1", "0"]}),
+        kineto.annotation("gloo:send", 11 * MS + 500 * US, 2 * MS, args=own),
+        kineto.op("c10d::recv_", 15 * MS, MS, args={**shape, "Concrete Inputs": ["", "", "2", "0"]}),
+        kineto.annotation("gloo:recv", 15 * MS + 100 * US, 4 * MS, args=own),
+        kineto.op("aten::mm", 20 * MS, 10 * MS),
+        kineto.op("c10d::alltoall_base_", 31 * MS, MS, args=swapped),
+        kineto.annotation(
+            "gloo:all_to_all", 32 * MS, 5 * MS, thread=77, args={"Input Dims": [[100]], "Input type": ["float"]}
+        ),
+    ]
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_bytes(kineto.write(events, metadata=kineto.distributed(0, 4, backend="gloo")))
+    run = overlapscope.load(path)
+    table = run.table("collectives", 0).sort_values("start_ns")
+    assert table.op.tolist() == ["send", "recv", "all_to_all"]
+    assert table.peer.fillna(-1).tolist() == [1, 2, -1]
+    assert table.received_bytes.fillna(-1).tolist() == [-1, -1, 1200]
+    assert table.bytes.tolist() == [1024, 1024, 400]
+    whole = run.analysis().ranks[0].whole
+    assert (whole.compute_ns, whole.comm_ns, whole.overlapped_ns) == (20 * MS, 11 * MS, 0)
+
+
+# --- real traces ----------------------------------------------------------------------------------------------------
+
+
+REAL = [
+    "kineto/megatron_tp8",
+    "gloo_torch2.13",
+    "nsys/nsysai_mfu_2gpu_before.sqlite",
+    "ascend/msinsight_text_level0",
+    ROOT / "traces/baseline",
+]
+
+
+def loaded(source: Any) -> LoadedRun:
+    return overlapscope.load(shared_file(source) if isinstance(source, str) else source)
+
+
+def paired_by_hand(run: LoadedRun) -> set[tuple[tuple[int, int], ...]]:
+    """Give the calls that are one as tuples of (rank, row), by their place within group, operation and size."""
+    found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    for rank in run.ranks:
+        frame = run.table("collectives", rank).reset_index().sort_values("start_ns", kind="stable")
+        symmetric = frame[frame.op.isin(["all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all"])]
+        seen: Counter[Any] = Counter()
+        for row in symmetric.itertuples():
+            kind = (row.group if row.group == row.group else None, row.op, str(row.bytes))
+            found[(*kind, seen[kind])].append((rank, row.index))
+            seen[kind] += 1
+    return {tuple(sorted(members)) for members in found.values()}
+
+
+def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
+    return {
+        tuple(zip(block.ranks, column, strict=True))
+        for block in across(run).matching.blocks
+        for column in np.transpose(block.rows).tolist()
+    }
+
+
+def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Run:
+    """Give the run with these calls of a rank lost, and all numbers, where told."""
+    ranks = {}
+    for each, stored in run.ranks.items():
+        timeline = stored.at_hand()
+        table = timeline.collectives
+        lost = np.isin(np.arange(table.op.size), sorted(rows) if each == rank else [])
+        seq = table.seq if numbered else np.full(table.op.size, NONE)
+        calls = replace(table, start_ns=np.where(lost, NONE, table.start_ns), seq=seq)
+        ranks[each] = replace(timeline, collectives=calls)
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_real_calls_are_paired_as_plain_loops_pair_them(source):
+    run = loaded(source)
+    assert paired(run.run) == paired_by_hand(run)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize("source", REAL)
+def test_a_recording_that_was_cut_costs_its_lost_calls_alone(source, numbered):
+    """Lost at the end or at the beginning, a third: the others are paired as without them; no call gets a wrong one."""
+    run = loaded(source)
+    whole = paired_by_hand(run)
+    victim = run.ranks[-1]
+    table = run.run.ranks[victim].collectives
+    mine = sorted((row for call in whole for rank, row in call if rank == victim), key=lambda row: table.end_ns[row])
+    by_number = numbered and all((each.collectives.seq != NONE).all() for each in run.run.ranks.values())
+    for lost in (set(mine[len(mine) * 2 // 3 :]), set(mine[: len(mine) // 3])):
+        cut = without(run.run, victim, lost, numbered=numbered)
+        found = paired(cut)
+        left = {tuple(each for each in call if each[0] != victim or each[1] not in lost) for call in whole}
+        alone = {tuple(each for each in call if each[0] != victim) for call in whole}
+        expected, abstained = ({call for call in calls if len(call) > 1} for calls in (left, alone))
+        assert found == expected or (not by_number and found == abstained)
+        said = " ".join(across(cut).matching.reasons)
+        assert f"rank {victim}" in said or f"on rank {run.ranks[0]} only" in said
+
+
+def test_cut_recordings_without_numbers_are_paired_where_the_ends_tell_their_place():
+    run = loaded("kineto/megatron_tp8").run
+    rows = np.argsort(run.ranks[5].collectives.start_ns)
+    for lost in (set(rows[23:].tolist()), set(rows[:40].tolist())):
+        found = across(without(run, 5, lost, numbered=False))
+        assert found.matched == 84
+        assert found.matching.unmatched == 0
+        assert {block.ranks for block in found.matching.blocks} == {tuple(range(8)), (0, 1, 2, 3, 4, 6, 7)}
+
+
+def test_of_calls_that_start_together_the_one_that_ended_first_came_first():
+    """A coarse clock shows some calls as taking no time: the row where they stand in a table tells nothing."""
+    calls = [
+        Call(op="all_reduce", start=k * 50 * MS, length=length, size=2) for k in range(9) for length in (0, 5 * MS)
+    ]
+    (block,) = across(job({0: calls, 1: calls[::-1]}, (PAIR,))).matching.blocks
+    assert block.calls == 18
+    assert (block.end_ns[0] == block.end_ns[1]).all()
+
+
+def test_where_every_step_is_like_the_next_a_cut_recording_without_numbers_is_left_out():
+    regular = [Call(op="all_reduce", start=k * 100 * MS, length=5 * MS, size=3) for k in range(40)]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    for left in (regular[:30], regular[10:], regular[:3]):
+        found = across(job({0: regular, 1: regular, 2: left}, (three,)))
+        assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
+        assert found.matching.unmatched == len(left)
+        assert "those of rank 2 are cannot be told" in found.matching.reasons[0]
+
+
+def test_a_sampled_recording_is_no_cut_one():
+    """Every second call of a rank is in order, but not next to each other."""
+    random = np.random.default_rng(7)
+    starts = np.cumsum(random.integers(50 * MS, 150 * MS, 40)).tolist()
+    calls = [Call(op="all_reduce", start=start, length=5 * MS, size=3) for start in starts]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    found = across(job({0: calls, 1: calls, 2: calls[::2]}, (three,)))
+    assert [(block.ranks, block.calls) for block in found.matching.blocks] == [((0, 1), 40)]
+    assert found.matching.unmatched == 20
+    cut = across(job({0: calls, 1: calls, 2: calls[7:]}, (three,)))
+    assert cut.matching.unmatched == 0
+    assert {(block.ranks, block.calls) for block in cut.matching.blocks} == {((0, 1, 2), 33), ((0, 1), 7)}
+
+
+def test_a_member_that_recorded_nothing_of_a_group_costs_no_more_than_one_that_is_missing():
+    calls = [Call(op="all_reduce", start=k * 10 * MS, size=3, seq=k) for k in range(5)]
+    three = Group(name="g", size=3, ranks=(0, 1, 2))
+    found = across(job({0: calls, 1: calls, 2: [Call(op="send", group="other")]}, (three,)))
+    assert (found.matched, found.matching.unmatched) == (5, 0)
+    assert [block.whole for block in found.matching.blocks] == [False]
+    assert "nothing of it was recorded on rank 2" in found.matching.reasons[0]
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_every_unmatched_call_has_a_reason(numbered):
+    calls = [Call(op="all_reduce", start=k * 10 * MS, size=2, seq=k if numbered else NONE) for k in range(5)]
+    later = [replace(call, seq=call.seq + 9 if numbered else NONE) for call in calls]
+    for other in ([], [*later, *later[:1]], later[:2], [replace(call, group="h") for call in later]):
+        found = across(job({0: calls, 1: [Call(op="send", group="other"), *other]}, (PAIR,)))
+        assert found.matching.unmatched > 0
+        assert found.matching.reasons
+
+
+@pytest.mark.parametrize(("behind", "paired"), [(0, 20), (1, 0)])
+def test_calls_of_steps_of_other_numbers_are_not_paired_by_order(behind: int, paired: int) -> None:
+    """One rank recorded a step later than the other: pairing by order would lag by one, and clocks would hide it."""
+    run = job(
+        {
+            rank: [
+                Call(op="all_reduce", start=100 * MS * step + rank * 3 * MS, length=5 * MS, size=2, step=step)
+                for step in range(1 + behind * rank, 21 + behind * rank)
+            ]
+            for rank in (0, 1)
+        },
+        (Group(name="g", size=2, ranks=(0, 1)),),
+    )
+    found = across(run)
+    assert found.matched == paired
+    assert any("steps of different numbers" in each for each in found.matching.reasons) == (not paired)

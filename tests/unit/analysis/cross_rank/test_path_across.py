@@ -1,0 +1,75 @@
+"""The critical path through sends, receives and uneven exchanges: from what waited to the rank that it waited for."""
+
+import pytest
+
+from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.critical_path import CriticalPath, StepPath, critical_path
+from overlapscope.analysis.matching import match
+from overlapscope.analysis.point_to_point import match_pairs
+from overlapscope.analysis.steps import step_windows
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.property.synthetic import Job, Layout, plant, run_of, simulate
+from tests.unit.analysis.figures.test_critical_path import told
+from tests.unit.analysis.figures.test_exposed_causes import rank_of
+
+MS = 1_000_000
+TIMES = {"early": (10 * MS, 40 * MS, None), "late": (30 * MS, 40 * MS, None)}
+
+
+def followed(*ranks: RankTimeline, drift: float = 0.0) -> StepPath:
+    groups = (Group(name="0", size=2, ranks=(0, 1)),)
+    run = Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
+    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, drift={0: 0.0, 1: drift})
+    together = Across(matching=match(run), clocks=clocks, pairs=match_pairs(run, clocks))
+    found = critical_path(run, {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}, together)
+    assert found.scope == "ranks"
+    (path,) = found.steps
+    return path
+
+
+@pytest.mark.parametrize(("waits", "comes"), [("recv", "send"), ("send", "recv")])
+def test_what_waits_for_its_other_end_leads_over_to_what_that_one_did(waits: str, comes: str) -> None:
+    early = rank_of(0, [TIMES["early"]], [(0, 10 * MS, "short"), (40 * MS, 60 * MS, "last")], op=waits)
+    late = rank_of(1, [TIMES["late"]], [(0, 30 * MS, "long")], op=comes)
+    path = followed(early, late)
+    assert path.parts == {"compute": 50 * MS, "transfer": 10 * MS}
+    assert path.ranks == {"0": 30 * MS, "1": 30 * MS}
+
+
+def test_what_the_other_end_did_is_seen_through_its_drifting_clock() -> None:
+    """Rank 1's clock gains a thousandth: at 30 ms it shows 30.03."""
+    early = rank_of(0, [TIMES["early"]], [(0, 10 * MS, "short"), (40 * MS, 60 * MS, "last")], op="recv")
+    late = rank_of(1, [(30_030_000, 40_040_000, None)], [(0, 30_030_000, "long")], op="send")
+    path = followed(early, late, drift=0.001)
+    assert path.parts == pytest.approx({"compute": 50 * MS, "transfer": 10 * MS}, abs=100)
+    assert path.ranks == pytest.approx({"0": 30 * MS, "1": 30 * MS}, abs=100)
+
+
+def test_a_receiver_that_came_last_stays_on_its_rank() -> None:
+    late = rank_of(0, [TIMES["late"]], [(0, 30 * MS, "long"), (40 * MS, 60 * MS, "last")], op="recv")
+    early = rank_of(1, [TIMES["early"]], [(0, 10 * MS, "short")], op="send")
+    path = followed(late, early)
+    assert path.parts == {"compute": 50 * MS, "transfer": 10 * MS}
+    assert path.ranks == {"0": 60 * MS}
+
+
+def test_a_stage_with_too_much_to_do_holds_the_path_of_a_pipeline() -> None:
+    job = Job(layout=Layout(pp=4), microbatches=6, steps=4, seed=1)
+    found = shares(plant(job, "stage_imbalance", share=0.25, culprit=1))
+    for path in found.steps:
+        assert "communication" not in path.parts
+        assert path.parts["compute"] > 0.95 * path.length_ns
+    middle = next(each for each in found.steps if each.step == found.median_step)
+    assert max(middle.ranks, key=middle.ranks.__getitem__) == "1"
+
+
+def test_a_rank_with_too_many_tokens_holds_the_path_of_its_experts() -> None:
+    job = Job(layout=Layout(dp=4, ep=4), moe=True, steps=4, seed=1)
+    for path in shares(plant(job, "expert_imbalance", share=0.2, culprit=2)).steps:
+        assert "communication" not in path.parts
+        assert path.ranks["2"] > 0.7 * path.length_ns
+
+
+def shares(job: Job) -> CriticalPath:
+    return told(run_of(simulate(job)))

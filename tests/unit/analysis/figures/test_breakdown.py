@@ -1,0 +1,146 @@
+"""The partition of a window against a raster with one cell a nanosecond."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis.breakdown import Breakdown, Coverage
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY
+from tests.support.builders import EPOCH_NS, Span, instants, intervals, raster, spans_table
+
+kinds = st.fixed_dictionaries({COMM: intervals, COMPUTE: intervals, COPY: intervals})
+windows = st.tuples(instants, instants).map(lambda window: (min(window), max(window)))
+disjoint_windows = st.lists(instants, unique=True, max_size=8).map(
+    lambda cuts: [(sorted(cuts)[at], sorted(cuts)[at + 1]) for at in range(0, len(cuts) - 1, 2)]
+)
+
+
+def coverage(of: dict[int, list[tuple[int, int]]], offset: int = 0) -> Coverage:
+    """Cover by spans on several lanes, kinds mixed in one table as a recording mixes them."""
+    spans = [
+        Span(start=start + offset, end=end + offset, kind=kind, lane=at % 3)
+        for kind, pairs in of.items()
+        for at, (start, end) in enumerate(pairs)
+    ]
+    return Coverage.of(spans_table(sorted(spans, key=lambda span: span.start)))
+
+
+def measured(of: dict[int, list[tuple[int, int]]], windows: list[tuple[int, int]]) -> dict[str, int | float | None]:
+    """Count every field in the raster, from the definitions of DESIGN section 2."""
+    inside = raster(windows)
+    comm, compute, copy = (raster(of[kind]) & inside for kind in (COMM, COMPUTE, COPY))
+
+    def cells(mask: np.ndarray) -> int:
+        return int(mask.sum())
+
+    def ratio(part: int, whole: int) -> float | None:
+        return part / whole if whole > 0 else None
+
+    both = cells(comm & compute)
+    return {
+        "window_ns": cells(inside),
+        "comm_ns": cells(comm),
+        "compute_ns": cells(compute),
+        "copy_ns": cells(copy),
+        "overlapped_ns": both,
+        "exposed_comm_ns": cells(comm & ~compute),
+        "compute_only_ns": cells(compute & ~comm),
+        "copy_only_ns": cells(copy & ~comm & ~compute),
+        "idle_ns": cells(inside & ~comm & ~compute & ~copy),
+        "overlap_efficiency": ratio(both, cells(comm)),
+        "exposed_fraction": ratio(cells(comm & ~compute), cells(inside)),
+        "comm_comp_ratio": ratio(cells(comm), cells(compute)),
+        "overlap_potential": ratio(min(cells(comm), cells(compute)), cells(comm) + cells(compute)),
+    }
+
+
+def fields_of(breakdown: Breakdown, names: dict[str, int | float | None]) -> dict[str, int | float | None]:
+    return {name: getattr(breakdown, name) for name in names}
+
+
+def assert_conserved(breakdown: Breakdown) -> None:
+    parts = ("overlapped_ns", "exposed_comm_ns", "compute_only_ns", "copy_only_ns", "idle_ns")
+    values = [getattr(breakdown, part) for part in parts]
+    assert min(values) >= 0
+    assert sum(values) == breakdown.window_ns
+    assert breakdown.overlapped_ns + breakdown.exposed_comm_ns == breakdown.comm_ns
+    assert breakdown.overlapped_ns + breakdown.compute_only_ns == breakdown.compute_ns
+
+
+@settings(max_examples=300)
+@given(kinds, windows)
+def test_every_field_of_a_window_is_what_the_raster_counts(of, window):
+    result = coverage(of).breakdown(window)
+    expected = measured(of, [window])
+    assert fields_of(result, expected) == expected
+    assert_conserved(result)
+
+
+@settings(max_examples=300)
+@given(kinds, disjoint_windows)
+def test_several_windows_together_are_what_the_raster_counts_in_all_of_them(of, windows):
+    result = coverage(of).breakdown(*windows)
+    expected = measured(of, windows)
+    assert fields_of(result, expected) == expected
+    assert_conserved(result)
+
+
+@settings(max_examples=150)
+@given(kinds, disjoint_windows)
+def test_times_of_several_windows_are_the_sums_of_their_times(of, windows):
+    covered = coverage(of)
+    together, apart = covered.breakdown(*windows), [covered.breakdown(window) for window in windows]
+    for name in measured(of, windows):
+        if name.endswith("_ns"):
+            assert getattr(together, name) == sum(getattr(each, name) for each in apart)
+
+
+@settings(max_examples=100)
+@given(kinds, windows)
+def test_shifting_a_clock_changes_no_breakdown(of, window):
+    here = coverage(of).breakdown(window)
+    assert coverage(of, EPOCH_NS).breakdown((window[0] + EPOCH_NS, window[1] + EPOCH_NS)) == here
+
+
+def test_spans_of_one_kind_on_two_lanes_count_once():
+    result = coverage({COMM: [(0, 10), (5, 12)], COMPUTE: [(2, 6), (2, 6)], COPY: []}).breakdown((0, 20))
+    assert (result.comm_ns, result.compute_ns, result.overlapped_ns, result.idle_ns) == (12, 4, 4, 8)
+
+
+def test_a_copy_hides_no_communication():
+    result = coverage({COMM: [(0, 10)], COMPUTE: [], COPY: [(0, 10)]}).breakdown((0, 10))
+    assert (result.exposed_comm_ns, result.copy_ns, result.copy_only_ns) == (10, 10, 0)
+
+
+def test_without_communication_the_overlap_efficiency_is_unknown_and_not_zero():
+    result = coverage({COMM: [], COMPUTE: [(0, 10)], COPY: []}).breakdown((0, 10))
+    assert result.overlap_efficiency is None
+    assert result.exposed_fraction == 0
+    assert result.comm_comp_ratio == 0
+    assert result.overlap_potential == 0
+
+
+def test_without_computation_the_ratio_to_it_is_unknown():
+    result = coverage({COMM: [(0, 10)], COMPUTE: [], COPY: []}).breakdown((0, 10))
+    assert result.comm_comp_ratio is None
+    assert result.overlap_efficiency == 0
+    assert result.exposed_fraction == 1
+
+
+def test_a_window_of_copies_alone_has_no_ratio_but_the_exposed_fraction():
+    result = coverage({COMM: [], COMPUTE: [], COPY: [(0, 10)]}).breakdown((0, 10))
+    ratios = (result.overlap_efficiency, result.exposed_fraction, result.comm_comp_ratio, result.overlap_potential)
+    assert ratios == (None, 0, None, None)
+
+
+def test_an_empty_window_has_no_time_and_no_ratios():
+    result = coverage({COMM: [(0, 10)], COMPUTE: [(0, 10)], COPY: []}).breakdown((5, 5))
+    assert result.window_ns == result.comm_ns == result.compute_ns == result.idle_ns == 0
+    ratios = (result.overlap_efficiency, result.exposed_fraction, result.comm_comp_ratio, result.overlap_potential)
+    assert ratios == (None, None, None, None)
+
+
+def test_no_window_at_all_has_no_time():
+    result = coverage({COMM: [(0, 10)], COMPUTE: [], COPY: []}).breakdown()
+    assert result.window_ns == result.comm_ns == result.idle_ns == 0
+    assert result.exposed_fraction is None

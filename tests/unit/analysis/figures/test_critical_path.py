@@ -1,0 +1,402 @@
+"""What decided how long a step took: against graphs of known truth, what the graph says of changes, and real traces."""
+
+from collections import defaultdict
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.analysis.across_ranks import across
+from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.critical_path import MOST_STEPS, CriticalPath, StepPath, follow
+from overlapscope.analysis.path_walk import PARTS, Path
+from overlapscope.analysis.span_dependencies import BACK_TO_BACK_NS, LAUNCH_TAKES_AT_MOST_NS
+from overlapscope.analysis.steps import step_windows
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.text import analysis as shown
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Annotations, Steps, make, take
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+from tests.integration.dag_job import (
+    COMPUTE_LANE,
+    FIRST_COMM_LANE,
+    Job,
+    Kernel,
+    changed,
+    drawn,
+    end_of,
+    name,
+    run_of,
+    truth,
+)
+from tests.property.synthetic import Job as SyntheticJob
+from tests.property.synthetic import Layout, plant, simulate
+from tests.property.synthetic import run_of as synthetic_run
+from tests.unit.analysis.cross_rank.test_across_ranks import moved
+from tests.unit.analysis.figures.test_exposed_causes import rank_of
+
+MS = 1_000_000
+TOO_CLOSE_NS = LAUNCH_TAKES_AT_MOST_NS + BACK_TO_BACK_NS
+"""What comes closer than this to having been the one that was waited for may be taken for it."""
+
+
+def told(run: Run) -> CriticalPath:
+    return analyze(run).critical_path
+
+
+def only(found: CriticalPath) -> StepPath:
+    (path,) = found.steps
+    return path
+
+
+def followed(run: Run) -> tuple[Path, ...]:
+    windows = {rank: step_windows(timeline) for rank, timeline in run.ranks.items()}
+    return follow(run, windows, across(run)).paths
+
+
+class Piece(NamedTuple):
+    """A segment of a path as one row, with its name."""
+
+    part: str
+    rank: int
+    row: int
+    start_ns: int
+    end_ns: int
+    name: str
+
+
+def pieces(run: Run, path: Path) -> list[Piece]:
+    found = []
+    columns = [getattr(path.segments, name).tolist() for name in path.segments.__struct_fields__]
+    for part, rank, row, code, start, end in zip(*columns, strict=True):
+        found.append(Piece(PARTS[part], rank, row, start, end, run.ranks[rank].names[code] if code >= 0 else ""))
+    return found
+
+
+def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:
+    """Give compute, transfers and copies by name; host and launches in sum."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for each in pieces(run, path):
+        named = each.part not in ("host", "launch", "idle")
+        sums[each.part, each.name if named else ""] += each.end_ns - each.start_ns
+    return dict(sums)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1 << 32))
+def test_the_path_is_that_of_the_graph_that_made_the_times(seed: int) -> None:
+    job = drawn(seed)
+    expected = truth(job)
+    assume(expected.closest > TOO_CLOSE_NS)
+    run = run_of(job)
+    (path,) = followed(run)
+    assert path.rank == expected.rank
+    assert path.end_ns - path.start_ns == expected.end - expected.begin
+    assert by_name(run, path) == expected.parts
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1 << 32))
+def test_only_what_is_on_the_path_shortens_the_step(seed: int) -> None:
+    job = drawn(seed)
+    expected = truth(job)
+    assume(expected.closest > TOO_CLOSE_NS)
+    run = run_of(job)
+    (path,) = followed(run)
+    on_path = {(each.rank, each.row) for each in pieces(run, path) if each.part in ("compute", "transfer", "copy")}
+    calls = {job.ranks[rank][row].call for rank, row in on_path} - {None}
+    before = end_of(job)
+    for rank, program in enumerate(job.ranks):
+        for number, kernel in enumerate(program):
+            start = int(run.ranks[rank].spans.start_ns[number]) - job.offsets[rank]
+            if start - 1_700_000_000_000_000_000 < expected.begin:
+                continue  # what was before the window is not asked
+            on = (rank, number) in on_path or (kernel.call is not None and kernel.call in calls)
+            assert end_of(changed(job, rank, number, -1_000)) == before - 1_000 * on
+
+
+def kernel(ns: int, *, host: int = 10_000, lane: int = COMPUTE_LANE, **more: Any) -> Kernel:
+    return Kernel(host_ns=host, lane=lane, kind=more.pop("kind", COMPUTE), ns=ns, **more)
+
+
+def call(ns: int, number: int, *, host: int = 10_000, waits: tuple[int, ...] = ()) -> Kernel:
+    return kernel(ns, host=host, lane=FIRST_COMM_LANE, kind=COMM, waits=waits, call=number)
+
+
+def test_it_runs_through_the_rank_that_came_last() -> None:
+    late = (kernel(5 * MS), call(1 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    early = (kernel(1 * MS), call(1 * MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
+    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}, offsets=(0, 3 * MS)))))
+    assert path.rank == 1  # where the step ends
+    assert path.parts == {"compute": 7 * MS, "transfer": MS}
+    assert [(each.name, each.ns) for each in path.operations[:2]] == [(name(0, 0), 5 * MS), (name(1, 2), 2 * MS)]
+    assert path.ranks == {"0": 5 * MS, "1": 3 * MS}
+
+
+def test_what_ends_with_the_step_ended_it_whatever_the_next_span_waited_for() -> None:
+    """The next step's first span follows the compute on its lane, which ended a microsecond before the call did."""
+    computes = [(0, 99_000, "before"), (100_000, 120_000, "after")]
+    timeline = rank_of(0, [(20_000, 100_000, 19_000)], computes, has_device=True)
+    spans = replace(timeline.spans, step=np.array([0, 0, 1]))
+    steps = make(Steps, 2, recording=0, step=[0, 1], start_ns=[0, 60_000], end_ns=[60_000, 120_000])
+    path = told(Run(world_size=1, ranks={0: replace(timeline, spans=spans, steps=steps)})).steps[0]
+    assert (path.length_ns, path.parts["communication"]) == (100_000, 80_000)
+
+
+def test_a_rank_whose_host_is_late_has_its_host_on_the_path() -> None:
+    late = (kernel(MS), call(MS, 0, host=9 * MS, waits=(0,)), kernel(MS, waits=(1,)))
+    early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(2 * MS, waits=(1,)))
+    path = only(told(run_of(Job(ranks=(late, early), members={0: (0, 1)}))))
+    assert path.parts["host"] > 7.9 * MS
+    assert path.parts["host_or_wait"] == pytest.approx(MS, abs=50_000)  # it may have waited for its first kernel
+    assert path.ranks["0"] > 8 * MS
+    assert path.operations[0].part == "host"
+    assert path.operations[0].name == name(0, 1)  # the host was on its way to this launch
+
+
+def test_a_host_that_waited_for_a_copy_leads_back_to_the_device() -> None:
+    program = (kernel(4 * MS), kernel(MS, lane=1, kind=COPY, waits=(0,)), kernel(3 * MS, host=50_000))
+    path = only(told(run_of(Job(ranks=(program,)))))
+    assert (path.parts["compute"], path.parts["copy"]) == (7 * MS, MS)
+    assert path.parts["host"] == 50_000
+
+
+@pytest.mark.parametrize(("pause", "waited"), [(30_000, True), (2 * MS, False)])
+def test_a_host_that_went_on_as_its_device_ran_dry_had_waited_for_it(pause: int, waited: bool) -> None:
+    """No synchronisation was recorded: standing still until just then shows it; a long pause after leaves it open."""
+    until = 4 * MS + pause
+    path = only(told(run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=until)),)))))
+    assert (path.parts["compute"] == 7 * MS) is waited
+    assert (path.parts["host"] < MS) is waited
+    assert ("host_or_wait" in path.parts) is not waited
+
+
+def test_within_one_rank_it_says_so() -> None:
+    program = (kernel(MS), call(2 * MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
+    found = told(replace(run, ranks={0: run.ranks[0]}))
+    assert (found.scope, found.reason) == ("rank", None)
+    assert only(found).parts == {"compute": 2 * MS, "communication": 2 * MS}
+    assert "not recorded" in shown.lines(found)
+
+
+def test_ranks_that_nothing_ties_together_have_none() -> None:
+    program = (kernel(MS), call(2 * MS, 0, waits=(0,)))
+    run = run_of(Job(ranks=(program, program), members={0: (0, 1)}))
+    other = run.ranks[1]
+    unknown = tuple("mystery" if each == "all_reduce" else each for each in other.names)
+    found = told(replace(run, ranks={0: run.ranks[0], 1: replace(other, names=unknown)}))
+    assert found.scope is None
+    assert found.steps == []
+    assert found.reason is not None
+    assert "not paired" in found.reason
+    assert found.reason in shown.lines(found)
+
+
+@cache
+def real(source: str) -> Analysis:
+    path = ROOT / source if source.startswith("traces/") else shared_file(source)
+    return overlapscope.load(path).analysis()
+
+
+REAL = (
+    "kineto/megatron_tp8",
+    "kineto/a100_ddp_rank0of2_collective_args.json.gz",
+    "kineto/a100_rank3of8_six_steps.json.gz",
+    "kineto/kineto_tb_resnet50_nw0_pt1.8.pt.trace.json.gz",
+    "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
+    "kineto/tracelens_mi210_gpu_only.json.gz",
+    "gloo_torch2.13",
+    "traces/baseline",
+    "traces/regressed",
+)
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_on_real_traces_all_adds_up_to_the_steps_window(source: str) -> None:
+    analysis = real(source)
+    found = analysis.critical_path
+    windows = {
+        (rank.rank, step.step): step.window_ns for rank in analysis.ranks for step in rank.steps if step.complete
+    } or {(rank.rank, None): rank.whole.window_ns for rank in analysis.ranks}
+    assert found.scope == ("ranks" if len(analysis.ranks) > 1 else "rank")
+    assert {path.step for path in found.steps} == {step for _, step in windows}
+    for path in found.steps:
+        assert path.length_ns == windows[path.rank, path.step]
+        assert sum(path.parts.values()) == sum(path.ranks.values()) == path.length_ns
+        assert sum(each.ns for each in path.operations) <= path.length_ns
+        assert all(each.count > 0 and each.ns > 0 for each in path.operations)
+
+
+def test_eight_ranks_of_megatron_are_held_by_the_host_that_ends_last_and_never_waits() -> None:
+    """In the file, rank 0 launches its last kernel 12 us before that one begins, and in the 594 ms before it makes no
+    call that waits for the device: nothing that others did could have made it end later."""
+    path = only(real("kineto/megatron_tp8").critical_path)
+    assert path.parts["host"] > 0.95 * path.length_ns
+    assert "host_or_wait" not in path.parts
+    assert path.ranks == {"0": path.length_ns}
+
+
+def test_another_clock_on_one_rank_changes_no_path() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    before, after = only(told(run)), only(told(moved(run, 6, 200 * MS)))
+    assert before.rank == after.rank
+    for part, ns in before.parts.items():
+        assert after.parts[part] == pytest.approx(ns, abs=MS)
+    for rank, ns in before.ranks.items():
+        assert after.ranks[rank] == pytest.approx(ns, abs=MS)
+
+
+def test_segments_follow_each_other_and_go_where_something_ran() -> None:
+    run = read_inputs([ROOT / "traces" / "baseline"])
+    for path in followed(run):
+        at = path.start_ns
+        for each in pieces(run, path):
+            assert (each.start_ns, each.end_ns > each.start_ns) == (at, True)
+            at = each.end_ns
+            if each.rank == path.rank and each.part == "compute":
+                spans = run.ranks[each.rank].spans
+                assert spans.start_ns[each.row] <= each.start_ns
+                assert each.end_ns <= spans.end_ns[each.row]
+        assert at == path.end_ns
+
+
+def test_the_text_shows_the_median_step() -> None:
+    found = real("traces/baseline").critical_path
+    lengths = sorted(path.length_ns for path in found.steps)
+    path = next(each for each in found.steps if each.step == found.median_step)
+    assert path.length_ns == lengths[(len(lengths) - 1) // 2]
+    text = shown.lines(found)
+    assert f"step {path.step}, the median: {path.length_ns / 1e6:,.3f} ms" in text
+    assert text.count("\n") == 2
+
+
+def test_of_many_steps_some_of_every_length_are_followed() -> None:
+    run = run_of(Job(ranks=(tuple(kernel((1 + at % 7) * MS, host=5_000) for at in range(30)),)))
+    timeline = run.ranks[0]
+    spans = timeline.spans
+    number = np.arange(30)
+    steps = make(Steps, 30, recording=0, step=number, start_ns=spans.launch_ns, end_ns=spans.launch_ns + 5_000)
+    found = told(replace(run, ranks={0: replace(timeline, steps=steps, spans=replace(spans, step=number))}))
+    assert (len(found.steps), found.left_out) == (MOST_STEPS, 30 - MOST_STEPS)
+    assert {path.length_ns // MS for path in found.steps} == set(range(1, 8))
+
+
+def cpu_run(*ranks: RankTimeline) -> Run:
+    groups = (Group(name="0", size=2, ranks=(0, 1)),)
+    return Run(world_size=2, ranks={each.rank: each for each in ranks}, groups=groups)
+
+
+def test_on_cpus_it_runs_through_the_call_that_came_last_and_what_its_thread_did_before() -> None:
+    early = rank_of(
+        0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host operations"), (310 * MS, 400 * MS, "host")]
+    )
+    late = rank_of(
+        1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host operations"), (310 * MS, 420 * MS, "host")]
+    )
+    path = only(told(cpu_run(early, late)))
+    assert path.parts == {"compute": 310 * MS, "transfer": 100 * MS, "launch": 5 * MS, "host": 5 * MS}
+    assert path.ranks == {"1": 420 * MS}
+
+
+def test_on_cpus_a_late_rank_leads_over_to_its_thread() -> None:
+    early = rank_of(0, [(105 * MS, 305 * MS, 100 * MS)], [(0, 100 * MS, "host"), (310 * MS, 450 * MS, "host")])
+    late = rank_of(1, [(205 * MS, 305 * MS, 200 * MS)], [(0, 200 * MS, "host"), (310 * MS, 420 * MS, "host")])
+    path = only(told(cpu_run(early, late)))
+    assert path.ranks == {"0": 245 * MS, "1": 205 * MS}
+
+
+def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
+    busy = [(0, 500 * MS, "host")]
+    found = told(cpu_run(*(rank_of(rank, [(105 * MS, 305 * MS, 100 * MS)], busy) for rank in (0, 1))))
+    assert only(found).parts == {"compute": 500 * MS}
+
+
+def synchronised(run: Run, *calls: tuple[str, int, int]) -> Run:
+    """Give a run whose rank 0 has recorded calls of (name, start, end), in ns after its first launch."""
+    timeline = run.ranks[0]
+    first = int(timeline.spans.launch_ns.min())
+    names = [name for name, _, _ in calls]
+    noted = make(
+        Annotations,
+        len(calls),
+        recording=0,
+        lane=0,
+        name=[len(timeline.names) + at for at in range(len(calls))],
+        start_ns=[first + start for _, start, _ in calls],
+        end_ns=[first + end for _, _, end in calls],
+    )
+    return replace(run, ranks={**run.ranks, 0: replace(timeline, names=(*timeline.names, *names), annotations=noted)})
+
+
+SYNCS = (
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize_v3020",
+    "hipEventSynchronize",
+    "cuCtxSynchronize",
+    "cudaMemcpy",
+)
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_a_recorded_synchronisation_leads_back_to_the_device_whatever_the_host_does_after(name: str) -> None:
+    run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
+    path = only(told(synchronised(run, (name, 20_000, 4 * MS + 10_000))))
+    assert path.parts["compute"] == 7 * MS
+    assert path.parts["host"] == pytest.approx(2 * MS, abs=50_000)
+    assert "host_or_wait" not in path.parts
+
+
+@pytest.mark.parametrize("name", ["cudaEventQuery", "cudaStreamWaitEvent", "cudaMemcpyAsync", "ProfilerStep#4", "data"])
+def test_what_does_not_wait_for_the_device_tells_nothing(name: str) -> None:
+    run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
+    assert only(told(synchronised(run, (name, 20_000, 4 * MS + 10_000)))) == only(told(run))
+
+
+def test_the_path_ends_at_a_rank_that_waited_for_its_device_of_which_no_span_was_recorded() -> None:
+    late = (kernel(4 * MS), call(MS, 0, waits=(0,)))
+    early = (kernel(MS), call(MS, 0, waits=(0,)), kernel(MS, waits=(1,)))
+    run = run_of(Job(ranks=(late, early, early), members={0: (0, 1, 2)}))
+    run = synchronised(run, ("cudaDeviceSynchronize", 20_000, 4 * MS))
+    bare = replace(run.ranks[0], spans=take(run.ranks[0].spans, np.zeros(0, np.int64)))
+    path = only(told(replace(run, ranks={**run.ranks, 0: bare})))
+    assert path.rank in (1, 2)
+    assert path.parts == {"compute": MS, "idle": path.length_ns - MS}
+
+
+def test_where_synchronisation_is_recorded_what_is_not_did_not_wait() -> None:
+    run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=4 * MS + 30_000), kernel(MS, host=10_000)),)))
+    path = only(told(synchronised(run, ("cudaStreamSynchronize", 4 * MS + 100_000, 4 * MS + 102_000))))
+    assert path.parts["compute"] == 4 * MS
+    assert path.parts["host"] > 4 * MS
+    assert "host_or_wait" not in path.parts
+
+
+def test_a_thread_that_waits_while_another_launches_holds_nobody_up() -> None:
+    run = run_of(Job(ranks=((kernel(4 * MS), kernel(MS), kernel(3 * MS, host=9 * MS)),)))
+    first = int(run.ranks[0].spans.launch_ns[1] - run.ranks[0].spans.launch_ns[0])
+    found = only(told(synchronised(run, ("cudaStreamSynchronize", first - 5_000, 5 * MS + 10_000))))
+    assert found.parts["host"] > 8 * MS
+    assert found.parts["compute"] == 3 * MS
+
+
+def test_a_rank_that_waits_for_its_device_and_then_loads_data_computed_most_of_the_time() -> None:
+    job = SyntheticJob(layout=Layout(dp=4), steps=5)
+    simulated = simulate(plant(job, "data_loading", share=0.15, culprit=3))
+    for path in told(synthetic_run(simulated)).steps[1:]:
+        assert path.parts["host"] == pytest.approx(0.15 * path.length_ns, rel=0.4)
+        assert path.parts["compute"] + path.parts["transfer"] > 0.75 * path.length_ns
+        assert path.ranks["3"] > 0.8 * path.length_ns
+
+
+def test_a_call_that_returned_at_once_had_not_waited_for_what_ended_just_then() -> None:
+    run = run_of(Job(ranks=((kernel(4 * MS), kernel(3 * MS, host=6 * MS)),)))
+    end = int(run.ranks[0].spans.end_ns[0] - run.ranks[0].spans.launch_ns[0])
+    path = only(told(synchronised(run, ("cudaStreamSynchronize", end - 2_000, end + 1_000))))
+    assert path.parts["host"] > 5 * MS
+    assert path.parts["compute"] == 3 * MS

@@ -1,0 +1,372 @@
+"""One cause for every exposed nanosecond: against a raster that looks at each nanosecond, and constructed truth."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from overlapscope.analysis.across_ranks import Across
+from overlapscope.analysis.analyze import analyze
+from overlapscope.analysis.breakdown import Coverage
+from overlapscope.analysis.cause_table import CAUSES, WAITS_FOR_ANOTHER_RANK, WAITS_FOR_LATE_RANK
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.exposed_causes import causes_of
+from overlapscope.analysis.matching import match
+from overlapscope.analysis.point_to_point import match_pairs
+from overlapscope.analysis.wait_transfer import split
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.formats.json import schema
+from overlapscope.timeline.columns import (
+    COMM,
+    COMPUTE,
+    NONE,
+    Annotations,
+    Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
+    make,
+)
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from tests.conftest import ROOT, shared_file
+
+LANES = 4
+
+
+def rank_of(
+    rank: int,
+    calls: list[tuple[int, int, int | None]],
+    computes: list[tuple[int, int, str]],
+    *,
+    op: str = "all_reduce",
+    has_device: bool = False,
+    step: bool = True,
+    dimension: str | None = None,
+) -> RankTimeline:
+    """Give a rank whose calls have (start, end, launch) and whose compute has (start, end, name)."""
+    names = NameTable(["source", op, "0", "float32"])
+    number = 0 if step else NONE
+    starts, ends = [each[0] for each in calls], [each[1] for each in calls]
+    launches = [NONE if each[2] is None else each[2] for each in calls]
+    total = len(calls) + len(computes)
+    end = max([*ends, *(each[1] for each in computes), 1])
+    return RankTimeline(
+        rank=rank,
+        basis="trace",
+        has_device=has_device,
+        recordings=make(Recordings, 1, source=0, start_ns=0, end_ns=end),
+        spans=make(
+            Spans,
+            total,
+            recording=0,
+            lane=[at % LANES for at in range(len(calls))] + [LANES] * len(computes),
+            kind=[COMM] * len(calls) + [COMPUTE] * len(computes),
+            name=[1] * len(calls) + [names.code(each[2]) for each in computes],
+            start_ns=starts + [each[0] for each in computes],
+            end_ns=ends + [each[1] for each in computes],
+            launch_ns=launches + [max(0, each[0] - 1) for each in computes],
+            step=number,
+            collective=[*range(len(calls)), *[NONE] * len(computes)],
+        ),
+        collectives=make(
+            Collectives, len(calls), recording=0, step=number, group=2, seq=list(range(len(calls))), op=1, dtype=3,
+            bytes=1000, group_size=2, start_ns=starts, end_ns=ends, launch_ns=launches,
+            dimension=-1 if dimension is None else names.code(dimension),
+        ),
+        steps=make(Steps, int(step), recording=0, step=0, start_ns=0, end_ns=end),
+        lanes=make(Lanes, LANES + 1, label=0),
+        annotations=make(Annotations, 0),
+        names=tuple(names.to_list()),
+    )  # fmt: skip
+
+
+def explained(
+    *ranks: RankTimeline, clocks: Clocks | None = None, members: tuple[int, ...] = (0, 1)
+) -> tuple[Run, dict[int, dict[str, int]]]:
+    run = Run(
+        world_size=len(members),
+        ranks={each.rank: each for each in ranks},
+        groups=(Group(name="0", size=len(members), ranks=members),),
+    )
+    matching = match(run)
+    known = clocks or Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0})
+    together = Across(
+        matching=matching,
+        clocks=known,
+        splits=tuple(split(matching.blocks, known)),
+        uneven=tuple(split(matching.uneven, known)),
+        pairs=match_pairs(run, known),
+    )
+    coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
+    found = causes_of(run, together, coverage)
+    return run, {rank: each.within((0, 10**9)) for rank, each in found.items()}
+
+
+def covers(pairs: list[tuple[int, int]], moment: int) -> bool:
+    return any(start <= moment < end for start, end in pairs)
+
+
+def by_raster(run: Run, baseline: int | None) -> dict[int, dict[str, int]]:
+    """Look at every nanosecond of a two-rank CPU run whose calls are numbered and whose clocks agree."""
+    found: dict[int, dict[str, int]] = {}
+    calls = {
+        rank: [
+            (int(t.collectives.start_ns[row]), int(t.collectives.end_ns[row]), int(t.collectives.launch_ns[row]))
+            for row in range(t.collectives.op.size)
+        ]
+        for rank, t in run.ranks.items()
+    }
+    computes = {
+        rank: [
+            (int(t.spans.start_ns[row]), int(t.spans.end_ns[row]), t.names[t.spans.name[row]])
+            for row in range(t.spans.kind.size)
+            if t.spans.kind[row] == COMPUTE
+        ]
+        for rank, t in run.ranks.items()
+    }
+    for rank in run.ranks:
+        mine, sums = calls[rank], dict.fromkeys(CAUSES, 0)
+        busy = [each[:2] for each in computes[rank]]
+        optimizes = any(name == "optimizer" for _, _, name in computes[rank])
+        last_other = max((start for start, _, name in computes[rank] if name != "optimizer"), default=NONE)
+        for moment in range(max((end for _, end, _ in mine), default=0)):
+            flying = [row for row, (start, end, _) in enumerate(mine) if start <= moment < end]
+            if not flying or covers(busy, moment):
+                continue
+            row = max(flying, key=lambda each: (mine[each][1], -mine[each][0], -each))
+            start, end, launch = mine[row]
+            transfer = min(calls[other][row][1] - calls[other][row][0] for other in calls)
+            last = max(calls, key=lambda other: (calls[other][row][0], -other))
+            at = end - transfer
+            slow = at + (max(0, transfer - baseline) if baseline is not None else 0)
+            queued = min(slow, end) + max(0, start - launch)
+            if moment < at:
+                if covers([each[:2] for each in computes[last]], moment):
+                    sums["peer_compute"] += 1
+                elif covers([each[:2] for each in calls[last]], moment):
+                    sums["peer_comm"] += 1
+                else:
+                    sums["peer_host"] += 1
+            elif moment < slow:
+                sums["slow_transfer"] += 1
+            elif moment < queued:
+                sums["queued"] += 1
+            elif not optimizes:
+                sums["unknown"] += 1
+            else:
+                sums["dependency" if last_other >= end else "tail"] += 1
+        found[rank] = {cause: total for cause, total in sums.items() if total}
+    return found
+
+
+pieces = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 5)), min_size=1, max_size=7)
+work = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 20), st.sampled_from(["gemm", "optimizer"])), max_size=5)
+
+
+@given(data=st.data(), number=st.integers(1, 7))
+def test_causes_are_those_of_every_single_nanosecond(data: st.DataObject, number: int) -> None:
+    ranks = []
+    for rank in range(2):
+        calls = data.draw(st.lists(pieces.map(lambda each: each[0]), min_size=number, max_size=number))
+        timed = [(start + lag, start + lag + length, start) for start, length, lag in calls]
+        computes = [(start, start + length, name) for start, length, name in data.draw(work)]
+        ranks.append(rank_of(rank, timed, computes))
+    run, found = explained(*ranks)
+    transfers = [
+        min(int(t.collectives.end_ns[row] - t.collectives.start_ns[row]) for t in ranks) for row in range(number)
+    ]
+    baseline = round(float(np.quantile(transfers, 0.1))) if number >= 5 else None
+    assert found == by_raster(run, baseline)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "kineto/megatron_tp8",
+        "kineto/sampled_pair",
+        "kineto/a100_ddp_rank0of2_collective_args.json.gz",
+        "kineto/a100_rank3of8_six_steps.json.gz",
+        "kineto/tracelens_mi300_resnet_act_checkpoint.json.gz",
+        "kineto/tracelens_b200_eager.json.gz",
+        "kineto/v100_rank1of2_2020_allreduces.json.gz",
+        "gloo_torch2.13",
+        ROOT / "traces/baseline",
+        ROOT / "traces/regressed",
+    ],
+    ids=str,
+)
+def test_causes_add_up_to_exposed_time_in_every_window(source: Any) -> None:
+    analysis = analyze(read_inputs([shared_file(source) if isinstance(source, str) else source]))
+    windows = [each for rank in analysis.ranks for each in (rank.whole, *rank.steps) if each.window_ns is not None]
+    assert windows
+    for each in windows:
+        assert sum(each.causes.values()) == each.exposed_comm_ns
+        assert set(each.causes) <= set(CAUSES)
+        if each.hidden_wait_ns is not None and each.hidden_transfer_ns is not None:
+            assert each.hidden_wait_ns + each.hidden_transfer_ns == each.overlapped_ns
+
+
+def test_megatrons_ranks_wait_for_hosts() -> None:
+    analysis = analyze(read_inputs([shared_file("kineto/megatron_tp8")]))
+    for rank in analysis.ranks:
+        assert max(rank.whole.causes, key=rank.whole.causes.__getitem__) == "peer_host"
+
+
+CALL = (10, 40, 10)
+LATE = (30, 40, 30)
+
+
+@pytest.mark.parametrize(
+    ("did", "cause"), [([(0, 30, "gemm")], "peer_compute"), ([], "peer_host")], ids=["computes", "nothing"]
+)
+def test_waiting_is_for_what_the_last_rank_did(did: list[tuple[int, int, str]], cause: str) -> None:
+    _, found = explained(rank_of(0, [CALL], []), rank_of(1, [LATE], did))
+    assert found[0][cause] == 20
+
+
+def test_waiting_for_a_rank_that_communicates_elsewhere() -> None:
+    other = rank_of(1, [LATE], [])
+    spans = make(Spans, 1, recording=0, lane=3, kind=COMM, name=1, start_ns=5, end_ns=30)
+    joined = replace(
+        other,
+        spans=replace(
+            other.spans,
+            **{
+                name: np.concatenate([getattr(other.spans, name), getattr(spans, name)])
+                for name in other.spans.__struct_fields__
+            },
+        ),
+    )
+    _, found = explained(rank_of(0, [CALL], []), joined)
+    assert found[0]["peer_comm"] == 20
+
+
+def test_another_clock_of_the_last_rank_is_taken_into_account() -> None:
+    late = rank_of(1, [(1030, 1040, 1030)], [(1000, 1030, "gemm")])
+    _, found = explained(rank_of(0, [CALL], []), late, clocks=Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 1000.0}))
+    assert found[0]["peer_compute"] == 20
+
+
+def test_a_transfer_beyond_its_baseline_is_slow() -> None:
+    usual = [(at * 100, at * 100 + 10, at * 100) for at in range(10)]
+    slow = [*usual, (2000, 2050, 2000)]
+    _, found = explained(rank_of(0, slow, []), rank_of(1, slow, []))
+    assert found[0]["slow_transfer"] == 40
+
+
+def test_a_launch_after_the_data_were_ready_is_late() -> None:
+    compute = [(0, 20, "gemm")]
+    calls = [(50, 60, 48)]
+    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
+    assert found[0] == {"late_launch": 10}  # 28 late, of which the transfer's ten are exposed
+
+
+def test_compute_launched_with_a_call_is_not_what_it_waited_for() -> None:
+    compute = [(0, 20, "gemm"), (49, 50, "gemm")]  # the second is launched at 48, too
+    calls = [(50, 60, 48)]
+    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
+    assert found[0] == {"late_launch": 10}
+
+
+def test_time_behind_another_collective_is_queued() -> None:
+    compute = [(0, 20, "gemm")]
+    calls = [(35, 60, 10)]
+    _, found = explained(rank_of(0, calls, compute, has_device=True), rank_of(1, calls, compute, has_device=True))
+    assert found[0] == {"queued": 15, "unknown": 10}
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        ([(60, 70, "gemm"), (80, 90, "optimizer")], "dependency"),
+        ([(60, 70, "optimizer")], "tail"),
+        ([(60, 70, "gemm")], "unknown"),
+    ],
+)
+def test_the_rest_is_named_by_what_follows(after: list[tuple[int, int, str]], cause: str) -> None:
+    calls = [(10, 40, 10)]
+    _, found = explained(rank_of(0, calls, after), rank_of(1, calls, after))
+    assert found[0] == {cause: 30}
+
+
+def test_a_single_rank_knows_only_lateness_and_queues() -> None:
+    _, found = explained(rank_of(0, [(35, 60, 10)], [(0, 20, "gemm"), (70, 80, "optimizer")], has_device=True))
+    assert found[0] == {"queued": 15, "unknown": 10}
+
+
+def test_sends_of_a_pipeline_are_the_pipelines() -> None:
+    _, found = explained(rank_of(0, [CALL], [], op="send", dimension="pipeline"))
+    assert found[0] == {"pipeline": 30}
+
+
+BUSY = [(0, 30, "gemm")]
+
+
+def uneven(timeline: RankTimeline) -> RankTimeline:
+    return replace(timeline, collectives=replace(timeline.collectives, received_bytes=np.array([400 + timeline.rank])))
+
+
+def test_a_receive_waits_for_its_sender_and_what_comes_after_is_not_known() -> None:
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"))
+    assert found == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+
+
+def test_a_send_waits_for_its_receiver_but_not_when_it_had_ended_before() -> None:
+    late = rank_of(1, [LATE], BUSY, op="recv")
+    assert explained(rank_of(0, [CALL], [], op="send"), late)[1][0] == {"peer_compute": 20, "unknown": 10}
+    assert explained(rank_of(0, [(10, 25, 10)], [], op="send"), late)[1][0] == {"unknown": 15}
+
+
+def test_an_uneven_exchange_waits_for_the_last_member_of_all_that_were_recorded() -> None:
+    early, late = (
+        uneven(each) for each in (rank_of(0, [CALL], [], op="all_to_all"), rank_of(1, [LATE], BUSY, op="all_to_all"))
+    )
+    expected = {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+    assert explained(early, late)[1] == expected
+    assert explained(early, late, members=(0, 1, 2))[1] == expected
+
+
+def test_the_clocks_residual_is_taken_off_what_only_they_tell() -> None:
+    clocks = Clocks(tied={0: 0, 1: 0}, offset_ns={0: 0.0, 1: 0.0}, residual_ns=4.0)
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"), clocks=clocks)
+    assert found[0] == {"peer_compute": 16, "unknown": 14}
+
+
+def test_without_clocks_a_pair_tells_no_waiting() -> None:
+    _, found = explained(rank_of(0, [CALL], [], op="recv"), rank_of(1, [LATE], BUSY, op="send"), clocks=Clocks())
+    assert found[0] == {"unknown": 30}
+
+
+def test_of_a_partly_recorded_group_the_wait_for_the_last_recorded_member_is_certain() -> None:
+    after = [(60, 70, "gemm"), (80, 90, "optimizer")]
+    early, late = rank_of(0, [CALL], after), rank_of(1, [LATE], [*BUSY, *after])
+    assert explained(early, late)[1] == {0: {"peer_compute": 20, "dependency": 10}, 1: {"dependency": 10}}
+    assert explained(early, late, members=(0, 1, 2))[1] == {0: {"peer_compute": 20, "unknown": 10}, 1: {"unknown": 10}}
+
+
+def test_one_missing_rank_of_eight_hides_only_the_waits_for_it() -> None:
+    run = read_inputs([shared_file("kineto/megatron_tp8")])
+    without = replace(run, ranks={rank: run.ranks[rank] for rank in range(7)})  # rank 7 is never to blame
+    whole, part = analyze(run), analyze(without)
+    for before, after in zip(whole.ranks[:7], part.ranks, strict=True):
+        for cause in ("peer_host", "peer_compute", "peer_comm"):
+            mine = before.whole.causes.get(cause, 0)
+            assert after.whole.causes.get(cause, 0) == pytest.approx(mine, rel=0.02, abs=200_000)
+    assert {each.blame_estimate for each in whole.skew.ranks} == {"matched"}
+    assert {each.blame_estimate for each in part.skew.ranks} == {"upper_bound"}
+    for few, all_of_them in zip(part.skew.ranks, whole.skew.ranks[:7], strict=True):
+        assert few.blame_ns >= all_of_them.blame_ns - 10_000  # less than what the clocks may differ by
+
+
+def test_the_table_of_causes_names_and_waiting_are_those_of_docs_and_schema() -> None:
+    page = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
+    rows = "".join(f"| `{name}` | {cause.label} | {cause.description} |\n" for name, cause in CAUSES.items())
+    assert f"| cause | shown as | is |\n|---|---|---|\n{rows}\n" in page
+    allowed = schema("analysis")["$defs"]["StepBreakdown"]["properties"]["causes"]["propertyNames"]["enum"]
+    assert allowed == list(CAUSES)
+    assert set(WAITS_FOR_ANOTHER_RANK) - set(WAITS_FOR_LATE_RANK) == {"pipeline"}  # no straggler makes that

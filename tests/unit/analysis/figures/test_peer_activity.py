@@ -1,0 +1,67 @@
+"""What others did in pieces of a rank's time: the same as moving each other rank's whole time onto its clock."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.peer_activity import Asked, of_peers
+from overlapscope.timeline.intervals import Intervals, WindowSets, intersection, union
+from tests.support.builders import EPOCH_NS
+
+SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=12)
+CLOCKS = st.lists(
+    st.tuples(st.integers(-(10**12), 10**12), st.sampled_from([0.0, 1e-4, -3e-5, 0.01])), min_size=3, max_size=3
+)
+
+
+def covered(pairs: list[tuple[int, int]], begin: int) -> Intervals:
+    starts = np.array([start for start, _ in pairs], np.int64) + begin
+    return union((starts, starts + np.array([length for _, length in pairs], np.int64)))
+
+
+def moved(times: Intervals, apart: float, drift: float) -> Intervals:
+    starts, ends = (at + np.rint(apart + drift * (at - EPOCH_NS)).astype(np.int64) for at in times)
+    return union((starts, ends))
+
+
+@given(
+    times=st.lists(SPANS, min_size=3, max_size=3),
+    cuts=st.lists(SPANS, min_size=2, max_size=2),
+    clocks=CLOCKS,
+    asked=st.lists(st.integers(0, 2)),
+)
+def test_pieces_are_looked_up_as_if_each_rank_were_moved_whole(
+    times: list[list[tuple[int, int]]],
+    cuts: list[list[tuple[int, int]]],
+    clocks: list[tuple[int, float]],
+    asked: list[int],
+) -> None:
+    offsets, drifts = zip(*clocks, strict=True)
+    known = Clocks(offset_ns=dict(enumerate(offsets)), drift=dict(enumerate(drifts)), reference_ns=EPOCH_NS)
+    theirs = {rank: covered(pairs, EPOCH_NS + offsets[rank]) for rank, pairs in enumerate(times)}
+    questions = {}
+    for rank, cut in zip((0, 2), cuts, strict=True):
+        pieces = covered(cut, EPOCH_NS + offsets[rank])
+        others = np.array([asked[at % len(asked)] if asked else 1 for at in range(pieces.starts.size)], np.int64)
+        questions[rank] = Asked(pieces=pieces, others=others)
+    found = of_peers(questions, lambda rank: theirs[rank], known)
+    for rank, question in questions.items():
+        expected = union()
+        for start, end, other in zip(*question.pieces, question.others.tolist(), strict=True):
+            its = moved(theirs[other], offsets[rank] - offsets[other], drifts[rank] - drifts[other])
+            expected = union(expected, intersection(its, Intervals(np.array([start]), np.array([end]))))
+        assert [each.tolist() for each in found[rank]] == [each.tolist() for each in expected]
+
+
+def test_no_pieces_and_no_times_give_nothing() -> None:
+    piece = Intervals(np.array([5], np.int64), np.array([9], np.int64))
+    questions = {0: Asked(pieces=piece, others=np.array([1])), 1: Asked(pieces=union(), others=np.array([], np.int64))}
+    nothing = of_peers(questions, lambda _: union(), Clocks())
+    assert {rank: times.starts.size for rank, times in nothing.items()} == {0: 0, 1: 0}
+    assert of_peers({}, lambda _: union(), Clocks()) == {}
+
+
+def test_sets_of_windows_may_be_empty() -> None:
+    assert WindowSets.of([(), [(1, 3), (7, 8)], ()]).lengths == [0, 3, 0]
+    assert WindowSets.of([]).lengths == []

@@ -1,0 +1,112 @@
+"""The innermost host range against a search of all ranges."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
+
+Range = tuple[int, int, int]
+
+
+def table(ranges: list[Range]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    columns = np.array(ranges, np.int64).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | None = None) -> Range | None:
+    """Give the range around the moment that started last, the shortest of those that started together."""
+    around = [
+        each
+        for row, each in enumerate(ranges)
+        if each[0] == lane and each[1] <= moment < each[2] and (chosen is None or chosen[row])
+    ]
+    return max(around, key=lambda each: (each[1], -each[2]), default=None)
+
+
+def assert_found(ranges: list[Range], asked: list[tuple[int, int]], chosen: list[bool] | None = None) -> None:
+    lanes, moments = np.array(asked, np.int64).reshape(-1, 2).T
+    mask = None if chosen is None else np.array(chosen, np.bool_)
+    rows = innermost(*table(ranges), lanes, moments, mask)
+    assert rows.shape == (len(asked),)
+    for row, (lane, moment) in zip(rows.tolist(), asked, strict=True):
+        expected = searched(ranges, lane, moment, chosen)
+        assert (None if row == NOWHERE else ranges[row]) == expected, (lane, moment)
+        assert chosen is None or row == NOWHERE or chosen[row]
+
+
+lanes = st.integers(0, 2)
+times = st.integers(0, 30)
+any_ranges = st.lists(st.tuples(lanes, times, times), max_size=15)
+questions = st.lists(st.tuples(st.integers(-1, 3), st.integers(-2, 33)), max_size=15)
+
+
+@settings(max_examples=300)
+@given(any_ranges, questions)
+def test_the_innermost_range_is_the_one_a_full_search_finds(ranges, asked):
+    """Ranges overlap without nesting, share starts, are empty or reversed, and lie on several lanes."""
+    assert_found(ranges, asked)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.tuples(lanes, times, times), st.booleans()), max_size=15), questions)
+def test_only_chosen_ranges_are_found(ranges, asked):
+    assert_found([each for each, _ in ranges], asked, [is_chosen for _, is_chosen in ranges])
+
+
+@settings(max_examples=60)
+@given(
+    siblings=st.integers(1, 130),
+    parents=st.lists(st.tuples(st.integers(0, 1300), st.integers(0, 1300)), max_size=4),
+    lane=st.integers(0, 1),
+)
+def test_a_parent_is_found_behind_any_number_of_finished_siblings(siblings, parents, lane):
+    children = [(lane, 10 * at, 10 * at + 3) for at in range(siblings)]
+    elders = [(lane, min(pair), max(pair)) for pair in parents]
+    asked = [(lane, moment) for at in range(0, siblings, 7) for moment in (10 * at + 2, 10 * at + 3, 10 * at + 9)]
+    assert_found([*children, *elders], [*asked, (lane, 10 * siblings + 1)])
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.integers(50, 600))
+def test_long_lists_of_nested_and_crossing_ranges_agree_with_a_full_search(seed, number):
+    """Most of these ranges are short and over before the moment asked for, so that the far search has work."""
+    random = np.random.default_rng(seed)
+    starts = random.integers(0, 5000, number)
+    lengths = np.where(random.random(number) < 0.05, random.integers(0, 4000, number), random.integers(0, 4, number))
+    ranges = list(
+        zip(random.integers(0, 2, number).tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
+    )
+    asked = list(zip(random.integers(0, 2, 40).tolist(), random.integers(-5, 6000, 40).tolist(), strict=True))
+    long_ends = [(lane, end) for lane, start, end in ranges if end - start >= 4]
+    asked += [(lane, end + late) for lane, end in long_ends for late in (-1, 0)]
+    assert_found(ranges, asked)
+
+
+def test_a_range_holds_its_start_and_not_its_end():
+    assert_found([(0, 5, 9)], [(0, 4), (0, 5), (0, 8), (0, 9)])
+
+
+def test_of_ranges_that_start_together_the_shortest_is_innermost():
+    rows = innermost(*table([(0, 5, 9), (0, 5, 20), (0, 5, 7)]), np.zeros(3, np.int64), np.array([6, 8, 15]))
+    assert rows.tolist() == [2, 0, 1]
+
+
+def test_another_lane_holds_nothing():
+    rows = innermost(*table([(3, 0, 100)]), np.array([2, 3, 4]), np.array([50, 50, 50]))
+    assert rows.tolist() == [NOWHERE, 0, NOWHERE]
+
+
+def test_without_ranges_nothing_is_found():
+    assert innermost(*table([]), np.array([0]), np.array([1])).tolist() == [NOWHERE]
+
+
+def test_without_chosen_ranges_nothing_is_found():
+    found = innermost(*table([(0, 0, 9)]), np.array([0]), np.array([1]), np.array([False]))
+    assert found.tolist() == [NOWHERE]
+
+
+def test_times_of_our_days_are_told_apart_to_the_nanosecond():
+    base = 1_700_000_000_000_000_001
+    ranges = [(0, base, base + 100), (0, base + 2, base + 3)]
+    assert_found(ranges, [(0, base - 1), (0, base + 1), (0, base + 2), (0, base + 3), (0, base + 99), (0, base + 100)])

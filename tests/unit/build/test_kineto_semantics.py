@@ -1,0 +1,600 @@
+"""What the events of a Kineto trace mean: launches, evidence of communication, kinds, sizes, CPU runs, dialects."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pytest
+
+import overlapscope
+from overlapscope.errors import InputError
+from overlapscope.loaded_run import LoadedRun
+from tests.support.kineto_writer import (
+    ABSOLUTE_FLOATS,
+    BACKWARD,
+    COMM_STREAM,
+    COMPUTE_STREAM,
+    DIALECTS,
+    GEMM,
+    MAIN,
+    MS,
+    NCCL_KERNEL,
+    PROCESS,
+    TORCH_1_8,
+    TORCH_2022,
+    TORCH_2024,
+    TRAINING_STEP_NS,
+    US,
+    Dialect,
+    Event,
+    annotation,
+    collective_args,
+    distributed,
+    kernel,
+    launch,
+    mark,
+    memcpy,
+    memset,
+    op,
+    record_param_comms,
+    step,
+    training,
+    write,
+)
+
+MYSTERY = "mystery_v7"
+"""A kernel that no table knows."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inside = tmp_path / "traces"
+    inside.mkdir()
+    return inside
+
+
+def load(folder: Path, events: list[Event], dialect: Dialect = TORCH_2024, **options: Any) -> LoadedRun:
+    path = folder / "worker.json"
+    path.write_bytes(write(events, dialect, **({"metadata": distributed(0)} | options)))
+    return overlapscope.load(path)
+
+
+def whole(run: LoadedRun) -> dict[str, int]:
+    figures: dict[str, int] = msgspec.to_builtins(run.analysis().ranks[0].whole)
+    return figures
+
+
+def spans(run: LoadedRun) -> pd.DataFrame:
+    return run.table("spans", 0).sort_values(["start_ns", "lane"], ignore_index=True)
+
+
+def calls(run: LoadedRun) -> pd.DataFrame:
+    return run.table("collectives", 0).sort_values("start_ns", ignore_index=True)
+
+
+def launched(
+    at_ns: int, correlation: int, *device: Event, thread: int = BACKWARD, name: str = "cudaLaunchKernel"
+) -> list[Event]:
+    """A launch, 3 us before which its thread is free for enclosing ranges, and what it launches."""
+    return [launch(at_ns, correlation, thread=thread, name=name), *device]
+
+
+def around(name: str, at_ns: int, width_us: int = 20, **options: Any) -> Event:
+    """A range on the backward thread that holds the launch at `at_ns`; a wider one lies further out."""
+    sort = "cpu_op" if name.startswith(("aten::", "c10d::", "record", "autograd::")) else "user_annotation"
+    return op(name, at_ns - width_us * US, 2 * width_us * US, thread=BACKWARD, sort=sort, **options)
+
+
+def one_kernel(folder: Path, *ranges: Event, **options: Any) -> LoadedRun:
+    """A GEMM, and a kernel on a stream of its own that was launched inside the given ranges."""
+    device = kernel(options.pop("name", MYSTERY), 5 * MS, 2 * MS, stream=COMM_STREAM, correlation=9, **options)
+    return load(folder, [kernel(GEMM, 0, 4 * MS), *ranges, *launched(1 * MS, 9, device)])
+
+
+def is_comm(run: LoadedRun) -> bool:
+    return whole(run)["comm_ns"] == 2 * MS
+
+
+# --- launches
+
+
+def test_a_graph_gives_all_its_kernels_the_launch_of_the_graph(folder: Path) -> None:
+    kernels = [kernel(GEMM, (2 + each) * MS, MS, correlation=77) for each in range(8)]
+    kernels.append(kernel(NCCL_KERNEL, 4 * MS, MS, stream=COMM_STREAM, correlation=77))
+    run = load(folder, launched(1 * MS, 77, *kernels, name="cudaGraphLaunch", thread=MAIN))
+    table = spans(run)
+    assert len(table) == 9
+    assert table.launch_ns.nunique() == 1
+    assert (table.start_ns - table.launch_ns).min() == 1 * MS
+    assert run.sources[0].unlinked == 0
+    assert whole(run)["overlapped_ns"] == 1 * MS
+
+
+def test_spans_without_a_launch_count_in_full_and_are_counted_as_unlinked(folder: Path) -> None:
+    linked = training(3)
+    unlinked = [event for event in linked if event.sort != "cuda_runtime"]
+    a, b = load(folder, linked), load(folder, unlinked)
+    assert whole(a) == whole(b)
+    assert (a.sources[0].unlinked, b.sources[0].unlinked) == (0, 15)
+    assert not [finding for finding in a.analysis().findings if finding.id.startswith("unlinked")]
+    found = [finding for finding in b.analysis().findings if finding.id.startswith("unlinked")]
+    assert [finding.evidence for finding in found] == [{"rank": 0, "spans": 15, "unlinked": 15}]
+    assert spans(b).launch_ns.isna().all()
+
+
+@pytest.mark.parametrize("correlation", [None, 0])
+def test_a_span_without_a_correlation_has_no_launch(correlation: int | None, folder: Path) -> None:
+    run = load(folder, [launch(1 * MS, 0), kernel(GEMM, 2 * MS, MS, correlation=correlation)])
+    assert run.sources[0].unlinked == 1
+
+
+def test_a_correlation_that_two_processes_use_says_nothing(folder: Path) -> None:
+    events = [launch(1 * MS, 5), launch(3 * MS, 5, process=PROCESS + 1), kernel(GEMM, 4 * MS, MS, correlation=5)]
+    run = load(folder, [*events, launch(1 * MS, 6), kernel(GEMM, 6 * MS, MS, correlation=6)])
+    assert spans(run).launch_ns.isna().tolist() == [True, False]
+    assert any("more than one process" in warning for warning in run.sources[0].warnings)
+
+
+def test_device_work_belongs_to_the_step_that_launched_it_however_late_it_runs(folder: Path) -> None:
+    events = [step(1, 0, 2 * MS), step(2, 2 * MS, 2 * MS)]
+    events += launched(1 * MS, 5, kernel(GEMM, 10 * MS, MS, correlation=5))
+    events += launched(3 * MS, 6, kernel(GEMM, 20 * MS, MS, correlation=6))
+    run = load(folder, events)
+    assert spans(run).step.tolist() == [1, 2]
+    windows = [each.window_ns for each in run.analysis().ranks[0].steps]
+    assert windows == [10 * MS, 1 * MS]
+
+
+# --- evidence of communication
+
+
+def test_collective_arguments_make_any_kernel_communicate(folder: Path) -> None:
+    assert not is_comm(one_kernel(folder))
+    assert is_comm(one_kernel(folder, args=collective_args()))
+    assert is_comm(one_kernel(folder, name=GEMM, args=collective_args()))
+
+
+@pytest.mark.parametrize("name", ["nccl:all_reduce", "nccl:_all_gather_base", "xccl:broadcast", "hccl:all_to_all"])
+def test_a_library_annotation_around_the_launch_makes_a_kernel_communicate(name: str, folder: Path) -> None:
+    assert is_comm(one_kernel(folder, around(name, 1 * MS)))
+
+
+def test_record_param_comms_around_the_launch_makes_a_kernel_communicate(folder: Path) -> None:
+    assert is_comm(one_kernel(folder, around("record_param_comms", 1 * MS)))
+    assert is_comm(one_kernel(folder, around("c10d::allreduce_", 1 * MS, 40), around("record_param_comms", 1 * MS)))
+
+
+@pytest.mark.parametrize("inner", ["aten::copy_", "aten::cat", "autograd::engine", "c10d::allreduce_", "my annotation"])
+def test_only_the_innermost_range_around_the_launch_is_evidence(inner: str, folder: Path) -> None:
+    for outer in ("nccl:all_reduce", "record_param_comms", "c10d::_allgather_base_"):
+        assert not is_comm(one_kernel(folder, around(outer, 1 * MS, 40), around(inner, 1 * MS, 10)))
+        assert is_comm(one_kernel(folder, around(inner, 1 * MS, 40), around("nccl:all_reduce", 1 * MS, 10)))
+
+
+def test_a_caller_of_collectives_alone_is_no_evidence(folder: Path) -> None:
+    assert not is_comm(one_kernel(folder, around("c10d::allreduce_", 1 * MS)))
+
+
+def test_an_annotation_on_another_thread_is_no_evidence(folder: Path) -> None:
+    assert not is_comm(one_kernel(folder, annotation("nccl:all_reduce", 1 * MS - 20 * US, 40 * US, thread=MAIN)))
+
+
+def test_an_annotation_that_ended_before_the_launch_is_no_evidence(folder: Path) -> None:
+    before = annotation("nccl:all_reduce", 1 * MS - 20 * US, 20 * US, thread=BACKWARD)
+    assert not is_comm(one_kernel(folder, before))
+    begins = annotation("nccl:all_reduce", 1 * MS, 20 * US, thread=BACKWARD)
+    assert is_comm(one_kernel(folder, begins))
+
+
+def test_an_annotation_projected_on_the_device_speaks_for_kernels_without_a_launch(folder: Path) -> None:
+    def trace(start_ns: int, duration_ns: int, stream: int, *host: Event) -> LoadedRun:
+        note = kernel("nccl:all_gather", start_ns, duration_ns, stream=stream, sort="gpu_user_annotation")
+        own = kernel("generic_v2", 5 * MS, 2 * MS, stream=COMM_STREAM, correlation=9)
+        return load(folder, [kernel(GEMM, 0, 4 * MS), note, own, *host])
+
+    named = trace(5 * MS - 1, 2 * MS + 3, COMM_STREAM)
+    assert is_comm(named)
+    assert calls(named).op.tolist() == ["all_gather"]
+    assert not is_comm(trace(5 * MS - 1, 1 * MS, COMM_STREAM))
+    assert not is_comm(trace(5 * MS - 1, 2 * MS + 3, 21))
+    assert not is_comm(trace(5 * MS - 1, 2 * MS + 3, COMM_STREAM, launch(1 * MS, 9)))
+
+
+COMM_NAMES = {
+    NCCL_KERNEL: "all_reduce",
+    "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)": "all_gather",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "reduce_scatter",
+    "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)":
+        "all_reduce",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)": "all_reduce",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "operation"), COMM_NAMES.items(), ids=lambda text: text[:30])
+def test_known_names_communicate_without_any_other_evidence(name: str, operation: str, folder: Path) -> None:
+    run = load(folder, [kernel(GEMM, 0, 4 * MS), kernel(name, 5 * MS, 2 * MS, stream=COMM_STREAM)])
+    assert is_comm(run)
+    assert calls(run).op.tolist() == [operation]
+
+
+def test_a_name_that_only_looks_like_a_library_computes(folder: Path) -> None:
+    run = load(folder, [kernel("__amd_rocclr_fillBufferAligned", 0, 2 * MS), kernel(GEMM, 3 * MS, MS)])
+    assert whole(run)["comm_ns"] == 0
+
+
+# --- copies
+
+
+def copied(folder: Path, *ranges: Event, name: str = "Memcpy DtoD (Device -> Device)") -> LoadedRun:
+    copy = memcpy(5 * MS, 2 * MS, name=name, stream=COMM_STREAM, correlation=9)
+    events = launched(1 * MS, 9, copy, name="cudaMemcpyAsync")
+    return load(folder, [kernel(GEMM, 0, 4 * MS), *ranges, *events])
+
+
+@pytest.mark.parametrize("name", ["Memcpy DtoD (Device -> Device)", "Memcpy PtoP (Device -> Device)"])
+def test_a_copy_between_devices_right_inside_a_collective_communicates(name: str, folder: Path) -> None:
+    run = copied(folder, around("nccl:_all_gather_base", 1 * MS), name=name)
+    assert is_comm(run)
+    assert whole(run)["copy_ns"] == 0
+    assert calls(run).op.tolist() == ["all_gather"]
+
+
+def test_a_copy_of_the_framework_around_a_collective_stays_a_copy(folder: Path) -> None:
+    for outer in ("c10d::_allgather_base_", "record_param_comms", "nccl:_all_gather_base"):
+        run = copied(folder, around(outer, 1 * MS, 40), around("aten::copy_", 1 * MS, 10))
+        assert whole(run)["comm_ns"] == 0
+        assert whole(run)["copy_ns"] == 2 * MS
+    assert whole(copied(folder, around("c10d::_allgather_base_", 1 * MS)))["comm_ns"] == 0
+
+
+@pytest.mark.parametrize("name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pinned)"])
+def test_a_copy_to_or_from_the_host_never_communicates(name: str, folder: Path) -> None:
+    run = copied(folder, around("nccl:_all_gather_base", 1 * MS), name=name)
+    assert (whole(run)["comm_ns"], whole(run)["copy_ns"]) == (0, 2 * MS)
+
+
+def test_a_fill_inside_a_collective_stays_a_copy(folder: Path) -> None:
+    fill = memset(5 * MS, 2 * MS, stream=COMM_STREAM, correlation=9)
+    events = [kernel(GEMM, 0, 4 * MS), around("nccl:_all_gather_base", 1 * MS)]
+    run = load(folder, [*events, *launched(1 * MS, 9, fill, name="cudaMemsetAsync")])
+    assert (whole(run)["comm_ns"], whole(run)["copy_ns"]) == (0, 2 * MS)
+
+
+def test_several_copies_of_one_call_are_one_collective(folder: Path) -> None:
+    events = [kernel(GEMM, 0, 4 * MS), around("nccl:_all_gather_base", 1 * MS)]
+    for each in range(4):
+        copy = memcpy(
+            (5 + each) * MS, MS, name="Memcpy PtoP (Device -> Device)", stream=20 + each, correlation=9 + each
+        )
+        events += launched(1 * MS + each * US, 9 + each, copy, name="cudaMemcpyAsync")
+    run = load(folder, events)
+    table = calls(run)
+    assert len(table) == 1
+    assert (table.end_ns - table.start_ns).tolist() == [4 * MS]
+    assert run.analysis().collectives[0].count == 1
+
+
+# --- neither compute nor communication; kernels of both
+
+
+@pytest.mark.parametrize(
+    "name", ["Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync", "Device Synchronize"]
+)
+def test_a_record_of_synchronisation_is_no_work(name: str, folder: Path) -> None:
+    for sort in ("kernel", "cuda_sync"):
+        wait = kernel(name, 1 * MS, 9 * MS, stream=COMM_STREAM, sort=sort)
+        run = load(folder, [kernel(GEMM, 0, 4 * MS), wait])
+        assert whole(run)["compute_ns"] == 4 * MS
+        assert whole(run)["window_ns"] == 4 * MS
+        assert len(spans(run)) == 1
+
+
+def test_a_trace_of_synchronisation_alone_holds_no_device_work(folder: Path) -> None:
+    with pytest.raises(InputError, match="holds neither device work nor host operations"):
+        load(folder, [kernel("Stream Wait Event", 0, MS)])
+
+
+FUSED = "userbuffers_fp16_sum_inplace_gpu_rw_rs"
+
+
+def test_a_kernel_that_computes_and_communicates_counts_as_compute_and_is_listed(folder: Path) -> None:
+    fused = kernel(FUSED, 5 * MS, 2 * MS, stream=COMM_STREAM)
+    run = load(folder, [kernel(GEMM, 0, 4 * MS), fused, kernel(NCCL_KERNEL, 6 * MS, 2 * MS, stream=30)])
+    assert (whole(run)["compute_ns"], whole(run)["comm_ns"], whole(run)["overlapped_ns"]) == (6 * MS, 2 * MS, 1 * MS)
+    listed = run.analysis().fused
+    assert (listed.spans, listed.duration_ns, listed.names) == (1, 2 * MS, [FUSED])
+    assert any(finding.id == "fused_kernels" for finding in run.analysis().findings)
+
+
+def test_a_user_pattern_decides_before_the_tables(folder: Path) -> None:
+    load(folder, [kernel(GEMM, 0, 4 * MS), kernel(FUSED, 5 * MS, 2 * MS, stream=COMM_STREAM)])
+    run = overlapscope.load(folder, comm=["userbuffers"])
+    assert is_comm(run)
+    assert run.analysis().fused.spans == 0
+
+
+def test_unknown_kernels_are_listed_on_a_stream_of_their_own_only(folder: Path) -> None:
+    events = [kernel(GEMM, 0, 4 * MS), kernel(MYSTERY, 4 * MS, MS), kernel(MYSTERY, 5 * MS, 2 * MS, stream=31)]
+    events.append(kernel("enigma", 8 * MS, 3 * MS, stream=32))
+    run = load(folder, events)
+    listed = run.analysis().unclassified
+    assert (listed.spans, listed.duration_ns, listed.names) == (2, 5 * MS, ["enigma", MYSTERY])
+    assert whole(run)["compute_ns"] == 10 * MS
+    alone = load(folder, [kernel(MYSTERY, 0, MS)])
+    assert alone.analysis().unclassified.spans == 0
+
+
+def test_unknown_kernels_of_the_framework_are_not_listed(folder: Path) -> None:
+    assert one_kernel(folder, around("aten::something", 1 * MS)).analysis().unclassified.spans == 0
+    assert one_kernel(folder, around("my annotation", 1 * MS)).analysis().unclassified.spans == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["my_allreduce_kernel", "custom_all_reduce_kernel", "fast_allgather_kernel", "a2a_kernel"]
+)
+def test_an_unknown_kernel_that_may_communicate_is_listed(name: str, folder: Path) -> None:
+    run = one_kernel(folder, name=name)
+    assert run.analysis().unclassified.names == [name] or is_comm(run)
+
+
+# --- sizes and groups
+
+
+def row(run: LoadedRun) -> Any:
+    (only,) = run.analysis().collectives
+    return only
+
+
+def test_sizes_come_from_the_arguments_of_the_kernel(folder: Path) -> None:
+    args = collective_args(
+        "_allgather_base", elements=1000, out_elements=4000, dtype="BFloat16", ranks=range(4), seq=17
+    )
+    run = one_kernel(folder, args=args)
+    only = row(run)
+    assert (only.op, only.group, only.group_size, only.dtype, only.bytes) == ("all_gather", "0", 4, "bfloat16", 8000)
+    assert calls(run).seq.tolist() == [17]
+    assert only.algbw_gbs == pytest.approx(8000 / (2 * MS))
+    assert only.busbw_gbs == pytest.approx(8000 / (2 * MS) * 3 / 4)
+
+
+def test_sizes_come_from_record_param_comms_where_the_kernel_has_none(folder: Path) -> None:
+    args = collective_args(
+        "_reduce_scatter_base", elements=4000, out_elements=1000, dtype="Half", ranks=range(4), seq=3
+    )
+    run = one_kernel(folder, around("record_param_comms", 1 * MS, args=args), name=NCCL_KERNEL)
+    only = row(run)
+    assert (only.op, only.group_size, only.dtype, only.bytes) == ("reduce_scatter", 4, "float16", 8000)
+    assert calls(run).seq.tolist() == [3]
+
+
+def test_old_positional_inputs_give_sequence_number_and_group_size(folder: Path) -> None:
+    inputs = ["", "12", "140230", "0", "_allgather_base", "[]", "[]", "8"]
+    shapes = {"Input Dims": [[500]], "Input type": ["c10::BFloat16"]}
+    run = one_kernel(
+        folder,
+        around("record_param_comms", 1 * MS, 40, args={"Concrete Inputs": inputs}),
+        around("nccl:_all_gather_base", 1 * MS, 10, args=shapes),
+        name="ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",
+    )
+    only = row(run)
+    assert (only.op, only.group_size, only.dtype, only.bytes) == ("all_gather", 8, "bfloat16", 8000)
+    assert calls(run).seq.tolist() == [12]
+
+
+def test_sizes_come_from_the_input_dims_of_older_annotations(folder: Path) -> None:
+    args = {"Input Dims": [[[300], [10, 10]]], "Input type": ["float"]}
+    only = row(one_kernel(folder, around("nccl:all_reduce", 1 * MS, args=args), name=NCCL_KERNEL))
+    assert (only.op, only.dtype, only.bytes, only.group_size) == ("all_reduce", "float32", 1600, None)
+    caller = {"Input Dims": [[800], [200], [], []], "Input type": ["float", "float", "", ""]}
+    gather = row(
+        one_kernel(
+            folder,
+            around("c10d::_allgather_base_", 1 * MS, 40, args=caller),
+            around("nccl:_all_gather_base", 1 * MS, 10, args={"Input Dims": [[200]], "Input type": ["float"]}),
+            name="ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",
+        )
+    )
+    assert (gather.op, gather.bytes) == ("all_gather", 3200)
+
+
+def test_a_size_that_nobody_wrote_is_missing_and_not_zero(folder: Path) -> None:
+    only = row(one_kernel(folder, name=NCCL_KERNEL))
+    assert (only.op, only.group, only.group_size, only.dtype, only.bytes) == ("all_reduce", None, None, None, None)
+    assert (only.algbw_gbs, only.busbw_gbs) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["barrier", "wait"])
+def test_a_collective_that_moves_nothing_has_no_size(name: str, folder: Path) -> None:
+    only = row(one_kernel(folder, args=collective_args(name, elements=1, dtype="Byte")))
+    assert (only.op, only.dtype, only.bytes) == (name, None, None)
+
+
+def test_groups_of_a_trace_are_known_with_their_ranks(folder: Path) -> None:
+    run = one_kernel(folder, args=collective_args(group="9", ranks=(2, 5)))
+    groups = {group.name: (group.size, group.ranks) for group in run.run.groups}
+    assert groups == {"0": (2, (0, 1)), "9": (2, (2, 5))}
+
+
+# --- CPU runs over gloo
+
+WORKER = PROCESS + 7
+
+
+def gloo(name: str, start_ns: int, duration_ns: int, dims: list[Any], thread: int = WORKER) -> Event:
+    return annotation(
+        f"gloo:{name}", start_ns, duration_ns, thread=thread, args={"Input Dims": dims, "Input type": ["float"]}
+    )
+
+
+def cpu_run() -> list[Event]:
+    """In ms: the step 0-20; compute 0-4 and 6-10 and 12-15 (backward thread), enqueueing 4-4.5, waiting 10-12."""
+    reduce_scatter = {"Input Dims": [[16], [32], [], [], []], "Input type": ["float", "float", "", "", ""]}
+    gather = {"Input Dims": [[32], [16], [], []], "Input type": ["float", "float", "", ""]}
+    return [
+        step(3, 0, 20 * MS),
+        annotation("FSDP::forward", 0, 19 * MS),
+        op("aten::linear", 0, 4 * MS),
+        op("aten::addmm", 1 * MS, 2 * MS),
+        op("c10d::_reduce_scatter_base_", 4 * MS, 500 * US, args=reduce_scatter),
+        op("aten::mm", 6 * MS, 4 * MS),
+        op("aten::wait_all", 9 * MS, 3 * MS),
+        op("c10d::_allgather_base_", 10 * MS, 2 * MS, args=gather),
+        op("aten::mm", 12 * MS, 3 * MS, thread=BACKWARD),
+        gloo("all_reduce", 5 * MS, 3 * MS, [[32]]),
+        gloo("all_gather", 11 * MS, 2 * MS, [[16]]),
+        op("aten::copy_", 11 * MS, 1 * MS, thread=WORKER),
+    ]
+
+
+def test_a_cpu_run_breaks_down_by_threads(folder: Path) -> None:
+    run = load(folder, cpu_run(), metadata=distributed(0, backend="gloo"))
+    assert not run.run.ranks[0].has_device
+    figures = msgspec.to_builtins(run.analysis().ranks[0].steps[0])
+    expected = {
+        "window_ns": 20 * MS,
+        "comm_ns": 5 * MS,
+        "compute_ns": 11 * MS,
+        "copy_ns": 0,
+        "overlapped_ns": 3 * MS,
+        "exposed_comm_ns": 2 * MS,
+        "compute_only_ns": 8 * MS,
+        "copy_only_ns": 0,
+        "idle_ns": 7 * MS,
+    }
+    assert {name: figures[name] for name in expected} == expected
+
+
+def test_enqueueing_and_waiting_are_no_compute(folder: Path) -> None:
+    events = [op("aten::mm", 0, MS), op("c10d::allreduce_", 2 * MS, 5 * MS), op("aten::nested", 3 * MS, MS)]
+    events += [op("aten::outer", 8 * MS, 4 * MS), op("c10d::barrier", 9 * MS, 2 * MS)]
+    run = load(folder, [*events, gloo("all_reduce", 2 * MS, 4 * MS, [[8]])])
+    assert whole(run)["compute_ns"] == 3 * MS
+
+
+def test_gloo_names_a_reduce_scatter_all_reduce_and_the_caller_is_right(folder: Path) -> None:
+    table = calls(load(folder, cpu_run(), metadata=distributed(0, backend="gloo")))
+    assert table.op.tolist() == ["reduce_scatter", "all_gather"]
+    assert table.executed_op.tolist() == ["all_reduce", "all_gather"]
+    assert table.bytes.tolist() == [128, 128]
+    assert table.group.tolist() == ["0", "0"]
+    assert table.group_size.tolist() == [2, 2]
+    assert (table.start_ns - table.launch_ns).tolist() == [1 * MS, 1 * MS]
+    assert table.step.tolist() == [3, 3]
+
+
+def test_a_gloo_collective_whose_call_was_not_recorded_keeps_its_own_name(folder: Path) -> None:
+    late = op("c10d::_reduce_scatter_base_", 9 * MS, MS, args={"Input Dims": [[16], [32]], "Input type": ["float"]})
+    table = calls(load(folder, [op("aten::mm", 0, MS), gloo("all_reduce", 2 * MS, MS, [[32]]), late]))
+    assert table.op.tolist() == ["all_reduce"]
+    assert table.launch_ns.isna().all()
+
+
+def test_annotations_alone_are_no_compute(folder: Path) -> None:
+    run = load(folder, [annotation("big", 0, 9 * MS), op("aten::mm", 1 * MS, MS)])
+    assert whole(run)["compute_ns"] == 1 * MS
+
+
+def test_one_device_span_makes_it_a_device_run(folder: Path) -> None:
+    run = load(folder, [*cpu_run(), kernel(GEMM, 3 * MS, MS)])
+    assert run.run.ranks[0].has_device
+    assert whole(run)["window_ns"] == 1 * MS
+
+
+# --- times
+
+
+def test_kernels_at_time_0_are_left_out_where_all_others_are_hours_later(folder: Path) -> None:
+    for dialect in DIALECTS:
+        sound = load(folder, training(), dialect)
+        path = folder / "worker.json"
+        first = b'{"ph":"X","cat":"kernel","name":"lost","pid":0,"tid":7,"ts":0,"dur":5,"args":{"correlation":400}},'
+        first = first.replace(b'"kernel"', b'"Kernel"') if dialect is TORCH_1_8 else first
+        text = path.read_bytes()
+        path.write_bytes(text.replace(b'"traceEvents": [', b'"traceEvents": [' + first * 3))
+        run = overlapscope.load(path)
+        assert run.sources[0].dropped == 3
+        assert any(warning.startswith("3 device events at time 0") for warning in run.sources[0].warnings)
+        assert msgspec.to_builtins(run.analysis().ranks) == msgspec.to_builtins(sound.analysis().ranks)
+        assert calls(run).equals(calls(sound))
+
+
+def test_kernels_at_time_0_stay_where_the_recording_begins_there(folder: Path) -> None:
+    early = Dialect(name="from 0", decimals=3, start_us=0)
+    run = load(folder, [kernel(GEMM, 0, MS), kernel(GEMM, 2 * MS, MS)], early)
+    assert (run.sources[0].dropped, whole(run)["window_ns"]) == (0, 3 * MS)
+
+
+def relative(run: LoadedRun) -> dict[str, Any]:
+    """Everything of a run in nanoseconds since its first span, without what a dialect cannot write."""
+    out: dict[str, Any] = {"ranks": msgspec.to_builtins(run.analysis().ranks)}
+    start = int(run.table("spans", 0).start_ns.min())
+    for name in ("spans", "collectives", "steps", "recordings"):
+        table = run.table(name, 0).copy()
+        for column in table.columns:
+            if column.endswith("_ns"):
+                table[column] -= start
+        out[name] = table.drop(columns=["lane", "source"], errors="ignore").astype(str).to_dict("list")
+    return out
+
+
+def test_all_dialects_of_a_trace_give_the_same_nanoseconds(folder: Path) -> None:
+    events = training(3)
+    reference = relative(load(folder, events))
+    steps = reference["ranks"][0]["steps"]
+    assert {name: steps[0][name] for name in TRAINING_STEP_NS} == TRAINING_STEP_NS
+    for dialect, indent, ph_first, after, packed in product(DIALECTS, *[(False, True)] * 4):
+        run = load(folder, events, dialect, indent=indent, ph_first=ph_first, metadata_after=after, compress=packed)
+        assert relative(run) == reference, dialect.name
+        array = load(folder, events, dialect, indent=indent, ph_first=ph_first, array=True, compress=packed)
+        assert relative(array) == reference, dialect.name
+
+
+def test_dialects_with_decimals_keep_every_nanosecond(folder: Path) -> None:
+    events = [mark("Iteration Start: PyTorch Profiler", 0)]
+    for each in range(40):
+        start = 1 + each * 1_003
+        events += [kernel(GEMM, start, 501 + each), kernel(NCCL_KERNEL, start + 250, 333, stream=COMM_STREAM)]
+    for dialect in (TORCH_2024, ABSOLUTE_FLOATS):
+        table = spans(load(folder, events, dialect))
+        origin = dialect.start_us * 1000 + (dialect.base_ns or 0)
+        compute = table[table.kind == "compute"]
+        assert (compute.start_ns - origin).tolist() == [1 + each * 1_003 for each in range(40)]
+        assert (compute.end_ns - compute.start_ns).tolist() == [501 + each for each in range(40)]
+        comm = table[table.kind == "comm"]
+        assert (comm.start_ns - origin).tolist() == [251 + each * 1_003 for each in range(40)]
+    assert whole(load(folder, events, TORCH_2024)) == whole(load(folder, events, ABSOLUTE_FLOATS))
+
+
+def test_streams_of_any_spelling_are_lanes_of_their_own(folder: Path) -> None:
+    events = [kernel(GEMM, 0, MS, stream=COMPUTE_STREAM), kernel(NCCL_KERNEL, 0, MS, stream=COMM_STREAM)]
+    for dialect in (TORCH_1_8, TORCH_2022):
+        lanes = load(folder, events, dialect).table("lanes", 0)
+        assert lanes.kind.tolist() == ["device", "device"]
+        assert {label.split()[-1] for label in lanes.label} == {"7", "20"}
+
+
+def test_the_recording_spans_the_marks_of_the_profiler(folder: Path) -> None:
+    run = load(folder, training(2))
+    window = run.table("recordings", 0)
+    assert (window.end_ns - window.start_ns).tolist() == [20 * MS + 200 * US]
+
+
+def test_overlap_is_a_matter_of_time_and_not_of_streams(folder: Path) -> None:
+    run = load(folder, [kernel(GEMM, 0, 4 * MS), kernel(NCCL_KERNEL, 1 * MS, 5 * MS), record_param_comms(0, MS)])
+    assert (whole(run)["overlapped_ns"], whole(run)["exposed_comm_ns"]) == (3 * MS, 2 * MS)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_device_run_without_its_device_events_does_not_pass_for_a_cpu_run(backend: str, tmp_path: Path) -> None:
+    """Kineto writes host events first: a file cut early holds these alone."""
+    kept = b'{"distributedInfo": {"backend": "%s", "rank": 0, "world_size": 2}, "traceEvents": [' % backend.encode()
+    kept += b'{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 3},'
+    path = tmp_path / "rank0.json"
+    path.write_bytes(kept + b'{"ph": "X", "cat": "cpu_op", "na')
+    if backend == "gloo":
+        assert overlapscope.load(path).ranks == [0]
+        path.write_bytes(kept + b'{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 6, "dur": 1}]}')
+    with pytest.raises(overlapscope.InputError, match="used a device, but no device work"):
+        overlapscope.load(path)

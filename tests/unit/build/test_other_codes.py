@@ -1,0 +1,81 @@
+"""Names are stored as numbers, which a run directory gives anew: no figure and no word follows from the numbers."""
+
+import msgspec
+import numpy as np
+from msgspec.structs import asdict, replace
+
+from overlapscope.advice.advise import analyzed
+from overlapscope.analysis.clock_offsets import Clocks
+from overlapscope.analysis.kernel_changes import kernel_sums
+from overlapscope.analysis.kernels import kernels_of
+from overlapscope.analysis.matching import match
+from overlapscope.analysis.point_to_point import match_pairs
+from overlapscope.analysis.steps import step_windows
+from overlapscope.timeline.columns import Collectives, make, recode
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import Group, RankTimeline, Run
+from overlapscope.whatif.interference import slowdown
+from tests.support.builders import full_timeline
+from tests.property.synthetic import Job, Layout, run_of, simulate
+from tests.unit.whatif.test_interference import recorded
+
+NAMED = ("recordings", "spans", "collectives", "lanes", "annotations", "telemetry")
+
+
+def renumbered(timeline: RankTimeline) -> RankTimeline:
+    """Give the same rank with the codes of its names the other way round."""
+    names = NameTable(reversed(timeline.names))
+    tables = {name: recode(getattr(timeline, name), timeline.names, names) for name in NAMED}
+    return replace(timeline, names=tuple(names.to_list()), **tables)
+
+
+def test_an_analysis_does_not_follow_from_the_numbers_of_names() -> None:
+    some = (0, 3, 5, 6, 9, 10, 11)
+    run = run_of(simulate(Job(layout=Layout(tp=2, pp=2, dp=4, ep=2), moe=True, recorded=some, steps=2, seed=4)))
+    other = replace(run, ranks={rank: renumbered(timeline) for rank, timeline in run.ranks.items()})
+    assert msgspec.json.encode(analyzed(other)) == msgspec.json.encode(analyzed(run))
+
+
+def of_two_groups(op: str) -> Run:
+    """Give two ranks that call of the group that is named later first."""
+    names = ("early in the alphabet", "late in it", op)
+    calls = make(
+        Collectives, 2, recording=0, group=[0, 1], op=2, seq=1, bytes=8, peer=7, start_ns=[50, 10], end_ns=[60, 20]
+    )
+    bare = replace(full_timeline(), names=names, collectives=calls)
+    groups = tuple(Group(name=name, size=2, ranks=(0, 1)) for name in names[:2])
+    return Run(world_size=2, ranks={rank: replace(bare, rank=rank) for rank in (0, 1)}, groups=groups)
+
+
+def test_groups_are_matched_in_the_order_of_their_first_call() -> None:
+    assert [block.group for block in match(of_two_groups("all_reduce")).blocks] == [
+        "late in it", "early in the alphabet",
+    ]  # fmt: skip
+
+
+def test_reasons_of_sends_are_told_in_the_order_of_their_first_call() -> None:
+    first, then = match_pairs(of_two_groups("send"), Clocks()).reasons
+    assert "late in it" in first
+    assert "early in the alphabet" in then
+
+
+def test_kernels_stand_in_the_order_of_their_first_span() -> None:
+    timeline = next(iter(run_of(simulate(Job(layout=Layout(tp=2), steps=2))).ranks.values()))
+    found, other = (asdict(kernels_of(each)) for each in (timeline, renumbered(timeline)))
+    assert len(found["name"]) > 1
+    for column, values in found.items():
+        np.testing.assert_array_equal(other[column], values)
+
+
+def test_sums_of_kernels_stand_in_the_order_of_their_first_span() -> None:
+    timeline = next(iter(run_of(simulate(Job(layout=Layout(tp=2), steps=2))).ranks.values()))
+    found, other = (
+        list(kernel_sums(each, step_windows(each)).sums.items()) for each in (timeline, renumbered(timeline))
+    )
+    assert len(found) > 1
+    assert other == found
+
+
+def test_a_slowdown_is_the_same_to_the_last_digit() -> None:
+    spans, transfers = recorded(1.3, steps=6, moves=True)
+    assert slowdown(replace(spans, name=spans.name.max() - spans.name), transfers) == slowdown(spans, transfers)

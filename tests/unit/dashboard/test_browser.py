@@ -1,0 +1,247 @@
+"""The dashboard as people have it: in a browser, with mouse, keyboard and assistive technology."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlapscope_dashboards.pages import pages
+from overlapscope_dashboards.runs.site import Site, run_address
+from tests.conftest import ROOT
+from tests.support.axe import axe_script
+from tests.support.dashboard_runs import copy_run, folder_of_runs, hostile_traces, ids, served
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-browser")]
+EVIL = "<img src=x onerror=alert(1)>"
+PATIENCE_MS = 60_000
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """A page that is open, and what it did that it should not."""
+
+    page: Any
+    elsewhere: list[str] = []
+    errors: list[str] = []
+
+    def is_quiet(self) -> bool:
+        return not self.elsewhere and not self.errors
+
+
+Visitor = Callable[..., Visit]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of_runs(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def address(root: Path, browser: Any) -> str:
+    return served([root]).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def usual(browser: Any) -> Iterator[Any]:
+    """Give what most tests open their pages in, so that scripts are loaded once."""
+    context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visit(browser: Any, usual: Any) -> Iterator[Visitor]:
+    opened = []
+
+    def open_page(url: str, **settings: Any) -> Visit:
+        context = browser.new_context(**settings) if settings else usual
+        seen = Visit(page=context.new_page())
+        opened.append(context if settings else seen.page)
+        own = url.split("/runs/", maxsplit=1)[0].split("?", maxsplit=1)[0].rstrip("/")
+        seen.page.on("request", lambda r: _foreign(r.url, own) and seen.elsewhere.append(r.url))
+        seen.page.on("console", lambda m: m.type in ("error", "warning") and seen.errors.append(m.text))
+        seen.page.on("pageerror", lambda e: seen.errors.append(str(e)))
+        seen.page.on("dialog", lambda d: (seen.errors.append(f"dialog {d.message}"), d.dismiss()))
+        seen.page.goto(url)
+        arrived(seen)
+        return seen
+
+    yield open_page
+    for each in opened:
+        each.close()
+
+
+def _foreign(url: str, own: str) -> bool:
+    return not url.startswith((f"{own}/", "data:", "blob:"))
+
+
+SHOWN, SHOWN_HEIGHT, MAX_SHOWN_BYTES = ROOT / "docs" / "dashboard.png", 760, 150_000
+STANDS = """() => document.querySelector("main[aria-busy=false] h1")
+  && !document.querySelector("[data-dash-is-loading=true], .later .note")
+  && !document.body.innerText.includes("comes by itself")
+  && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg, canvas"))"""
+
+
+def arrived(seen: Visit) -> None:
+    """Wait until a page stands: nothing is being made, every chart is drawn."""
+    seen.page.wait_for_function(STANDS, timeout=PATIENCE_MS)
+
+
+def text(seen: Visit) -> str:
+    return str(seen.page.inner_text("body"))
+
+
+def paths_of(known: dict[str, str]) -> list[str]:
+    """Give the address of every page of one run, and of its comparison with the other."""
+    base, candidate = known["baseline"], known["regressed"]
+    return [*(run_address(base, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
+
+
+def test_every_page_opens_without_an_error_and_asks_nobody_else(root: Path, address: str, visit: Visitor) -> None:
+    known = ids(Site([root]))
+    seen = visit(f"{address}/")
+    assert "2 runs" in text(seen)
+    for path in paths_of(known):
+        seen.page.goto(address + path)
+        arrived(seen)
+        assert "cannot be" not in text(seen), path
+        assert seen.page.locator("h1").count() == 1
+        assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+    assert seen.is_quiet(), seen
+
+
+def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, visit: Visitor) -> None:
+    seen = visit(f"{address}/")
+    seen.page.get_by_role("link", name="compare baseline with another run").click()
+    seen.page.get_by_role("link", name="with baseline").click()
+    seen.page.wait_for_selector("text=Metric by metric", timeout=PATIENCE_MS)
+    assert "grew by 21.134 ms" in text(seen)
+    there = seen.page.url
+    seen.page.reload()
+    seen.page.wait_for_selector("text=Metric by metric", timeout=PATIENCE_MS)
+    assert seen.page.url == there
+    seen.page.go_back()
+    seen.page.wait_for_selector("text=Pick the run to compare")
+    seen.page.get_by_role("link", name="baseline", exact=True).click()
+    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+    assert seen.page.title() == "Overview · baseline · OverlapScope"
+    assert seen.is_quiet(), seen
+
+
+def test_an_unknown_address_and_a_run_that_broke_say_so_while_others_open(tmp_path: Path, visit: Visitor) -> None:
+    folder = folder_of_runs(tmp_path / "runs")
+    (folder / "regressed" / "run.json").write_text("{", encoding="utf-8")
+    known, own = ids(Site([folder])), served([folder]).rstrip("/")
+    seen = visit(own + run_address(known["regressed"]))
+    assert "run.json: damaged" in text(seen)
+    seen.page.goto(f"{own}/runs/0123456789ab")
+    seen.page.wait_for_selector("text=There is no such run here")
+    seen.page.get_by_role("link", name="baseline").click()
+    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+
+
+def test_a_run_that_grows_is_read_again_by_itself(
+    tmp_path: Path, visit: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = copy_run(tmp_path / "whole")
+    run = copy_run(tmp_path / "runs" / "job")
+    shutil.rmtree(run / "rank_00001")
+    monkeypatch.setattr("overlapscope_dashboards.server.shell.POLL_MS", 300)
+    own = served([tmp_path / "runs"]).rstrip("/")
+    seen = visit(own + run_address(ids(Site([tmp_path / "runs"]))["job"]))
+    assert "124.226 ms" in text(seen)  # rank 0 alone
+    shutil.copytree(whole / "rank_00001", run / "rank_00001")
+    seen.page.wait_for_selector("text=12 steps of 2 ranks", timeout=PATIENCE_MS)
+    assert seen.is_quiet(), seen
+
+
+def paper(seen: Visit) -> int:
+    colour = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(each) for each in colour.removeprefix("rgb(").rstrip(")").split(","))
+
+
+def test_dark_and_light_follow_the_system_and_the_switch_is_kept(address: str, visit: Visitor) -> None:
+    assert paper(visit(f"{address}/", color_scheme="dark")) < 150
+    seen = visit(f"{address}/", color_scheme="light")
+    assert paper(seen) > 600
+    seen.page.get_by_role("button", name="Show in dark colours").click()
+    assert paper(seen) < 150
+    seen.page.reload()
+    arrived(seen)
+    assert paper(seen) < 150
+    seen.page.get_by_role("button", name="Show in light colours").click()
+    assert paper(seen) > 600
+    seen.page.emulate_media(color_scheme="dark")
+    assert paper(seen) < 150, "what the system says anyway is not kept as a choice"
+
+
+def test_names_in_traces_stay_text(tmp_path: Path, visit: Visitor) -> None:
+    folder = tmp_path / EVIL.replace("/", "")
+    hostile_traces(folder, EVIL)
+    own = served([folder]).rstrip("/")
+    (run,) = ids(Site([folder])).values()
+    seen = visit(f"{own}/")
+    assert EVIL in text(seen)
+    for each in pages():
+        seen.page.goto(own + run_address(run, each))
+        arrived(seen)
+        assert EVIL in text(seen)
+        for at in range(seen.page.locator("summary").count()):
+            seen.page.locator("summary").nth(at).click()
+        assert seen.page.locator("img[src=x]").count() == 0
+    assert seen.is_quiet(), seen
+
+
+def test_the_keyboard_goes_through_a_page_in_the_order_that_it_is_read(
+    root: Path, address: str, visit: Visitor
+) -> None:
+    seen = visit(address + run_address(ids(Site([root]))["baseline"]))
+    seen.page.evaluate("document.activeElement.blur()")
+    order = []
+    for _ in range(len(pages()) + 6):
+        seen.page.keyboard.press("Tab")
+        order.append(seen.page.evaluate(
+            "(e => e.id || e.className || e.closest('nav,main,header')?.id || e.tagName)(document.activeElement)"
+        ))  # fmt: skip
+    assert order[0] == "skip"
+    assert seen.page.evaluate("!!document.activeElement.closest('main')"), order
+    tops = seen.page.evaluate("[...document.querySelectorAll('a[href],button,summary')].map(e => !!e.closest('main'))")
+    assert tops == sorted(tops), "what is in the header comes before the page"
+    seen.page.evaluate("document.querySelector('.skip').focus()")
+    seen.page.keyboard.press("Enter")
+    assert seen.page.evaluate("document.activeElement.id") == "main"
+
+
+def test_axe_finds_nothing_in_light_and_dark(root: Path, address: str, visit: Visitor) -> None:
+    script, known = axe_script(), ids(Site([root]))
+    seen = visit(f"{address}/")
+    found = []
+    for path in ("/", *paths_of(known)):
+        seen.page.goto(address + path)
+        arrived(seen)
+        seen.page.evaluate(f"{script};0")
+        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
+            seen.page.emulate_media(color_scheme=scheme)
+            broken = seen.page.evaluate(f"axe.run({rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+            found += [(path, scheme, *each) for each in broken]
+    assert found == []
+
+
+def test_the_readme_shows_the_overview(
+    visit: Visitor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    own = served([Path("traces")]).rstrip("/")
+    seen = visit(own + run_address(ids(Site([Path("traces")]))["baseline"]))
+    assert "overlapscope compare traces/baseline" in text(seen)
+    picture = seen.page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": SHOWN_HEIGHT})
+    if request.config.getoption("--update-golden"):
+        SHOWN.write_bytes(picture)
+    kept = SHOWN.read_bytes()
+    for each in (picture, kept):
+        assert each.startswith(b"\x89PNG")
+        assert len(each) <= MAX_SHOWN_BYTES
+        assert (int.from_bytes(each[16:20]), int.from_bytes(each[20:24])) == (1280, SHOWN_HEIGHT)
+    assert f"](docs/{SHOWN.name})" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,116 @@
+"""Callbacks of pages: one that fails says so, and one that takes long holds up nobody."""
+
+import logging
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from overlapscope_dashboards.pages import overview
+from overlapscope_dashboards.runs import site as site_module
+from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.site import Site, run_address
+from overlapscope_dashboards.server.app import create_app
+from overlapscope_dashboards.timeline.perfetto import AT_ONCE
+from tests.support.dashboard_runs import copy_run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return copy_run(tmp_path / "run")
+
+
+@pytest.fixture
+def path(root: Path) -> str:
+    return run_address(Site([root]).places().places[0].id)
+
+
+def called(client: Any, output: str, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
+    """Call the callback with this output as a browser does."""
+    (spec,) = (
+        each for each in client.get("/_dash-dependencies").json
+        if output in each["output"] and all(f"{one['id']}.{one['property']}" in inputs for one in each["inputs"])
+    )  # fmt: skip
+
+    def given(each: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
+        return {**each, "value": values.get(f"{each['id']}.{each['property']}")}
+
+    names = [each.rpartition(".") for each in spec["output"].strip(".").split("...")]
+    outputs = [{"id": name, "property": what.partition("@")[0]} for name, _, what in names]
+    body = {
+        "output": spec["output"],
+        "outputs": outputs if spec["output"].startswith("..") else outputs[0],
+        "inputs": [given(each, inputs) for each in spec["inputs"]],
+        "state": [given(each, states) for each in spec["state"]],
+        "changedPropIds": [next(iter(inputs))],
+    }
+    return client.post("/_dash-update-component", json=body)
+
+
+def test_a_fault_is_said_and_the_page_that_grows_comes_back(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(overview, "recommended", fail)
+    client = create_app([root]).server.test_client()
+    with caplog.at_level(logging.CRITICAL):
+        answer = called(client, "overview-advice.children", ADVICE, {"address.pathname": path})
+    assert "A fault" in str(answer.json["sideUpdate"]["main"])
+    assert answer.json["sideUpdate"]["revision"] == {"data": ""}
+
+
+def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, plain = Event(), Opened._read
+    monkeypatch.setattr(Opened, "_read", lambda opened: read.wait() and plain(opened))
+    monkeypatch.setattr(site_module, "PATIENCE_S", 0)
+    client = create_app([root]).server.test_client()
+    states = {"address.pathname": f"{path}/timeline", "address.search": ""}
+    asks = [
+        ("overview-advice.children", ADVICE, "overview-look"),
+        ("address.search", {"ranks-chosen.value": "0"}, ""),
+        ("address.search", {"what-if-cap.value": 1}, ""),
+    ]
+    for output, inputs, look in asks:
+        answer = called(client, output, inputs, states)
+        told = answer.json["response"] if answer.status_code == 200 else {}
+        assert told == ({look: {"disabled": False}} if look else {})
+    timeline = [f"{path}/timeline/view?ranks=0", f"{path}/timeline/point?row=0&bin=1&part=map"]
+    for address in timeline:
+        assert client.get(address).status_code == 202
+    read.set()
+    monkeypatch.setattr(site_module, "PATIENCE_S", 60)
+    for address, words in zip(timeline, (b'"rasters"', b'"rank 0 at '), strict=True):
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert words in answer.data
+    shown = ('"overview-look":{"disabled":true}', "?ranks=0", "?cap=")
+    for (output, inputs, _), words in zip(asks, shown, strict=True):
+        assert words in called(client, output, inputs, states).get_data(as_text=True)
+
+
+def test_few_windows_are_written_at_once_and_each_makes_room_for_the_next(root: Path, path: str) -> None:
+    client = create_app([root]).server.test_client()
+    address = f"{path}/timeline/window.json.gz?ranks=0"
+    for method in (client.head, client.get, client.head, client.get, client.get):
+        with method(address) as answer:
+            assert answer.status_code == 200
+    for _ in range(AT_ONCE + 1):
+        with client.get("/runs/none/timeline/window.json.gz") as answer:
+            assert answer.status_code == 404
+    open_ = [client.get(address, buffered=False) for _ in range(AT_ONCE)]
+    refused = client.get(address)
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) > 0
+    open_.pop().close()
+    with client.get(address) as answer:
+        assert answer.status_code == 200
+    for each in open_:
+        each.close()
+
+
+ADVICE = {"overview-advice.id": "overview-advice", "overview-look.n_intervals": None}

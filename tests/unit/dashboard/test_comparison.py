@@ -1,0 +1,102 @@
+"""Two runs beside each other: parts that add up, verdicts that are the gate's, and what cannot be compared."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from overlapscope.analysis.compare import compare
+from overlapscope.analysis.measured_run import replicate
+from overlapscope.gate.policy import Policy
+from overlapscope.gate.verdict import judge
+from overlapscope_dashboards.compare import figures as view
+from overlapscope_dashboards.compare.page import compare_address
+from overlapscope_dashboards.runs.site import Site, query_of
+from overlapscope_dashboards.server import router
+from tests.support.compared_runs import Job, jobs, run_of
+from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
+
+
+def shown(site: Site, base: str, candidate: str) -> router.Shown:
+    path, _, query = compare_address(base, candidate).partition("?")
+    return router.show(site, path, query_of(query))
+
+
+def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
+    known = ids(site)
+    page = shown(site, known["baseline"], known["regressed"])
+    said = words(page.content)
+    assert page.status == 200
+    assert "Exposed communication grew by 21.134 ms (+303.7 %): 6.960 to 28.093 ms a step." in said
+    gate = judge([site.run(known["baseline"]).replicate], [site.run(known["regressed"]).replicate], Policy())
+    rows = view.metric_rows(gate)
+    verdicts = {each.name: each.verdict.replace("_", " ") for each in gate.metrics}
+    assert [row.verdict for row in rows[:2]] == [verdicts["exposed_comm_ns"], verdicts["step_time_ns"]]
+    assert {row.verdict for row in rows} - {""} <= set(verdicts.values())
+    assert "REGRESSED" in said
+
+
+@given(jobs(), jobs())
+def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidate: Job) -> None:
+    comparison = compare([replicate(run_of(base), "a")], [replicate(run_of(candidate), "b")])
+    for drawn in view.waterfalls(comparison):
+        at = drawn.base_ns
+        for each in drawn.falls:
+            assert each.from_ns == at
+            at += each.candidate_ns - each.base_ns
+            assert each.to_ns == at
+        assert at == drawn.candidate_ns
+    for bar in view.bars(comparison):
+        assert sum(each.ns for each in bar.segments) == bar.whole_ns
+
+
+def test_a_run_against_itself_has_not_changed(site: Site) -> None:
+    one = ids(site)["baseline"]
+    said = words(shown(site, one, one).content)
+    assert "did not change" in said
+    assert "regressed" not in re.sub(r"baseline|regressed ms", "", said)
+
+
+def test_runs_without_times_are_told_so_and_shown_as_far_as_they_are_known(tmp_path: Path) -> None:
+    folder_of_runs(tmp_path)
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "run.json").write_text("{", encoding="utf-8")
+    site = Site([tmp_path])
+    page = shown(site, ids(site)["baseline"], ids(site)["log"])
+    assert "run.json: damaged" in words(page.content)
+    assert str(tmp_path) not in words(page.content)
+
+
+def test_without_two_known_runs_the_page_says_what_there_is(site: Site) -> None:
+    assert "Pick two" in words(router.show(site, "/compare", {}).content)
+    page = shown(site, ids(site)["baseline"], "0123456789ab")
+    assert page.status == 404
+    assert "regressed" in words(page.content)
+
+
+def test_the_runs_page_leads_to_a_comparison_in_two_links(site: Site) -> None:
+    one, other = ids(site)["baseline"], ids(site)["regressed"]
+    assert f"/?base={one}" in str(router.show(site, "/", {}).content)
+    picked = router.show(site, "/", {"base": one})
+    assert "Pick the run to compare with baseline" in words(picked.content)
+    assert compare_address(one, other) in str(picked.content)
+    assert "Pick the run" not in words(router.show(site, "/", {"base": "<script>"}).content)
+
+
+def test_a_comparison_is_made_anew_when_a_side_changed(tmp_path: Path) -> None:
+    site = Site([folder_of_runs(tmp_path / "runs")])
+    one, other = ids(site)["baseline"], ids(site)["regressed"]
+    before = shown(site, one, other)
+    root = tmp_path / "runs"
+    (root / "regressed").rename(tmp_path / "old")
+    copy_run(root / "regressed")
+    after = shown(site, one, other)
+    assert after.revision != before.revision
+    assert "did not change" in words(after.content)

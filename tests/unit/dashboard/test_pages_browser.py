@@ -1,0 +1,154 @@
+"""Collectives, Ranks, What-if and Recommendations in a browser."""
+
+from itertools import pairwise
+from threading import Thread
+from typing import Any
+
+import msgspec
+import pytest
+from waitress.server import create_server
+
+from overlapscope_dashboards.runs.site import Site, run_address
+from overlapscope_dashboards.server import app
+from overlapscope_dashboards.server.app import create_app
+from tests.support.dashboard_runs import folder_of_runs, ids
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("dashboard-pages")]
+PATIENCE_MS = 30_000
+STANDS = """() => document.querySelector("main[aria-busy=false] h1")
+  && !document.body.innerText.includes("comes by itself")
+  && [...document.querySelectorAll(".chart")].every((each) => each.querySelector(".main-svg"))"""
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """An open page, and what it did that it should not."""
+
+    page: Any
+    address: str
+    ids: dict[str, str]
+    wrong: list[str] = []
+
+    def go(self, run: str, page: str, query: dict[str, str] | None = None) -> None:
+        self.page.goto(self.address + run_address(self.ids[run], page, query))
+        self.stands()
+
+    def stands(self) -> None:
+        self.page.wait_for_function(STANDS, timeout=PATIENCE_MS)
+
+    def lead(self) -> str:
+        return str(self.page.inner_text(".lead"))
+
+
+@pytest.fixture(scope="module")
+def visit(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    root = folder_of_runs(tmp_path_factory.mktemp("pages"))
+    server = create_server(create_app([root]).server, host="127.0.0.1", port=0, threads=4)
+    Thread(target=server.run, daemon=True).start()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(PATIENCE_MS)
+    seen = Visit(page=page, address=f"http://127.0.0.1:{server.effective_port}", ids=ids(Site([root])))
+    page.on("request", lambda r: r.url.startswith((seen.address, "data:", "blob:")) or seen.wrong.append(r.url))
+    page.on("console", lambda m: m.type in ("error", "warning") and seen.wrong.append(m.text))
+    page.on("pageerror", lambda e: seen.wrong.append(str(e)))
+    return seen
+
+
+@pytest.mark.parametrize("name", ["collectives", "ranks", "what-if", "recommendations"])
+def test_a_page_opens_without_errors_and_asks_nobody_else(visit: Visit, name: str) -> None:
+    visit.go("regressed", name)
+    levels = visit.page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((each) => +each.tagName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    charts = visit.page.locator(".chart").count()
+    assert visit.page.locator(".chart + details table").count() >= charts
+    wide = visit.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert wide
+    assert visit.wrong == []
+
+
+def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit: Visit) -> None:
+    visit.go("regressed", "what-if")
+    before = visit.lead()
+    visit.page.get_by_role("navigation", name="sent with").get_by_text("16 bits").click()
+    visit.page.wait_for_function("() => location.search.includes('hook=16-bit')")
+    visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText != was", arg=before)
+    visit.stands()
+    changed = visit.lead()
+    assert "129.109 ms instead of 140.533 ms" in changed
+    assert "bf16_compress_hook" in visit.page.inner_text(".code pre")
+    visit.page.reload()
+    visit.stands()
+    assert visit.lead() == changed
+    visit.page.go_back()
+    visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText == was", arg=before)
+    assert visit.wrong == []
+
+
+def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the place of a page that takes longer another one stands meanwhile, without a slider to keep it.
+    monkeypatch.setattr(app, "PATIENCE_S", PATIENCE_MS / 1e3)
+    visit.go("regressed", "what-if", {"cap": "1", "late": "none"})
+    before = visit.lead()
+    slider = visit.page.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    visit.page.wait_for_function("() => location.search.includes('cap=2')")
+    assert "late=none" in visit.page.url
+    visit.stands()
+    visit.page.wait_for_function("() => document.querySelector('[role=slider]')?.getAttribute('aria-valuenow') == '2'")
+    assert visit.page.evaluate("document.activeElement.getAttribute('role')") == "slider"
+    assert "DistributedDataParallel" not in before
+    assert visit.wrong == []
+
+
+def test_ranks_that_are_typed_stand_in_the_address(visit: Visit) -> None:
+    visit.go("baseline", "ranks")
+    field = visit.page.locator("#ranks-chosen")
+    assert field.input_value() == "0,1"
+    field.fill("1")
+    field.press("Enter")
+    visit.page.wait_for_function("() => location.search == '?ranks=1'")
+    visit.stands()
+    assert visit.page.locator("#ranks-chosen").input_value() == "1"
+    visit.page.reload()
+    visit.stands()
+    assert visit.page.locator("#ranks-chosen").input_value() == "1"
+    assert visit.wrong == []
+
+
+def test_a_step_that_is_chosen_in_a_comparison_stands_in_the_address(visit: Visit) -> None:
+    known = visit.ids
+    visit.page.goto(f"{visit.address}/compare?base={known['baseline']}&candidate={known['regressed']}")
+    visit.stands()
+    field = visit.page.locator("#compare-step")
+    assert field.input_value() == "4"
+    field.fill("7")
+    field.press("Enter")
+    visit.page.wait_for_function("() => location.search.includes('step=7&rank=0')")
+    visit.page.wait_for_selector("text=Step 7 of rank 0 lasts")
+    visit.page.get_by_role("link", name="step before").click()
+    visit.page.wait_for_selector("text=Step 6 of rank 0 lasts")
+    visit.stands()
+    assert visit.page.locator("#compare-step").input_value() == "6"
+    visit.page.reload()
+    visit.page.wait_for_selector("text=Step 6 of rank 0 lasts")
+    visit.stands()
+    card = visit.page.locator(".card", has=visit.page.locator("#compare-timelines"))
+    assert card.locator("summary").count() == 1
+    visit.page.wait_for_function("() => document.querySelectorAll('#compare-timelines .shapelayer path').length >= 5")
+    card.get_by_role("link", name="regressed").click()
+    visit.page.wait_for_function("() => location.pathname.endsWith('/timeline') && location.search.includes('ranks=0')")
+    visit.page.wait_for_selector("#timeline-figure .main-svg")
+    assert visit.wrong == []
+
+
+def test_code_is_copied_and_the_button_says_so(visit: Visit) -> None:
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.go("regressed", "recommendations", {"for": "horovod"})
+    button = visit.page.locator("button.copy").first
+    button.click()
+    visit.page.wait_for_function("() => document.querySelector('button.copy').textContent == 'Copied'")
+    assert visit.page.evaluate("navigator.clipboard.readText()") == "HOROVOD_FUSION_THRESHOLD=1048576"
+    assert visit.wrong == []

@@ -1,0 +1,677 @@
+"""Ascend profiler folders: what is read of them, against the vendor's own figures and against sums made by hand."""
+
+import contextlib
+import csv
+import gzip
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import overlapscope
+from overlapscope.analysis.breakdown import Breakdown
+from overlapscope.analysis.recording_checks import reported_overlap
+from overlapscope.errors import InputError
+from overlapscope.ingest.formats import ascend
+from overlapscope.ingest.formats.ascend.device import operation_of
+from overlapscope.ingest.parsing.fact_tables import FigureRows
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, UNCLASSIFIED
+from tests.conftest import shared_file
+from tests.support.builders import spelled
+
+SAMPLE = "ascend/msinsight_text_level0"
+HOST, CANN, HARDWARE, HCCL, OVERLAP = 3016828, 3089232096, 3089232288, 3089232352, 3089232608
+BEGIN_US = 1_736_405_443_000_000
+
+
+def stamp(ns: int) -> str:
+    """Nanoseconds since the beginning, as the writer spells a time."""
+    whole, rest = divmod(BEGIN_US * 1000 + ns, 1000)
+    return f"{whole}.{rest:03}"
+
+
+def task(
+    name: str, start: int, end: int, *, stream: int = 2, task_type: str | None = "AI_CORE", connection: int = 1
+) -> dict[str, Any]:
+    args: dict[str, Any] = {"Model Id": 4294967295, "connection_id": connection}
+    if task_type is not None:
+        args["Task Type"] = task_type
+    return {
+        "name": name,
+        "pid": HARDWARE,
+        "tid": stream,
+        "ts": stamp(start),
+        "dur": (end - start) / 1000,
+        "args": args,
+        "ph": "X",
+    }
+
+
+def row(
+    name: str, start: int, end: int, *, tid: int = 0, connection: int = 9, data_type: str = "FP32", count: int = 1000
+) -> dict[str, Any]:
+    args = {"connection_id": connection, "data_type": data_type, "alg_type": "MESH-RING", "count": count}
+    return {
+        "name": name,
+        "pid": HCCL,
+        "tid": tid,
+        "ts": stamp(start),
+        "dur": (end - start) / 1000,
+        "args": args,
+        "ph": "X",
+    }
+
+
+def operation(name: str, start: int, end: int, *, tid: int = HOST, cat: str = "cpu_op") -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "pid": HOST, "tid": tid, "ts": stamp(start), "dur": (end - start) / 1000, "cat": cat,
+        "args": {"Sequence number": -1, "Call stack": "a.py(1): f;\r\nb.py(2): g"},
+    }  # fmt: skip
+
+
+def arrow(kind: str, key: object, start: tuple[int, int, int], end: tuple[int, int, int]) -> list[dict[str, Any]]:
+    """Both ends of a flow; each end is (process, thread, time)."""
+    name = "torch_to_npu" if kind == "async_npu" else f"HostToDevice{key}"
+    return [
+        {"ph": ph, "name": name, "cat": kind, "id": key, "pid": pid, "tid": tid, "ts": stamp(ns)}
+        for ph, (pid, tid, ns) in (("s", start), ("f", end))
+    ]
+
+
+def names(
+    threads: Sequence[tuple[int, int, str]] = ((HCCL, 0, "Group 0 Communication"), (HCCL, 1, "Plane 0")),
+) -> list[dict[str, Any]]:
+    processes = {HOST: "Python", CANN: "CANN", HARDWARE: "Ascend Hardware", HCCL: "HCCL", OVERLAP: "Overlap Analysis"}
+    return [
+        *(
+            {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": n}}
+            for pid, n in processes.items()
+        ),
+        *({"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": n}} for p, t, n in threads),
+    ]
+
+
+def write(path: Path, events: Sequence[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(list(events)))
+    return path
+
+
+def read(path: Path) -> Reading:
+    reader = reader_of(head_of(path))
+    assert reader is not None
+    return reader.read(path, ReadContext())
+
+
+def spans_of(reading: Reading) -> list[tuple[str, int, int, int]]:
+    """(name, kind, start, end) of each span, times since the beginning."""
+    timeline = reading.timelines[0]
+    spans = timeline.spans
+    rows = zip(spans.name.tolist(), spans.kind.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    base = BEGIN_US * 1000
+    return sorted((timeline.names[name], kind, start - base, end - base) for name, kind, start, end in rows)
+
+
+# --- the real folder ------------------------------------------------------------------------------------------------
+
+
+def covered(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A union, made with other code than ours."""
+    out: list[list[int]] = []
+    for start, end in sorted(pairs):
+        if out and start <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], end)
+        else:
+            out.append([start, end])
+    return [(start, end) for start, end in out]
+
+
+def shared_ns(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:
+    return sum(max(0, min(e, f) - max(s, t)) for s, e in covered(a) for t, f in covered(b))
+
+
+def raw_rows(path: Path, chosen: Callable[[dict[str, Any]], bool]) -> list[tuple[int, int]]:
+    with gzip.open(path) as file:
+        events = json.load(file, parse_float=Decimal)
+    out = []
+    for event in events:
+        if event["ph"] == "X" and chosen(event):
+            whole, _, rest = event["ts"].partition(".")
+            start = int(whole) * 1000 + int((rest + "000")[:3])
+            out.append((start, start + round(Decimal(event["dur"]) * 1000)))
+    return out
+
+
+@pytest.mark.parametrize(("rank", "overlapped_ns", "vendor_us"), [(0, 4_001_267, 4001.282), (1, 3_989_587, 3989.596)])
+def test_our_overlap_is_the_vendors(rank: int, overlapped_ns: int, vendor_us: float) -> None:
+    run = overlapscope.load(shared_file(SAMPLE) / f"rank{rank}_ascend_pt")
+    info = run.analysis().ranks[0]
+    assert info.rank == rank
+    assert info.whole.overlapped_ns == overlapped_ns
+    assert [step.step for step in info.steps] == [50]
+    assert info.steps[0].complete
+    assert info.steps[0].overlapped_ns == overlapped_ns
+    assert abs(overlapped_ns / 1000 - vendor_us) <= 0.02
+    figures = spelled(run.run.facts.figures, run.run.facts.names)
+    told = dict(zip(figures["name"], figures["value"], strict=True))
+    assert told["overlapped_us"] == pytest.approx(vendor_us, abs=1e-6)
+    # Stage runs from the first to the last device work of the step, as our window does.
+    assert info.steps[0].window_ns == pytest.approx(told["stage_us"] * 1000, abs=300)
+    assert info.whole.compute_ns == pytest.approx(told["computing_us"] * 1000, abs=25)
+    assert info.whole.comm_ns == pytest.approx(told["communication_us"] * 1000, abs=25)
+    assert not [each for each in run.analysis().findings if each.id.startswith("reported_overlap")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_spans_are_the_raw_rows(rank: int) -> None:
+    path = shared_file(f"{SAMPLE}/rank{rank}_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz")
+    comm = raw_rows(path, lambda event: event["name"].startswith("hcom_"))
+    types = ("AI_CORE", "MIX_AIV", "DSA_SQE")
+    compute = raw_rows(path, lambda event: (event.get("args") or {}).get("Task Type") in types)
+    spans = read(path).timelines[0].spans
+    ours = list(zip(spans.start_ns.tolist(), spans.end_ns.tolist(), spans.kind.tolist(), strict=True))
+    assert sorted((s, e) for s, e, kind in ours if kind == COMM) == sorted(comm)
+    assert sorted((s, e) for s, e, kind in ours if kind == COMPUTE) == sorted(compute)
+    assert shared_ns(comm, compute) in (4_001_267, 3_989_587)
+    # 22 copies of the compute stream, 2 of another; the SDMA tasks of the collectives are none.
+    assert sum(kind == COPY for *_, kind in ours) == 24
+
+
+def test_every_file_of_the_folder_is_claimed() -> None:
+    run = overlapscope.load(shared_file("ascend"))
+    assert {len(source.warnings) for source in run.sources} == {0}
+    assert len(run.sources) == 10
+    assert run.ranks == [0, 1]
+    assert [source.ranks for source in run.sources if source.format == "ascend"] == [(0,), (1,)]
+
+
+def test_collectives_know_operation_group_type_and_size() -> None:
+    calls = []
+    for rank in (0, 1):
+        reading = read(shared_file(f"{SAMPLE}/rank{rank}_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz"))
+        timeline = reading.timelines[0]
+        told = spelled(timeline.collectives, timeline.names)
+        calls.append([told[key] for key in ("op", "group", "dtype", "elements", "bytes", "algorithm", "step", "seq")])
+        assert timeline.collectives.launch_ns.min() > 0
+        assert (timeline.spans.launch_ns <= timeline.spans.start_ns).all()
+    elements = [4_097_000, 16_781_312, 37_752_832, 2_469_696]
+    assert calls[0] == [
+        ["all_reduce"] * 4, ["868"] * 4, ["float32"] * 4, elements, [4 * each for each in elements],
+        ["MESH-RING"] * 4, [50] * 4, [None] * 4,
+    ]  # fmt: skip
+    assert calls[0] == calls[1]
+
+
+def test_a_kernel_is_launched_before_it_runs_inside_its_operation() -> None:
+    timeline = read(shared_file(f"{SAMPLE}/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz")).timelines[0]
+    told = spelled(timeline.spans, timeline.names)
+    assert None not in told["launch_ns"]
+    with gzip.open(shared_file(f"{SAMPLE}/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz")) as file:
+        events = json.load(file)
+    begun = {event["id"]: event for event in events if event["ph"] == "s" and event["cat"] == "async_npu"}
+    caller = {}
+    for event in events:
+        if event["ph"] == "f" and event["cat"] == "async_npu":
+            start = begun[event["id"]]
+            at = (start["pid"], start["tid"], start["ts"])
+            there = [e for e in events if e.get("cat") == "cpu_op" and (e["pid"], e["tid"], e["ts"]) == at]
+            caller[event["ts"]] = min(there, key=lambda e: e["dur"])["name"]
+    ours = dict(zip(told["start_ns"], told["host_op"], strict=True))
+    assert len(caller) == 210
+    for time, name in caller.items():
+        assert ours[int(time.replace(".", ""))] == name
+
+
+def test_the_kernel_table_alone_gives_the_same_overlap(tmp_path: Path) -> None:
+    source = shared_file(f"{SAMPLE}/rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/kernel_details.csv")
+    run = overlapscope.load(shutil.copy(source, tmp_path / "rank1_kernels.csv"))
+    with open(source, newline="") as file:
+        table = list(csv.DictReader(file))
+    comm, compute = [], []
+    for each in table:
+        whole, rest = each["Start Time(us)"].strip().split(".")
+        start = int(whole + rest)
+        pair = (start, start + round(float(each["Duration(us)"]) * 1000))
+        (comm if each["Accelerator Core"] == "HCCL" else compute).append(pair)
+    whole = run.analysis().ranks[0].whole
+    assert run.ranks == [1]
+    assert whole.overlapped_ns == shared_ns(comm, compute)
+    assert abs((whole.overlapped_ns or 0) / 1000 - 3989.596) <= 0.02
+
+
+def test_a_kernel_table_beside_a_trace_counts_nothing_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "some_name"
+    shutil.copytree(shared_file(f"{SAMPLE}/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT"), folder)
+    run = overlapscope.load(folder)  # nothing tells the rank
+    assert run.analysis().ranks[0].whole.overlapped_ns == 4_001_267
+    assert len(run.run.ranks[0].recordings.start_ns) == 1
+
+
+# --- constructed files ----------------------------------------------------------------------------------------------
+
+
+def test_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.json", [*names(), task("Mul1", 1, 1_000_000_007), task("Mul2", 2_000_000_003, 2_000_000_004)]
+    )
+    assert spans_of(read(path)) == [
+        ("Mul1", COMPUTE, 1, 1_000_000_007),
+        ("Mul2", COMPUTE, 2_000_000_003, 2_000_000_004),
+    ]
+
+
+def test_times_written_as_numbers_are_read_as_their_text(tmp_path: Path) -> None:
+    text = json.dumps([*names(), task("Mul1", 934, 2934)]).replace(f'"{stamp(934)}"', stamp(934))
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    assert spans_of(read(path)) == [("Mul1", COMPUTE, 934, 2934)]
+
+
+def test_planes_flags_waits_and_the_vendors_sums_are_no_spans(tmp_path: Path) -> None:
+    sums = [
+        {"name": name, "pid": OVERLAP, "tid": 0, "ts": stamp(0), "dur": 9.0, "ph": "X"}
+        for name in ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
+    ]
+    events = [
+        *names(),
+        row("hcom_allReduce__868_0_1", 0, 5000),
+        row("Memcpy", 100, 4000, tid=1),
+        row("Notify Wait", 10, 4900, tid=1),
+        task("Notify Wait", 10, 4900, stream=4, task_type="Notify Wait", connection=9),
+        task("SDMA", 100, 4000, stream=4, task_type="SDMA", connection=9),
+        task("EVENT_WAIT", 0, 9000, task_type="EVENT_WAIT_SQE"),
+        task("Write Value", 0, 9000, task_type="Write Value"),
+        task("PLACE_HOLDER", 0, 9000, task_type="PLACE_HOLDER_SQE"),
+        task("MatMul", 1000, 3000),
+        task("MEMCPY_ASYNC", 6000, 7000, task_type="PCIE_DMA_SQE"),
+        {"name": "AscendCL@x", "pid": CANN, "tid": 1, "ts": stamp(0), "dur": 1.0, "ph": "X"},
+        *sums,
+    ]
+    assert spans_of(read(write(tmp_path / "t.json", events))) == [
+        ("MEMCPY_ASYNC", COPY, 6000, 7000),
+        ("MatMul", COMPUTE, 1000, 3000),
+        ("hcom_allReduce__868_0_1", COMM, 0, 5000),
+    ]
+
+
+def test_planes_without_any_collectives_row_are_no_run_without_communication(tmp_path: Path) -> None:
+    work = [task("a", 0, 1000), {**row("Notify_Wait", 0, 500, tid=1)}]
+    missing = "communication is missing from all figures"
+    (note,) = [each for each in read(write(tmp_path / "a.json", [*names(), *work])).source.warnings if missing in each]
+    assert "planes" in note
+    whole = read(write(tmp_path / "b.json", [*names(), *work, row("hcom_allReduce__868_0_1", 0, 500)]))
+    alone = read(write(tmp_path / "c.json", [*names(), task("a", 0, 1000)]))
+    assert not any(missing in each for reading in (whole, alone) for each in reading.source.warnings)
+
+
+def test_metadata_may_follow_the_work_it_names(tmp_path: Path) -> None:
+    events = [row("hcom_broadcast__1_0_1", 0, 500), task("Add", 100, 200), *names()]
+    assert [kind for _, kind, *_ in spans_of(read(write(tmp_path / "t.json", events)))] == [COMPUTE, COMM]
+
+
+def test_fused_and_unnamed_kernels_are_listed(tmp_path: Path) -> None:
+    events = [
+        *names(),
+        task("MatmulAllReduce_ab12", 0, 100),
+        task("KERNEL_AIVEC", 200, 300, task_type="AIV_SQE"),
+        task("NewEngine", 400, 500, task_type="QUANTUM_SQE"),
+        task("Add", 600, 700),
+    ]
+    timeline = read(write(tmp_path / "t.json", events)).timelines[0]
+    told = spelled(timeline.spans, timeline.names)
+    notes = dict(zip(told["name"], told["note"], strict=True))
+    assert set(told["kind"]) == {COMPUTE}
+    assert notes == {"MatmulAllReduce_ab12": FUSED, "KERNEL_AIVEC": UNCLASSIFIED, "NewEngine": UNCLASSIFIED, "Add": 0}
+
+
+def test_a_kernel_of_a_collective_counts_only_where_no_row_does(tmp_path: Path) -> None:
+    kernel = task("aiv_all_reduce_bfloat16_t", 100, 900, task_type="AIV_SQE")
+    with_row = read(write(tmp_path / "a.json", [*names(), row("hcom_allReduce__1_0_1", 0, 1000), kernel]))
+    assert [name for name, *_ in spans_of(with_row)] == ["hcom_allReduce__1_0_1"]
+    alone = read(write(tmp_path / "b.json", [*names(), kernel, task("Add", 0, 50)]))
+    assert [(name, kind) for name, kind, *_ in spans_of(alone)] == [
+        ("Add", COMPUTE),
+        ("aiv_all_reduce_bfloat16_t", COMM),
+    ]
+    calls = alone.timelines[0].collectives
+    assert [alone.timelines[0].names[code] for code in calls.op.tolist()] == ["all_reduce"]
+
+
+def test_the_step_is_the_one_the_operation_was_called_in(tmp_path: Path) -> None:
+    events = [
+        *names(),
+        operation("ProfilerStep#7", 0, 1000),
+        operation("ProfilerStep#8", 1000, 2000),
+        operation("aten::mm", 900, 950),
+        task("MatMul", 1500, 1600),
+        # A queue hands it to the device in the next step; the operation was called in this one.
+        *arrow("HostToDevice", "55425237668390240255", (CANN, 5, 1100), (HARDWARE, 2, 1500)),
+        *arrow("async_npu", 1, (HOST, HOST, 900), (HARDWARE, 2, 1500)),
+    ]
+    timeline = read(write(tmp_path / "t.json", events)).timelines[0]
+    told = spelled(timeline.spans, timeline.names)
+    assert told["step"] == [7]
+    assert told["launch_ns"] == [BEGIN_US * 1000 + 1100]
+    assert told["host_op"] == ["aten::mm"]
+    assert timeline.steps.step.tolist() == [7, 8]
+
+
+def test_a_launch_without_a_task_shows_a_cut_end(tmp_path: Path) -> None:
+    lost = arrow("HostToDevice", "2", (CANN, 5, 900), (HARDWARE, 2, 0))[:1]
+    events = [*names(), task("Add", 500, 600), *arrow("HostToDevice", "1", (CANN, 5, 400), (HARDWARE, 2, 500)), *lost]
+    recording = read(write(tmp_path / "t.json", events)).timelines[0].recordings
+    assert recording.last_launch_ns.tolist() == [BEGIN_US * 1000 + 400]
+    assert recording.lost_launch_ns.tolist() == [BEGIN_US * 1000 + 900]
+
+
+@pytest.mark.parametrize(
+    ("thread", "name", "group"),
+    [
+        ("Group 0 Communication", "hcom_allReduce__868_0_1", "868"),
+        ("Group 13337953553061386822Communication ", "hcom_allReduce__822_0_1", "13337953553061386822"),
+        ("Group 10.1.1.1%enp_55000_0_17 Communication", "hcom_allReduce__822_0_1", "10.1.1.1%enp_55000_0_17"),
+        ("Communication ", "hcom_allReduce__822_0_1", "822"),
+    ],
+)
+def test_a_group_has_a_name_that_all_ranks_share(tmp_path: Path, thread: str, name: str, group: str) -> None:
+    timeline = read(write(tmp_path / "t.json", [*names([(HCCL, 0, thread)]), row(name, 0, 500)])).timelines[0]
+    assert [timeline.names[code] for code in timeline.collectives.group.tolist()] == [group]
+
+
+def test_two_groups_of_one_tag_are_told_apart(tmp_path: Path) -> None:
+    threads = [(HCCL, 0, "Group 0 Communication"), (HCCL, 4, "Group 1 Communication")]
+    rows = [row("hcom_allReduce__868_0_1", 0, 500), row("hcom_allReduce__868_0_1", 600, 700, tid=4)]
+    reading = read(write(tmp_path / "t.json", [*names(threads), *rows]))
+    assert len(set(reading.timelines[0].collectives.group.tolist())) == 2
+    assert any("868" in warning for warning in reading.source.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("hcom_allReduce__868_0_1", "all_reduce"),
+        ("hcom_reduceScatter__483_4_1", "reduce_scatter"),
+        ("hcom_allGather__1_0_1", "all_gather"),
+        ("hcom_alltoallvc__1_0_1", "all_to_all"),
+        ("hcom_batchSendRecv__1_0_1", "send_recv"),
+        ("hcom_BatchSendRecv__1_0_1", "send_recv"),
+        ("hcom_receive__1_0_1", "recv"),
+        ("hcom_send__1_0_1", "send"),
+        ("allreduceAicpuKernel_360_1_1", "all_reduce"),
+        ("MatmulAllReduceAicpu_724_2_1", "all_reduce"),
+        ("hcom_frobnicate__1_0_1", None),
+    ],
+)
+def test_an_operation_is_told_by_its_row(name: str, op: str | None) -> None:
+    assert operation_of(name) == op
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "elements"),
+    [
+        ("hcom_allReduce__1_0_1", "FP16", 1000),
+        ("hcom_allGather__1_0_1", "FP16", None),
+        ("hcom_alltoall__1_0_1", "FP16", None),
+    ],
+)
+def test_a_part_of_a_collective_is_not_taken_for_the_whole(
+    tmp_path: Path, name: str, dtype: str, elements: int | None
+) -> None:
+    timeline = read(write(tmp_path / "t.json", [*names(), row(name, 0, 500, data_type=dtype)])).timelines[0]
+    told = spelled(timeline.collectives, timeline.names)
+    assert told["elements"] == [elements]
+    assert told["bytes"] == [None if elements is None else 2 * elements]
+    assert told["dtype"] == ["float16"]
+
+
+def test_the_rank_stands_two_levels_up_or_in_the_folders_name(tmp_path: Path) -> None:
+    events = [*names(), task("Add", 0, 100)]
+    noted = tmp_path / "host_4711_ascend_pt"
+    path = write(noted / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
+    assert read(path).timelines[0].rank == -1
+    (noted / "profiler_info_5.json").write_text('{"rank_id": 5, "start_info": {}}')
+    assert read(path).timelines[0].rank == 5
+    (noted / "profiler_info_6.json").write_text('{"rank_id": 6, "start_info": {}}')
+    assert read(path).timelines[0].rank == -1  # whose is it?
+    named = write(tmp_path / "rank3_ascend_pt" / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
+    assert overlapscope.load(named).ranks == [3]
+    assert overlapscope.load(write(tmp_path / "alone" / "t.json", events)).ranks == [0]
+
+
+def test_the_devices_part_kept_beside_the_trace_is_not_counted_again(tmp_path: Path) -> None:
+    events = [*names(), task("Add", 0, 100)]
+    folder = tmp_path / "a_ascend_pt"
+    write(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
+    write(folder / "PROF_1" / "mindstudio_profiler_output" / "msprof_1.json", events)
+    (folder / "profiler_info_2.json").write_text('{"rank_id": 2, "start_info": {}}')
+    run = overlapscope.load(folder)
+    assert run.ranks == [2]
+    assert run.analysis().ranks[0].whole.compute_ns == 100
+    alone = overlapscope.load(folder / "PROF_1")
+    assert alone.ranks == [2]
+    assert alone.analysis().ranks[0].whole.compute_ns == 100
+
+
+def test_several_devices_in_one_file_are_refused(tmp_path: Path) -> None:
+    other = task("Add", 0, 100) | {"pid": HARDWARE + 1}
+    second = {"ph": "M", "name": "process_name", "pid": HARDWARE + 1, "tid": 0, "args": {"name": "Ascend Hardware"}}
+    with pytest.raises(InputError, match="2 devices"):
+        read(write(tmp_path / "t.json", [*names(), second, task("Add", 0, 100), other]))
+
+
+def test_a_trace_without_device_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no work of an Ascend device"):
+        read(write(tmp_path / "t.json", [*names(), operation("aten::mm", 0, 10)]))
+
+
+def test_a_cut_file_keeps_every_whole_event(tmp_path: Path) -> None:
+    events = [*names(), *(task(f"Add{number}", number * 100, number * 100 + 50) for number in range(20))]
+    text = json.dumps(events)
+    for cut in range(text.index("Add3"), len(text), 37):
+        path = tmp_path / "t.json"
+        path.write_text(text[:cut])
+        reading = read(path)
+        assert reading.source.truncated
+        whole = text[:cut].count('"ph": "X"}')
+        assert len(spans_of(reading)) == whole
+
+
+def test_a_kineto_array_is_not_claimed() -> None:
+    for name in ("kineto/tracelens_mi210_gpu_only.json.gz", "kineto/tracelens_b200_eager.json.gz"):
+        assert not ascend.TRACE.recognises(head_of(shared_file(name)))
+    for path in sorted(shared_file("horovod").rglob("*")):
+        if path.is_file():
+            assert not ascend.TRACE.recognises(head_of(path))
+
+
+# --- tables, communication, notes -----------------------------------------------------------------------------------
+
+
+def test_an_overlap_that_differs_from_ours_is_a_finding() -> None:
+    figures = FigureRows(3)
+    for step, value in ((1, 1000.0), (2, 1000.9), (3, 1500.0), (4, 7.0)):
+        figures.add(None, "overlapped_us", value, step=step)
+    ours = {(3, step): Breakdown(overlapped_ns=1_000_000) for step in (1, 2, 3)}
+    findings = reported_overlap(figures.facts("step_trace_time.csv"), ours)
+    assert [finding.evidence for finding in findings] == [
+        {"rank": 3, "step": 3, "stated_us": 1500.0, "found_us": 1000.0}
+    ]
+    assert "step 3 of rank 3" in findings[0].title
+
+
+def test_step_times_of_all_versions(tmp_path: Path) -> None:
+    path = tmp_path / "step_trace_time.csv"
+    path.write_text(
+        "Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage,Bubble,"
+        "Communication(Not Overlapped and Exclude Receive)\n"
+        "4,12,10.5,2,1,3,4,16.5,0,2\n"
+        "4,,1,2,N/A,3,4,5,6,7\n"
+        "4,13\n"
+    )
+    reading = read(path)
+    assert ascend.STEP_TIMES.recognises(head_of(path))
+    told = spelled(reading.facts.figures, reading.facts.names)
+    rows = list(zip(told["step"], told["subject"], told["name"], told["value"], strict=True))
+    assert (12, "device 4", "computing_us", 10.5) in rows
+    assert (12, "device 4", "overlapped_us", 1.0) in rows
+    assert (None, "device 4", "communication_us", 3.0) in rows
+    assert (None, "device 4", "overlapped_us") not in [each[:3] for each in rows]
+    assert reading.source.dropped == 1
+
+
+COMMUNICATION = {
+    "step2": {
+        "p2p": {
+            "hcom_send__822_0@13337953553061386822": {
+                "Communication Time Info": {
+                    "Start Timestamp(us)": 1695115378810042.5,
+                    "Elapse Time(ms)": 0.9,
+                    "Wait Time(ms)": 0.0,
+                },
+                "Communication Bandwidth Info": {
+                    "RDMA": {"Transit Size(MB)": 20.97152, "Transit Time(ms)": 0.86, "Bandwidth(GB/s)": 24.3},
+                    "HCCS": {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0},
+                },
+            },
+            "Total Op Info": {"Communication Time Info": {"Elapse Time(ms)": 0.9}},
+        },
+        "collective": {
+            "hcom_allReduce__483_2@9350434047717501483": {
+                "Communication Time Info": {"Elapse Time(ms)": 1.85, "Transit Time(ms)": 1}
+            },
+            "Total Op Info": {"Communication Time Info": {"Elapse Time(ms)": 1.85}},
+        },
+    },
+    "step": {"collective": {"odd": 5, "hcom_reduce__1_0@7": {"Communication Time Info": None}}},
+}
+
+
+def test_communication_times_leave_out_the_sums(tmp_path: Path) -> None:
+    path = tmp_path / "communication.json"
+    path.write_text(json.dumps(COMMUNICATION))
+    reading = read(path)
+    told = spelled(reading.facts.figures, reading.facts.names)
+    rows = {
+        (step, str(subject).split("@")[0], name): value
+        for step, subject, name, value in zip(told["step"], told["subject"], told["name"], told["value"], strict=True)
+    }
+    assert rows == {
+        (2, "hcom_send__822_0", "elapse_ms"): 0.9,
+        (2, "hcom_send__822_0", "wait_ms"): 0.0,
+        (2, "hcom_send__822_0", "rdma_moved_mb"): 20.97152,
+        (2, "hcom_send__822_0", "rdma_moving_ms"): 0.86,
+        (2, "hcom_send__822_0", "rdma_gbs"): 24.3,
+        (2, "hcom_allReduce__483_2", "elapse_ms"): 1.85,
+        (2, "hcom_allReduce__483_2", "transit_ms"): 1.0,
+    }
+    assert (reading.source.events, reading.source.dropped) == (3, 1)
+
+
+def test_a_communication_matrix_gives_links(tmp_path: Path) -> None:
+    link = {"Transport Type": "HCCS", "Transit Size(MB)": 2.0, "Transit Time(ms)": 0.1, "Bandwidth(GB/s)": 20.0}
+    path = tmp_path / "communication_matrix.json"
+    path.write_text(
+        json.dumps({"step1": {"collective": {"allreduce-top1@7": {"0-1": link}, "Total Op Info": {"0-1": link}}}})
+    )
+    reading = read(path)
+    told = spelled(reading.facts.figures, reading.facts.names)
+    assert list(zip(told["subject"], told["name"], told["value"], strict=True)) == [
+        ("allreduce-top1@7 0-1", "hccs_moved_mb", 2.0),
+        ("allreduce-top1@7 0-1", "hccs_moving_ms", 0.1),
+        ("allreduce-top1@7 0-1", "hccs_gbs", 20.0),
+    ]
+
+
+def test_metadata_gives_groups_and_world_size(tmp_path: Path) -> None:
+    path = tmp_path / "profiler_metadata.json"
+    groups = {
+        "10.1.1.1%e_5_0_1": {"group_name": "tp", "group_rank": 0, "global_ranks": [0, 1]},
+        "odd": 3,
+        "x": {"global_ranks": "?"},
+    }
+    path.write_text(json.dumps({"distributed_args": {"rank": 0, "world_size": 8}, "parallel_group_info": groups}))
+    reading = read(path)
+    assert ascend.INFO.recognises(head_of(path))
+    assert reading.world_size == 8
+    assert [(g.name, g.description, g.size, g.ranks) for g in reading.groups] == [
+        ("10.1.1.1%e_5_0_1", "tp", 2, (0, 1)),
+        ("x", None, None, None),
+    ]
+
+
+def test_a_database_is_named_with_the_file_to_give_instead(tmp_path: Path) -> None:
+    path = tmp_path / "ascend_pytorch_profiler_0.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE RANK_DEVICE_MAP (rankId INTEGER, deviceId INTEGER)")
+    database.close()
+    with pytest.raises(InputError, match=r"trace_view\.json"):
+        overlapscope.load(path)
+    write(tmp_path / "trace_view.json", [*names(), task("Add", 0, 100)])
+    assert {source.warnings for source in overlapscope.load(tmp_path).sources} == {
+        ("no rank stands in the trace or its name; taken as rank 0",),
+        (),
+    }
+
+
+# --- broken input ---------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "trace": json.dumps([*names(), row("hcom_allReduce__868_0_1", 0, 5000), task("Add", 0, 100), operation("a", 0, 9)]),
+    "steps": "Step,Computing,Communication(Not Overlapped),Overlapped\n1,2,3,4\n5,6,7,8\n",
+    "kernels": "Name,Accelerator Core,Start Time(us),Duration(us)\na,HCCL,5.5\t,3\nb,N/A,6.0\t,3\n",
+    "communication": json.dumps(COMMUNICATION),
+    "info": json.dumps({"rank_id": 3, "start_info": {}, "parallel_group_info": {"a": {"global_ranks": [0]}}}),
+}
+READ = {
+    "trace": ascend.TRACE.read,
+    "steps": ascend.STEP_TIMES.read,
+    "kernels": ascend.KERNELS.read,
+    "communication": ascend.COMMUNICATION.read,
+    "info": ascend.INFO.read,
+}
+ODD = [
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"9" * 40,
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"NaN",
+    b"\xff",
+    b"\x00",
+    b",",
+    b'"',
+    b"\n",
+    b"-0.0",
+]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_ends_in_a_reading_or_an_input_error(
+    kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(KINDS[kind].encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        content[at : at + data.draw(st.integers(0, 12))] = data.draw(st.sampled_from(ODD) | st.binary(max_size=6))
+    path = tmp_path_factory.mktemp("damaged") / "file"
+    path.write_bytes(bytes(content))
+    with contextlib.suppress(InputError):
+        reading = READ[kind](path, ReadContext())
+        for timeline in reading.timelines:
+            assert (timeline.spans.end_ns >= timeline.spans.start_ns).all()
+        assert np.isfinite(reading.facts.figures.value).all()

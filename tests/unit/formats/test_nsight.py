@@ -1,0 +1,807 @@
+"""SQLite exports of Nsight Systems."""
+
+import gzip
+import sqlite3
+import struct
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.errors import InputError
+from overlapscope.ingest.formats import nsight
+from overlapscope.ingest.options import ReadOptions
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.ingest.reader import ReadContext, Reading
+from overlapscope.ingest.registry import head_of, reader_of
+from overlapscope.timeline.columns import COMM, COMPUTE, NONE, UNCLASSIFIED, size
+from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
+from tests.conftest import shared_file
+from tests.support.nsight_writer import EPOCH_NS, MARK, START_END, Call, Copy, Export, Kernel, Range, payload
+from tests.support.oracle import Pieces, both, merged, split, total
+
+SAMPLE = "nsys/nsysai_mfu_2gpu_before.sqlite"
+LAUNCH = "cudaLaunchKernel_v7000"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+GEMM = "ampere_bf16_s16816gemm_bf16_128x128"
+
+
+def read(path: Path) -> Reading:
+    """Read one file as the reader does, without giving it a rank."""
+    return nsight.READER.read(path, ReadContext())
+
+
+def only(path: Path) -> RankTimeline:
+    """Give the one timeline of a file."""
+    (timeline,) = read(path).timelines
+    return timeline
+
+
+def names_of(timeline: RankTimeline) -> list[str]:
+    """Give the name of each span."""
+    return [timeline.names[code] for code in timeline.spans.name.tolist()]
+
+
+def launches_of(timeline: RankTimeline) -> dict[str, int | None]:
+    """Give the launch of each span by its name, since the session's start."""
+    times = [None if time == NONE else time - EPOCH_NS for time in timeline.spans.launch_ns.tolist()]
+    return dict(zip(names_of(timeline), times, strict=True))
+
+
+def ops_of(timeline: RankTimeline) -> list[str]:
+    """Give the operation of each collective, in order of time."""
+    order = np.argsort(timeline.collectives.start_ns)
+    return [timeline.names[code] for code in timeline.collectives.op[order].tolist()]
+
+
+# --- the real sample ------------------------------------------------------------------------------------------------
+
+
+def sample_pieces(where: str, table: str = "KERNEL") -> Pieces:
+    """Give the [start, end) of device rows, by a query of its own."""
+    join = "JOIN StringIds s ON s.id = k.demangledName" if table == "KERNEL" else ""
+    with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
+        rows = db.execute(f'SELECT k.start, k."end" FROM CUPTI_ACTIVITY_KIND_{table} k {join} WHERE {where}').fetchall()
+    db.close()
+    return [(start, end) for start, end in rows]
+
+
+@pytest.fixture(scope="module")
+def sample() -> tuple[Reading, Analysis]:
+    path = shared_file(SAMPLE)
+    return read(path), analyze(read_inputs([path]))
+
+
+def test_the_real_export_has_every_kernel_and_the_launches_that_a_join_in_sql_finds(
+    sample: tuple[Reading, Analysis],
+) -> None:
+    reading, _ = sample
+    with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
+        joined = db.execute(
+            "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN CUPTI_ACTIVITY_KIND_RUNTIME r "
+            "ON r.correlationId = k.correlationId AND (r.globalTid & ~16777215) = k.globalPid"
+        ).fetchone()[0]
+    db.close()
+    kernels = linked = 0
+    for timeline in reading.timelines:
+        is_kernel = np.array([not name.startswith("Mem") for name in names_of(timeline)])
+        kernels += int(is_kernel.sum())
+        linked += int((timeline.spans.launch_ns[is_kernel] != NONE).sum())
+    assert (kernels, linked) == (4010, 3986) == (4010, joined)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_the_real_exports_figures_equal_unions_of_its_rows(sample: tuple[Reading, Analysis], device: int) -> None:
+    _, analysis = sample
+    nccl = "s.value LIKE 'ncclDevKernel%'"
+    comm = sample_pieces(f"k.deviceId = {device} AND {nccl}")
+    compute = sample_pieces(f"k.deviceId = {device} AND NOT {nccl}")
+    copy = sample_pieces(f"k.deviceId = {device}", "MEMCPY") + sample_pieces(f"k.deviceId = {device}", "MEMSET")
+    everything = [*comm, *compute, *copy]
+    window = (min(start for start, _ in everything), max(end for _, end in everything))
+    expected = split(comm, compute, copy, window)
+    whole = analysis.ranks[device].whole
+    field = {"exposed": "exposed_comm_ns"}
+    assert {name: getattr(whole, field.get(name, f"{name}_ns")) for name in expected} == expected
+    assert whole.overlapped_ns == 0, "NCCL runs on the compute stream"
+    assert whole.comm_ns == total(merged(comm))
+    assert both(merged(comm), merged(compute)) == []
+
+
+def test_the_real_exports_ranks_are_its_two_processes_and_the_assumption_is_told(
+    sample: tuple[Reading, Analysis],
+) -> None:
+    reading, analysis = sample
+    assert [timeline.rank for timeline in reading.timelines] == [0, 1]
+    assert analysis.run.world_size == 2
+    told = [warning for warning in reading.source.warnings if "assumed" in warning]
+    assert len(told) == 1
+    assert "device 0 (process 144), device 1 (process 145)" in told[0]
+    assert [
+        {timeline.names[code] for code in timeline.lanes.label[timeline.lanes.kind == 0].tolist()}
+        for timeline in reading.timelines
+    ] == [{"stream 7"}, {"stream 15"}]
+
+
+def test_the_real_exports_collectives_are_named_by_the_range_around_their_launch(
+    sample: tuple[Reading, Analysis],
+) -> None:
+    for timeline in sample[0].timelines:
+        ops = ops_of(timeline)
+        assert ops.count("all_to_all") == 32
+        # The fixture begins behind the launch of its first kernel: only the kernel's name is left.
+        assert ops.count("send_recv") == 1 == int((timeline.collectives.launch_ns == NONE).sum())
+
+
+def test_the_real_exports_times_are_since_the_epoch_and_torchs_suffixes_are_cut(
+    sample: tuple[Reading, Analysis],
+) -> None:
+    for timeline in sample[0].timelines:
+        assert int(timeline.spans.start_ns.min()) > EPOCH_NS + 60_000_000_000
+        assert not any("op_id" in name for name in timeline.names)
+        marked = {timeline.names[code] for code in timeline.annotations.name.tolist()}
+        assert any(name.startswith("FSDP::pre_forward (blocks.3.") for name in marked)
+        assert not any(name.startswith(("aten::", "ncclGroup")) for name in marked)
+    assert sample[1].ranks[0].steps == []
+
+
+# --- launches -------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_that_share_correlations_keep_their_own_launches(tmp_path: Path) -> None:
+    path = Export(
+        kernels=[
+            Kernel(name="a", start=100, end=200, pid=1, device=0, correlation=5),
+            Kernel(name="b", start=110, end=210, pid=2, device=1, correlation=5),
+        ],
+        calls=[
+            Call(name=LAUNCH, start=20, end=21, pid=2, correlation=5),
+            Call(name=LAUNCH, start=10, end=11, pid=1, correlation=5),
+        ],
+    ).write(tmp_path / "x.sqlite")
+    assert [launches_of(timeline) for timeline in read(path).timelines] == [{"a": 10}, {"b": 20}]
+
+
+def test_without_processes_on_device_rows_a_shared_correlation_says_nothing(tmp_path: Path) -> None:
+    export = Export(
+        version="bare",
+        kernels=[
+            Kernel(name="a", start=100, end=200, correlation=5),
+            Kernel(name="b", start=200, end=300, correlation=6),
+        ],
+        calls=[
+            Call(name=LAUNCH, start=10, end=11, pid=1, correlation=5),
+            Call(name=LAUNCH, start=20, end=21, pid=2, correlation=5),
+            Call(name=LAUNCH, start=30, end=31, pid=2, correlation=6),
+        ],
+    )
+    reading = read(export.write(tmp_path / "x.sqlite"))
+    assert launches_of(reading.timelines[0]) == {"a": None, "b": 30}
+    assert any("more than one process" in warning for warning in reading.source.warnings)
+
+
+def test_a_graph_gives_many_kernels_one_launch(tmp_path: Path) -> None:
+    path = Export(
+        kernels=[Kernel(name=f"k{at}", start=100 + at, end=101 + at, correlation=9) for at in range(5)],
+        calls=[Call(name="cudaGraphLaunch_v10000", start=50, end=60, correlation=9)],
+    ).write(tmp_path / "x.sqlite")
+    assert set(launches_of(only(path)).values()) == {50}
+
+
+def test_a_launch_whose_kernel_is_missing_behind_the_last_marks_the_cut(tmp_path: Path) -> None:
+    path = Export(
+        kernels=[Kernel(name="k", start=100, end=200, correlation=1)],
+        calls=[
+            Call(name=LAUNCH, start=10, end=11, correlation=1),
+            Call(name="cudaEventRecord_v3020", start=20, end=21, correlation=2),
+            Call(name=LAUNCH, start=30, end=31, correlation=3),
+        ],
+    ).write(tmp_path / "x.sqlite")
+    assert int(only(path).recordings.lost_launch_ns[0]) == EPOCH_NS + 30
+
+
+def test_launches_of_another_device_of_the_process_are_not_lost(tmp_path: Path) -> None:
+    path = Export(
+        kernels=[
+            Kernel(name="a", start=100, end=200, device=0, correlation=1),
+            Kernel(name="b", start=100, end=200, device=1, correlation=2),
+        ],
+        calls=[Call(name=LAUNCH, start=10 * at, end=10 * at + 1, correlation=at) for at in (1, 2)],
+    ).write(tmp_path / "x.sqlite")
+    first, second = read(path).timelines
+    assert (launches_of(first), launches_of(second)) == ({"a": 10}, {"b": 20})
+    assert first.recordings.lost_launch_ns[0] == second.recordings.lost_launch_ns[0] == NONE
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "kernels": [
+        Kernel(name=GEMM, start=1000, end=2000, correlation=1),
+        Kernel(name=ALL_REDUCE, start=1500, end=2600, stream=20, correlation=2),
+    ],
+    "copies": [Copy(start=2700, end=2800, kind=1, correlation=3), Copy(start=2900, end=2950, kind=None)],
+    "calls": [Call(name=LAUNCH, start=10 * at, end=10 * at + 5, correlation=at) for at in (1, 2, 3)],
+    "ranges": [
+        Range(text="train_step/3", start=5, end=40),
+        Range(text="forward", start=6, end=18),
+        Range(text="a mark", start=7, end=None, kind=MARK),
+        Range(text="aten::mm, seq = 4, op_id = 7, sizes = [[8, 8], [8, 8]]", start=9, end=16),
+    ],
+}
+
+
+@pytest.mark.parametrize("version", ["new", "old", "bare"])
+def test_every_version_of_the_tables_gives_the_same(tmp_path: Path, version: str) -> None:
+    timeline = only(Export(**SMALL, version=version).write(tmp_path / "x.sqlite"))
+    assert launches_of(timeline) == {GEMM: 10, ALL_REDUCE: 20, "Memcpy HtoD": 30, "Memset": None}
+    assert timeline.steps.step.tolist() == [3]
+    assert timeline.steps.start_ns.tolist() == [EPOCH_NS + 5]
+    assert {timeline.names[code] for code in timeline.annotations.name.tolist()} == {"train_step/3", "forward"}
+    host_op = dict(zip(names_of(timeline), timeline.spans.host_op.tolist(), strict=True))
+    assert timeline.names[host_op[GEMM]] == "aten::mm"
+    assert ops_of(timeline) == ["all_reduce"]
+
+
+@pytest.mark.parametrize("left", ["kernels", "copies"])
+def test_absent_tables_are_no_error(tmp_path: Path, left: str) -> None:
+    timeline = only(Export(**{left: SMALL[left]}, epoch_ns=None).write(tmp_path / "x.sqlite"))
+    assert size(timeline.spans) == 2
+    assert int(timeline.spans.start_ns.min()) < 3000, "without a session's start, times are since it"
+
+
+def test_normalized_times_are_not_shifted_again(tmp_path: Path) -> None:
+    export = Export(
+        kernels=[Kernel(name="k", start=EPOCH_NS + 5, end=EPOCH_NS + 9)],
+        metadata={"EXPORT_PARAM_TIME_NORMALIZE": "true"},
+    )
+    assert only(export.write(tmp_path / "x.sqlite")).spans.start_ns.tolist() == [EPOCH_NS + 5]
+
+
+def test_an_export_without_device_work_says_how_to_record_it(tmp_path: Path) -> None:
+    path = Export(ranges=SMALL["ranges"]).write(tmp_path / "x.sqlite")
+    assert reader_of(head_of(path)) is nsight.READER
+    with pytest.raises(InputError, match=r"holds no device work; record with --trace=cuda,nvtx"):
+        read(path)
+
+
+def test_graphs_recorded_as_a_whole_are_unclassified_and_told(tmp_path: Path) -> None:
+    export = Export(kernels=SMALL["kernels"], graphs=[Kernel(name="", start=3000, end=9000)])
+    reading = read(export.write(tmp_path / "x.sqlite"))
+    spans = reading.timelines[0].spans
+    graph = np.array(names_of(reading.timelines[0])) == "CUDA graph"
+    assert spans.kind[graph].tolist() == [COMPUTE]
+    assert spans.note[graph].tolist() == [UNCLASSIFIED]
+    assert any("--cuda-graph-trace=node" in warning for warning in reading.source.warnings)
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def ranks_of(reading: Reading) -> list[tuple[int, set[str]]]:
+    return [(timeline.rank, set(names_of(timeline))) for timeline in reading.timelines]
+
+
+def node(tmp_path: Path, name: str = "x.sqlite", **more: object) -> Path:
+    """Write what two processes on two devices recorded."""
+    kernels = [Kernel(name=f"k{at}", start=100, end=200, pid=10 + at, device=at) for at in (1, 0)]
+    return Export(kernels=kernels, **more).write(tmp_path / name)  # type: ignore[arg-type]
+
+
+def test_one_process_on_several_devices_is_several_ranks(tmp_path: Path) -> None:
+    kernels = [Kernel(name=f"k{device}", start=1, end=9, device=device) for device in (2, 0, 1)]
+    reading = read(Export(kernels=kernels).write(tmp_path / "x.sqlite"))
+    assert ranks_of(reading) == [(0, {"k0"}), (1, {"k1"}), (2, {"k2"})]
+    assert reading.ranks_assumed
+
+
+def test_several_processes_on_one_device_are_several_ranks(tmp_path: Path) -> None:
+    kernels = [Kernel(name=f"k{pid}", start=1, end=9, pid=pid) for pid in (8, 7)]
+    assert ranks_of(read(Export(kernels=kernels).write(tmp_path / "x.sqlite"))) == [(0, {"k7"}), (1, {"k8"})]
+
+
+def test_what_a_process_does_in_passing_on_another_ones_device_counts_with_its_own(tmp_path: Path) -> None:
+    kernels = [
+        Kernel(name="main0", start=100, end=900, pid=1, device=0),
+        Kernel(name="main1", start=100, end=900, pid=2, device=1),
+        Kernel(name="stray1", start=10, end=12, pid=2, device=0),
+    ]
+    copies = [Copy(start=20, end=22, pid=2, device=0), Copy(start=20, end=22, pid=3, device=0)]
+    reading = read(Export(kernels=kernels, copies=copies).write(tmp_path / "x.sqlite"))
+    assert ranks_of(reading) == [(0, {"main0"}), (1, {"main1", "stray1", "Memcpy DtoD"})]
+    assert any(warning.startswith("1 copies of processes that run no kernel") for warning in reading.source.warnings)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "world_size"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "16"}, 3, 16),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, 2, 4),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, 5, 8),
+        ({"RANK": "1", "SLURM_PROCID": "5"}, 1, None),
+        ({"MV2_COMM_WORLD_RANK": "7"}, 7, None),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, UNKNOWN_RANK, None),
+        ({"RANK": "-1"}, UNKNOWN_RANK, None),
+        ({"LOCAL_RANK": "1"}, UNKNOWN_RANK, None),
+        ({}, UNKNOWN_RANK, None),
+    ],
+)
+def test_a_rank_in_the_environment_of_one_process_is_its_rank(
+    tmp_path: Path, environment: dict[str, str], rank: int, world_size: int | None
+) -> None:
+    path = Export(kernels=[Kernel(name="k", start=1, end=2)], environment=environment).write(tmp_path / "x.sqlite")
+    reading = read(path)
+    assert (reading.timelines[0].rank, reading.world_size) == (rank, world_size)
+
+
+def test_a_rank_in_the_environment_is_not_that_of_two_processes(tmp_path: Path) -> None:
+    reading = read(node(tmp_path, environment={"RANK": "3", "WORLD_SIZE": "16"}))
+    assert reading.ranks_assumed
+    assert reading.world_size is None
+
+
+def test_torchruns_options_say_the_first_rank_of_a_node(tmp_path: Path) -> None:
+    arguments = ["--nnodes=4", "--node_rank", "2", "--nproc-per-node=2", "train.py"]
+    reading = read(node(tmp_path, arguments=arguments))
+    assert [timeline.rank for timeline in reading.timelines] == [4, 5]
+    assert reading.world_size == 8
+    assert not reading.ranks_assumed
+    other = read(node(tmp_path, arguments=["--nnodes=4", "--node_rank", "2", "--nproc-per-node=8", "train.py"]))
+    assert other.ranks_assumed, "not every process was recorded"
+
+
+def test_ranks_of_several_unnamed_nodes_never_fall_together(tmp_path: Path) -> None:
+    paths = [node(tmp_path, f"node{at}.sqlite") for at in (0, 1)]
+    with pytest.raises(InputError, match=r"use ranks=\{'node0.sqlite': 0, 'node1.sqlite': 2\}"):
+        read_inputs(paths)
+    run = read_inputs(paths, ReadOptions(ranks={"node0.sqlite": 0, "node1.sqlite": 2}))
+    assert list(run.ranks) == [0, 1, 2, 3]
+    partly = read_inputs(paths, ReadOptions(ranks={"node1.sqlite": 2}))
+    assert list(partly.ranks) == [2, 3]
+    assert any("use --rank node0.sqlite=FIRST" in warning for warning in partly.sources[0].warnings)
+
+
+def test_an_unnamed_node_beside_a_log_keeps_its_ranks(tmp_path: Path) -> None:
+    assert list(read_inputs([node(tmp_path)]).ranks) == [0, 1]
+    assert list(read_inputs([node(tmp_path)], ReadOptions(ranks={"": 6})).ranks) == [6, 7]
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def steps_from(tmp_path: Path, ranges: list[Range]) -> tuple[list[int], list[str]]:
+    path = Export(kernels=SMALL["kernels"], ranges=ranges).write(tmp_path / "x.sqlite")
+    reading = read(path)
+    return reading.timelines[0].steps.step.tolist(), [each for each in reading.source.warnings if "steps are" in each]
+
+
+def row(*texts: str, length: int = 90, tid: int = 100, kind: int = 59) -> list[Range]:
+    """Give ranges behind each other, each 100 apart."""
+    return [
+        Range(text=text, start=100 * at, end=100 * at + length, tid=tid, kind=kind) for at, text in enumerate(texts, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["overlapscope.step#{}", "ProfilerStep#{}", "step {}", "iteration {}", "train_step/{}", "Iter: {}", "step_{}",
+     "global_step={}", "Iteration {}/100", "[step {}]", "batch {}"],
+)  # fmt: skip
+def test_numbered_ranges_are_steps_with_their_numbers(tmp_path: Path, pattern: str) -> None:
+    texts = [pattern.format(number) for number in (7, 8, 11)]
+    found = steps_from(tmp_path, row(*texts))
+    assert found == ([7, 8, 11], []) or pattern.startswith("[")
+    if pattern.startswith("["):
+        assert found[0] == [7, 8, 11]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["layer {}", "micro_step {}", "optimizer step {}", "step {} forward", "eval step {}", "footstep {}", "request {}"],
+)
+def test_other_numbered_ranges_are_no_steps(tmp_path: Path, pattern: str) -> None:
+    assert steps_from(tmp_path, row(*[pattern.format(number) for number in (1, 2, 3)])) == ([], [])
+
+
+def test_ranges_without_a_number_are_counted_in_order_and_that_is_told(tmp_path: Path) -> None:
+    steps, told = steps_from(tmp_path, row("train_step", "train_step", "train_step"))
+    assert steps == [0, 1, 2]
+    assert len(told) == 1
+
+
+def test_numbers_that_begin_again_are_counted_in_order(tmp_path: Path) -> None:
+    steps, told = steps_from(tmp_path, row("epoch 0 step 8", "epoch 0 step 9", "epoch 1 step 0", "epoch 1 step 1"))
+    assert steps == [0, 1, 2, 3]
+    assert "do not rise" in told[0]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        row("step", "step", "step", length=20),
+        row("AdamW.step", "AdamW.step", "AdamW.step"),
+        row("train_step"),
+        row("step 1", "step 2", "step 3", length=130),
+    ],
+    ids=["the optimizer's alone", "a method", "once", "overlapping"],
+)
+def test_ranges_that_mark_no_step(tmp_path: Path, ranges: list[Range]) -> None:
+    assert steps_from(tmp_path, ranges) == ([], [])
+
+
+def test_of_several_families_our_own_marks_come_first_then_what_covers_most(tmp_path: Path) -> None:
+    inner = row("step 4", "step 5", length=40)
+    outer = row("iteration 1", "iteration 2")
+    assert steps_from(tmp_path, inner + outer)[0] == [1, 2]
+    assert steps_from(tmp_path, [*inner, *outer, Range(text="overlapscope.step#9", start=100, end=110)])[0] == [9]
+
+
+def test_steps_that_touch_are_steps(tmp_path: Path) -> None:
+    assert steps_from(tmp_path, row("step 1", "step 2", "step 3", length=100)) == ([1, 2, 3], [])
+    assert steps_from(tmp_path, row("step 1", "step 2", "step 3", length=101)) == ([], [])
+    empty_between = [Range(text="step 2", start=200, end=300), Range(text="step 1", start=200, end=200)]
+    assert steps_from(tmp_path, empty_between)[0] == [1, 2]
+
+
+def test_steps_are_those_of_one_thread_and_of_start_end_ranges_too(tmp_path: Path) -> None:
+    main = row("step 4", "step 5", "step 6", kind=START_END)
+    assert steps_from(tmp_path, [*main, *row("step 4", "step 5", tid=101)])[0] == [4, 5, 6]
+
+
+# --- collectives ----------------------------------------------------------------------------------------------------
+
+
+def grouped(*calls: str) -> list[Range]:
+    """Give NCCL's ranges of a group, whose end spans 80 to 90."""
+    return [
+        Range(text="ncclGroupStart", start=10, end=12, domain=1),
+        *[Range(text=call, start=20 + 5 * at, end=22 + 5 * at, domain=1) for at, call in enumerate(calls)],
+        Range(text="ncclGroupEnd", start=80, end=90, domain=1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "op"),
+    [
+        ([Range(text="ncclAllGather", start=80, end=90, domain=1)], "all_gather"),
+        (grouped("ncclReduceScatter"), "reduce_scatter"),
+        (grouped("ncclAllReduce", "ncclAllReduce"), "all_reduce"),
+        (grouped("ncclSend", "ncclRecv", "ncclSend", "ncclRecv"), "send_recv"),
+        (grouped("ncclSend"), "send"),
+        (grouped("ncclAllReduce", "ncclAllGather"), "unknown"),
+        ([Range(text="ncclGroupEnd", start=80, end=90, domain=1)], "unknown"),
+        ([*grouped("ncclSend", "ncclRecv"), Range(text="nccl:all_to_all, op_id = 4", start=5, end=95)], "all_to_all"),
+        ([Range(text="ncclCommInitRank", start=80, end=90, domain=1)], "unknown"),
+    ],
+)
+def test_nccls_own_ranges_name_the_operation(tmp_path: Path, ranges: list[Range], op: str) -> None:
+    # The generic kernel's name tells no operation.
+    kernel = Kernel(name="ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", start=200, end=300, correlation=1)
+    export = Export(kernels=[kernel], calls=[Call(name=LAUNCH, start=85, end=86, correlation=1)], ranges=ranges)
+    assert ops_of(only(export.write(tmp_path / "x.sqlite"))) == [op]
+
+
+def test_copies_between_devices_inside_nccls_range_communicate(tmp_path: Path) -> None:
+    export = Export(
+        kernels=[Kernel(name=GEMM, start=100, end=400, correlation=1)],
+        copies=[Copy(start=200, end=300, kind=10, correlation=2), Copy(start=310, end=320, kind=10, correlation=3)],
+        calls=[Call(name="cudaMemcpyAsync_v3020", start=80 + at, end=81 + at, correlation=at) for at in (2, 30)],
+        ranges=[Range(text="ncclAllGather", start=80, end=90, domain=1)],
+    )
+    timeline = only(export.write(tmp_path / "x.sqlite"))
+    assert (timeline.spans.kind == COMM).tolist() == [False, True, False]
+    assert ops_of(timeline) == ["all_gather"]
+
+
+COLLECTIVE, INIT = 7, 11
+SCHEMAS = [
+    (1, COLLECTIVE, 16, {"NCCL communicator ID": (None, 18), "Message size [bytes]": (8, 22)}),
+    (
+        1,
+        INIT,
+        24,
+        {"NCCL communicator ID": (None, 18), "No. of ranks": (8, 5), "Rank": (12, 5), "CUDA device": (16, 5)},
+    ),
+]
+
+
+def with_payloads(tmp_path: Path, op: str, *blobs: bytes) -> tuple[Reading, dict[str, object]]:
+    """Give what is read of one collective, called as often as there are blobs, on a communicator of 4."""
+    init = payload(1, INIT, struct.pack("<Qiiii", 0xABCD, 4, 2, 0, 0))
+    calls = [Range(text=op, start=20 + 5 * at, end=22 + 5 * at, domain=1, blob=blob) for at, blob in enumerate(blobs)]
+    export = Export(
+        kernels=[Kernel(name="ncclDevKernel_Generic_1(x)", start=200, end=300, correlation=1)],
+        calls=[Call(name=LAUNCH, start=85, end=86, correlation=1)],
+        ranges=[
+            Range(text="ncclCommInitRank", start=1, end=2, domain=1, blob=init),
+            Range(text="ncclGroupStart", start=10, end=12, domain=1),
+            *calls,
+            Range(text="ncclGroupEnd", start=80, end=90, domain=1),
+        ],
+        schemas=SCHEMAS,
+    )
+    reading = read(export.write(tmp_path / "x.sqlite"))
+    (timeline,) = reading.timelines
+    call = timeline.collectives
+    group = int(call.group[0])
+    return reading, {
+        "bytes": None if call.bytes[0] == NONE else int(call.bytes[0]),
+        "group": timeline.names[group] if group >= 0 else None,
+        "group_size": None if call.group_size[0] == NONE else int(call.group_size[0]),
+    }
+
+
+def blob(message: int, schema: int = COLLECTIVE) -> bytes:
+    return payload(1, schema, struct.pack("<QQ", 0xABCD, message))
+
+
+@pytest.mark.parametrize(
+    ("op", "messages", "moved"),
+    [
+        ("ncclAllReduce", [1000], 1000),
+        ("ncclAllReduce", [1000, 24], 1024),
+        ("ncclAllGather", [1000], 4000),
+        ("ncclReduceScatter", [1000], 4000),
+        ("ncclAlltoAll", [1000], 4000),
+        ("ncclBroadcast", [1000], 1000),
+        ("ncclAllToAllv", [1000], None),
+    ],
+)
+def test_payloads_give_sizes_as_nccl_tests_counts_them(
+    tmp_path: Path, op: str, messages: list[int], moved: int | None
+) -> None:
+    _, told = with_payloads(tmp_path, op, *[blob(message) for message in messages])
+    assert told == {"bytes": moved, "group": "0xabcd", "group_size": 4}
+
+
+def test_payloads_of_initialisation_tell_the_members_of_communicators(tmp_path: Path) -> None:
+    reading, _ = with_payloads(tmp_path, "ncclAllReduce", blob(1000))
+    members = reading.facts.members
+    assert size(members) == 1
+    told = [members.member, members.members, members.device, members.process]
+    assert [each.tolist() for each in told] == [[2], [4], [0], [100]]
+    assert reading.facts.name(int(members.communicator[0])) == "0xabcd"
+    assert members.rank.tolist() == [NONE]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        blob(1000)[:-1],
+        blob(1000) + b"x",
+        blob(1000, schema=99),
+        payload(2, COLLECTIVE, struct.pack("<QQ", 0xABCD, 1000)),
+        payload(1, COLLECTIVE, struct.pack("<QQQ", 0xABCD, 1000, 0)),
+        b"\xff" * 48,
+    ],
+)
+def test_a_payload_that_does_not_agree_with_itself_is_not_read(tmp_path: Path, damaged: bytes) -> None:
+    reading, told = with_payloads(tmp_path, "ncclAllReduce", damaged)
+    assert told["bytes"] is None
+    assert any("1 NCCL payloads" in warning for warning in reading.source.warnings)
+
+
+def test_a_schema_that_two_processes_describe_differently_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with_payloads(tmp_path, "ncclAllReduce", blob(1000))
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO NVTX_PAYLOAD_SCHEMAS VALUES (1, 7, 24)")
+    db.close()
+    assert only(path).collectives.bytes.tolist() == [NONE]
+
+
+# --- what is no export, and hostile ones ----------------------------------------------------------------------------
+
+
+def test_a_report_that_was_not_exported_gives_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "my.nsys-rep"
+    path.write_bytes(b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)")
+    assert reader_of(head_of(path)) is nsight.READER
+    with pytest.raises(InputError, match=r"nsys export --type sqlite -o my.sqlite my.nsys-rep"):
+        read_inputs([path])
+
+
+def test_a_compressed_export_is_known_and_says_gunzip(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite.gz"
+    path.write_bytes(gzip.compress(Export(**SMALL).write(tmp_path / "x.sqlite").read_bytes()))
+    assert reader_of(head_of(path)) is nsight.READER
+    with pytest.raises(InputError, match=r"gunzip x\.sqlite\.gz"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        "CREATE TABLE users (id INTEGER)",
+        "CREATE TABLE StringIds (id INTEGER, value TEXT)",
+        # nvprof's own database
+        "CREATE TABLE StringTable (_id_ INTEGER); CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER)",
+    ],
+)
+def test_other_databases_are_not_ours(tmp_path: Path, tables: str) -> None:
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as db:
+        db.executescript(tables)
+    db.close()
+    assert reader_of(head_of(path)) is None
+
+
+def changed(tmp_path: Path, script: str) -> Path:
+    """Write a small export and change it."""
+    path = Export(**SMALL).write(tmp_path / "x.sqlite")
+    with sqlite3.connect(path) as db:
+        db.executescript(script)
+    db.close()
+    return path
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; DROP TABLE CUPTI_ACTIVITY_KIND_MEMCPY;"
+        "DROP TABLE CUPTI_ACTIVITY_KIND_MEMSET;"
+        f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS} AS start, i + 1 AS end, 0 AS deviceId FROM n",
+    ],
+)
+def test_a_view_in_place_of_a_table_is_not_read(tmp_path: Path, script: str) -> None:
+    with pytest.raises(InputError, match="CUPTI_ACTIVITY_KIND_KERNEL is no ordinary table"):
+        read(changed(tmp_path, script))
+
+
+def test_views_and_triggers_beside_the_tables_do_nothing(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        f"CREATE VIEW StringView AS {ENDLESS} FROM n; CREATE TRIGGER t AFTER INSERT ON StringIds "
+        "BEGIN DELETE FROM StringIds; END;",
+    )
+    assert size(only(path).spans) == 4
+
+
+def test_a_generated_column_is_not_computed(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        "DROP TABLE CUPTI_ACTIVITY_KIND_MEMSET; CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, "
+        "end INTEGER AS (length(hex(zeroblob(900000)))), deviceId INTEGER);"
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (5000, 0)",
+    )
+    timeline = only(path)
+    assert "Memset" not in names_of(timeline)
+
+
+def test_rows_of_other_types_are_counted_not_believed(tmp_path: Path) -> None:
+    path = Export(**SMALL).write(tmp_path / "x.sqlite")
+    rows = [("x", 5), (None, 5), (1.5, 9), (b"\x00", 5), (2**63 - 1, 2**63 - 1), (-(2**63), 5), (0, 0)]
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE CUPTI_ACTIVITY_KIND_MEMSET")
+        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, streamId, correlationId, globalPid)")
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, 0, 7, 'x', 281476654432256)", rows)
+        db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (3000, 2990, NULL, NULL, NULL, 281476654432256)")
+    db.close()
+    reading = read(path)
+    assert (reading.source.dropped, reading.source.repaired) == (len(rows), 1)
+    sets = [name for name in names_of(reading.timelines[0]) if name == "Memset"]
+    assert len(sets) == 1
+
+
+def test_names_that_are_missing_or_no_text_are_told_apart_from_others(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        f"UPDATE StringIds SET value = x'FF41' WHERE value = '{GEMM}'; DELETE FROM StringIds WHERE value LIKE 'nccl%'",
+    )
+    assert set(names_of(only(path))) == {"\ufffdA", "unnamed kernel", "Memcpy HtoD", "Memset"}
+
+
+def test_nothing_beside_the_file_is_touched_and_a_log_ahead_is_told(tmp_path: Path) -> None:
+    path = Export(**SMALL).write(tmp_path / "x.sqlite")
+    beside = path.with_name(path.name + "-wal")
+    beside.write_bytes(b"not a log")
+    before = {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in tmp_path.iterdir()}
+    reading = read(path)
+    assert {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in tmp_path.iterdir()} == before
+    assert any("write-ahead log" in warning for warning in reading.source.warnings)
+
+
+def test_a_name_with_odd_characters_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "a b?mode=rwc#100%"
+    folder.mkdir()
+    path = Export(**SMALL).write(folder / "größe;'\".sqlite")
+    assert size(only(path).spans) == 4
+    assert [each.name for each in folder.iterdir()] == [path.name]
+
+
+def many(path: Path, kernels: int) -> Path:
+    calls = [Call(name=LAUNCH, start=at, end=at + 1, correlation=at + 1) for at in range(kernels)]
+    rows = [Kernel(name=f"k{at % 9}", start=10 * at + 5, end=10 * at + 9, correlation=at + 1) for at in range(kernels)]
+    return Export(kernels=rows, calls=calls).write(path)
+
+
+def test_a_cut_database_gives_what_is_left_and_says_so(tmp_path: Path) -> None:
+    path = many(tmp_path / "x.sqlite", 3000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 3])
+    reading = read(path)
+    assert reading.source.truncated
+    assert any("is damaged behind row" in warning for warning in reading.source.warnings)
+    assert 0 < size(reading.timelines[0].spans) < 3000
+    assert bool(reading.timelines[0].recordings.truncated[0])
+
+
+def test_pages_that_lead_to_the_same_rows_again_and_again_are_refused(tmp_path: Path) -> None:
+    """A table whose tree has the same child eight times on each of twelve levels would give 8**12 times its rows."""
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("PRAGMA page_size=512")
+        db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER)")
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0)", [(at, at + 1) for at in range(1, 9)])
+        db.execute("CREATE TABLE filler (x BLOB)")
+        db.execute("INSERT INTO filler VALUES (zeroblob(10000))")
+        root = db.execute("SELECT rootpage FROM sqlite_master WHERE name LIKE '%KERNEL'").fetchone()[0]
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.close()
+    data = bytearray(path.read_bytes())
+    chain = [root, *range(pages - 11, pages + 1)]
+    leaf = bytes(data[(root - 1) * 512 : root * 512])
+    data[(chain[-1] - 1) * 512 : chain[-1] * 512] = leaf
+    for page, child in pairwise(chain):
+        cells = [struct.pack(">I", child) + bytes([key]) for key in range(1, 8)]
+        content = b"".join(reversed(cells))
+        places = [512 - 5 * (at + 1) for at in range(len(cells))]
+        header = struct.pack(">BHHHBI", 5, 0, len(cells), places[-1], 0, child)
+        body = header + b"".join(struct.pack(">H", place) for place in places)
+        data[(page - 1) * 512 : page * 512] = body + bytes(512 - len(body) - len(content)) + content
+    path.write_bytes(bytes(data))
+    with pytest.raises(
+        InputError, match=r"table CUPTI_ACTIVITY_KIND_KERNEL takes more work than a sound file of this size"
+    ):
+        read(path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    places=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=30),
+    cut=st.none() | st.integers(0, 2**20),
+)
+def test_any_damage_ends_in_a_result_or_a_located_error(
+    tmp_path: Path, places: list[tuple[int, int]], cut: int | None
+) -> None:
+    whole = tmp_path / "whole.sqlite"
+    if not whole.exists():
+        Export(**SMALL, schemas=SCHEMAS, environment={"RANK": "0"}).write(whole)
+    path = tmp_path / "x.sqlite"
+    data = bytearray(whole.read_bytes())
+    for at, value in places:
+        data[at % len(data)] = value
+    path.write_bytes(bytes(data[: cut % len(data)] if cut is not None else data))
+    reader_of(head_of(path))
+    said, timelines = f"{path}: ", ()
+    try:
+        timelines = read(path).timelines
+    except InputError as error:
+        said = str(error)
+    assert said.startswith(f"{path}: ")
+    assert "\n" not in said
+    assert all((timeline.spans.end_ns >= timeline.spans.start_ns).all() for timeline in timelines)
+
+
+def test_reading_streams_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = many(tmp_path / "x.sqlite", 500)
+    expected = launches_of(only(path))
+    monkeypatch.setattr("overlapscope.ingest.parsing.sqlite.CHUNK_ROWS", 7)
+    assert launches_of(only(path)) == expected
+
+
+def test_progress_is_reported(tmp_path: Path) -> None:
+    path = many(tmp_path / "x.sqlite", 500)
+    seen: list[int] = []
+    report: Callable[[int], None] = seen.append
+    nsight.READER.read(path, ReadContext(progress=report))
+    assert 0 < sum(seen) <= path.stat().st_size

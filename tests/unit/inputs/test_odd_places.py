@@ -1,0 +1,114 @@
+"""Links to nothing, closed folders, files that go before they are read: each costs itself, and is told."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import overlapscope
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError
+from overlapscope.ingest import read as reading
+from overlapscope.ingest.inputs import discover
+from tests.support.kineto_writer import distributed, training, write
+
+
+def trace(rank: int) -> bytes:
+    return write(training(), metadata=distributed(rank, 3))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "rank0.json").write_bytes(trace(0))
+    return tmp_path / "job"
+
+
+def told(place: Path) -> list[tuple[str, tuple[str, ...]]]:
+    return [(source.path, source.warnings) for source in overlapscope.load(place).sources if source.warnings]
+
+
+def test_a_link_to_nothing_is_told_and_its_rank_is_not_readable(job: Path) -> None:
+    (job / "rank1.json").symlink_to("/nowhere/rank1.json")
+    (job / "rank2.json").symlink_to("rank2.json")
+    assert told(job) == [(str(job / f"rank{rank}.json"), ("is a link to what is not there",)) for rank in (1, 2)]
+    assert overlapscope.load(job).run.unread_ranks == (1, 2)
+
+
+def test_a_folder_of_such_links_alone_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rank1.json").symlink_to("/nowhere/rank1.json")
+    with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to what is not there"):
+        overlapscope.load(tmp_path)
+
+
+def test_a_link_to_nothing_beside_a_run_is_no_second_input(job: Path, tmp_path: Path) -> None:
+    overlapscope.write_run(job, to=tmp_path / "runs" / "first")
+    (tmp_path / "runs" / "latest").symlink_to("gone")
+    assert overlapscope.load(tmp_path / "runs").ranks == [0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report LOOP", "compare LOOP LOOP", "gate LOOP LOOP", "baseline save x LOOP --folder OUT",
+        "ingest LOOP -o OUT", "export LOOP -o OUT", "whatif LOOP",
+    ],
+)  # fmt: skip
+def test_links_in_a_circle_end_in_one_line(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "a").symlink_to("b")
+    (tmp_path / "loop" / "b").symlink_to("a")
+    places = {"LOOP": str(tmp_path / "loop"), "OUT": str(tmp_path / "out")}
+    assert main([places.get(each, each) for each in words.split()]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_link_that_is_named_says_where_it_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "latest").symlink_to("gone")
+    assert main(["analyze", str(tmp_path / "latest")]) == 3
+    assert "latest: is a link to gone, which is not there" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_listed_costs_itself(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "closed").mkdir()
+    listing = Path.iterdir
+
+    def refuse(self: Path) -> Iterator[Path]:
+        if self.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return listing(self)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert told(job) == [(str(job / "closed"), ("cannot be read: Permission denied",))]
+    with pytest.raises(InputError, match="closed: cannot be read: Permission denied"):
+        discover([job / "closed"])
+
+
+def test_a_file_that_goes_before_it_is_read_costs_itself(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "rank1.json").write_bytes(trace(1))
+    read = reading.read_task
+
+    def gone_before(*args: object) -> object:
+        (job / "rank1.json").unlink(missing_ok=True)
+        return read(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "read_task", gone_before)
+    assert told(job) == [(str(job / "rank1.json"), ("cannot be read: No such file or directory",))]
+
+
+def test_a_pipe_among_traces_is_left_alone(job: Path) -> None:
+    os.mkfifo(job / "rank1.json")
+    assert overlapscope.load(job).ranks == [0]
+
+
+def test_standard_input_is_said_not_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "-"]) == 3
+    assert "-: standard input is not read: save what it gives as a file" in capsys.readouterr().err
+
+
+def test_a_rank_beyond_the_world_that_is_named_is_told(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_bytes(write(training(), metadata=distributed(7, 2)))
+    run = overlapscope.load(tmp_path / "trace.json")
+    assert (run.ranks, run.world_size) == ([7], 8)
+    assert any("rank 7 is none of a world of 2" in each for each in run.sources[0].warnings)

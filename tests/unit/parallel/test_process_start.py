@@ -1,0 +1,113 @@
+"""Processes that read: what they load, and what happens where the system starts none."""
+
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from overlapscope.ingest.archives import Unpacked
+from overlapscope.ingest.discover import Inputs
+from overlapscope.ingest.options import ReadOptions
+from overlapscope.ingest.parallel.process_pool import WorkerPool
+from overlapscope.ingest.parallel.read_parallel import spool_task
+from overlapscope.ingest.parallel.spool import spool_tasks
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.ingest.write_run import write_run
+from tests.conftest import ROOT
+from tests.support.kineto_writer import distributed, training, write
+from tests.unit.parallel.test_write_run import wait_for_end
+
+
+def test_nothing_of_the_folder_that_a_command_is_called_in_is_run(tmp_path: Path) -> None:
+    for name in ("signal", "os", "enum", "multiprocessing", "numpy"):
+        (tmp_path / f"{name}.py").write_text("print('a module of this folder was run')\n", encoding="utf-8")
+    (tmp_path / "trace.json").write_bytes(write(training(steps=2), metadata=distributed(0)))
+    launcher = (
+        f"import sys; sys.path[:] = [{str(ROOT)!r}] + [each for each in sys.path if each]\n"
+        "from overlapscope.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-P", "-c", launcher, "analyze", "trace.json", "--workers", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "was run" not in done.stdout + done.stderr
+    assert "is exposed communication" in done.stdout
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse)
+
+
+@pytest.mark.usefixtures("no_process")
+def test_where_the_system_starts_no_process_the_work_is_done_here(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    for rank in range(3):
+        (tmp_path / "job" / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
+    assert list(read_inputs([tmp_path / "job"], workers=3).ranks) == [0, 1, 2]
+    assert list(read_inputs([tmp_path / "job" / "rank1.json"], workers=2).ranks) == [1]
+    assert write_run([tmp_path / "job"], tmp_path / "run", workers=3).ranks == (0, 1, 2)
+
+
+UNGUARDED = """
+import os, sys
+with open({noted!r}, "a") as file:
+    file.write("run\\n")
+import overlapscope
+print(overlapscope.load({job!r}, workers=3).ranks)
+"""
+
+
+def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
+    """The standard pool would run it again in each worker."""
+    (tmp_path / "job").mkdir()
+    for rank in range(3):
+        (tmp_path / "job" / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(noted=str(tmp_path / "noted"), job=str(tmp_path / "job")))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[0, 1, 2]\n", "")
+    assert (tmp_path / "noted").read_text() == "run\n"
+
+
+def test_a_process_that_may_have_no_children_reads_alone(tmp_path: Path) -> None:
+    """As those of `multiprocessing.Pool`."""
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 2)))
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_ranks, (tmp_path,)) == [0, 1]
+
+
+def _ranks(folder: Path) -> list[int]:
+    return list(read_inputs([folder], workers=2).ranks)
+
+
+def test_a_worker_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    trace = tmp_path / "rank0.json"
+    trace.write_bytes(write(training(steps=2), metadata=distributed(0)))
+    found = Unpacked(inputs=Inputs(runs=(), files=(trace,), passed_over=()))
+    (task,) = spool_tasks(found, ReadOptions(), tmp_path)
+    with WorkerPool(1) as pool:
+        assert not pool.submit(spool_task, task).result().refused
+        loaded = pool.submit(eval, "sorted(__import__('sys').modules)").result()
+    assert "pyarrow" in loaded
+    assert not {"torch", "pandas", "dash", "plotly"} & set(loaded)
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import os, time\n"
+        "from overlapscope.ingest.parallel.process_pool import WorkerPool\n"
+        "pool = WorkerPool(1)\n"
+        "print(pool.submit(os.getpid).result(), flush=True)\n"
+        "pool.submit(time.sleep, 600)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.kill()
+        wait_for_end(worker)

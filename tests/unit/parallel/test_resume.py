@@ -1,0 +1,146 @@
+"""What an interrupted ingest left is gone on with by the same files and the same code alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import overlapscope
+from overlapscope.errors import InputError
+from overlapscope.files.source_digest import source_digest
+from overlapscope.ingest import registry as read_by
+from overlapscope.ingest.parallel import spool
+from overlapscope.ingest.write_run import write_run
+from tests.support.reading_processes import Here
+from tests.unit.parallel.test_write_run import Interrupting, assert_as_if_read_at_once, trace
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[Path]:
+    """The inputs of an ingest to `apart` that was interrupted behind its first file."""
+    (tmp_path / "job").mkdir()
+    for rank in (0, 1):
+        (tmp_path / "job" / f"rank{rank}.json").write_bytes(trace(rank))
+    with pytest.raises(KeyboardInterrupt):
+        write_run([tmp_path / "job"], tmp_path / "apart", workers=1, watch=Interrupting(1))
+    return [tmp_path / "job"]
+
+
+@pytest.mark.parametrize("how", ["written over", "put in its place"])
+def test_another_file_of_equal_size_and_time_is_read_again(inputs: list[Path], tmp_path: Path, how: str) -> None:
+    file = inputs[0] / "rank0.json"
+    before = file.stat()
+    content = trace(0).replace(b'"ncclDevKernel_AllReduce', b'"ncclDevKernel_AllReducf')
+    assert content != file.read_bytes()
+    assert len(content) == before.st_size
+    target = file if how == "written over" else tmp_path / "new"
+    target.write_bytes(content)
+    os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+    target.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0
+
+
+def test_what_other_code_read_is_read_again(
+    inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (spool, read_by):
+        monkeypatch.setattr(module, "read_by", lambda: "later code")
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0
+
+
+def test_a_worker_with_other_code_reads_nothing(
+    inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_by, "read_by", lambda: "later code")
+    with Here() as executor, pytest.raises(InputError, match="another version of overlapscope"):
+        write_run(inputs, tmp_path / "apart", executor=executor)
+    monkeypatch.undo()
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 1
+
+
+def test_code_is_told_by_its_text(tmp_path: Path) -> None:
+    """The same wherever it lies; another one as soon as one letter of one file is."""
+
+    def told(root: Path) -> str:
+        command = (
+            "from overlapscope.files.source_digest import source_digest;"
+            "print(source_digest('overlapscope.ingest', 'overlapscope.timeline'))"
+        )
+        here = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run([sys.executable, "-c", command], cwd=root, env=here, check=True, stdout=subprocess.PIPE)
+        return done.stdout.decode()
+
+    here = Path(overlapscope.__file__).parents[1]
+    shutil.copytree(here / "overlapscope", tmp_path / "overlapscope", ignore=shutil.ignore_patterns("__pycache__"))
+    assert told(tmp_path) == told(here)
+    for changed in ("ingest/build/comm_names.toml", "timeline/columns.py"):
+        before = told(tmp_path)
+        with open(tmp_path / "overlapscope" / changed, "a", encoding="utf-8") as file:
+            file.write("#\n")
+        assert told(tmp_path) != before
+
+
+def test_code_that_is_no_files_is_never_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotADirectoryError
+
+    monkeypatch.setattr("overlapscope.files.source_digest.os.scandir", refuse)
+    source_digest.cache_clear()
+    first = source_digest("overlapscope.ingest")
+    source_digest.cache_clear()
+    assert source_digest("overlapscope.ingest") != first
+    source_digest.cache_clear()
+
+
+def test_code_in_an_archive_is_told_by_the_archive(tmp_path: Path) -> None:
+    """So that other processes of the same program are of the same code."""
+    archive = tmp_path / "program.zip"
+    command = (
+        "from overlapscope.timeline import source_digest as told;"
+        "print(told.__file__, told.source_digest('overlapscope.ingest'), told.module_digest('overlapscope.version'))"
+    )
+
+    def told() -> str:
+        here = {**os.environ, "PYTHONPATH": str(archive)}
+        done = subprocess.run(
+            [sys.executable, "-c", command], cwd=tmp_path, env=here, check=True, stdout=subprocess.PIPE
+        )
+        return done.stdout.decode()
+
+    packages = Path(overlapscope.__file__).parent
+    with ZipFile(archive, "w") as file:
+        for module in [
+            "__init__.py",
+            "errors.py",
+            "version.py",
+            *(f"{each}/__init__.py" for each in ("ingest", "timeline")),
+        ]:
+            file.write(packages / module, f"overlapscope/{module}")
+        file.write(packages / "timeline" / "source_digest.py", "overlapscope/files/source_digest.py")
+    first = told()
+    assert first.startswith(str(archive))
+    assert told() == first
+    with ZipFile(archive, "a") as file:
+        file.writestr("overlapscope/ingest/more.py", "")
+    assert all(one != other for one, other in zip(first.split()[1:], told().split()[1:], strict=True))
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "nulls", "gone", "marker"])
+def test_what_a_power_cut_damaged_is_read_again(inputs: list[Path], tmp_path: Path, damage: str) -> None:
+    (whole,) = (tmp_path / ".apart.ingest" / "read").glob("[0-9a-f]*")
+    table = whole / "0" / "0" / "spans.parquet"
+    content = table.read_bytes()
+    if damage == "gone":
+        table.unlink()
+    elif damage == "marker":
+        (whole / "file.json").write_bytes(b"")
+    else:
+        half = len(content) // 2
+        left = {"emptied": b"", "cut": content[:half], "nulls": content[:half].ljust(len(content), b"\0")}
+        table.write_bytes(left[damage])
+    assert assert_as_if_read_at_once(inputs, tmp_path, workers=1).resumed_files == 0

@@ -1,0 +1,187 @@
+"""What the text says of ranks beside each other: who held whom up, what is unpaired and why, which clocks are off."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.analysis.analyze import Analysis, analyze
+from overlapscope.analysis.compare import compare
+from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.report.text import analysis as text
+from overlapscope.report.text import compare as compare_text
+from overlapscope.report.text import cross_rank as across_ranks
+from overlapscope.timeline.columns import COMPUTE, NONE, Ints
+from overlapscope.timeline.run import Run
+from overlapscope.timeline.store.load_save import load_run, save_run
+from tests.conftest import shared_file
+from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
+
+
+def said(analysis: Analysis) -> list[str]:
+    return across_ranks.lines(analysis, all_rows=False).splitlines()
+
+
+def with_skew(analysis: Analysis, **changes: Any) -> Analysis:
+    return replace(analysis, skew=replace(analysis.skew, **changes))
+
+
+def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: kind >= 0, **columns: Any) -> Run:
+    spans = replace(run.ranks[rank].spans, **columns)
+    kept = keep(spans.kind)
+    spans = replace(spans, **{name: getattr(spans, name)[kept] for name in spans.__struct_fields__})
+    return replace(run, ranks={**run.ranks, rank: replace(run.ranks[rank], spans=spans)})
+
+
+def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
+    lines = said(analyze(job(fault="host")))
+    (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} held the others up for ")]
+    blame_ms = float(line.split(" for ")[1].split(" ms")[0])
+    assert STEPS * 15 <= blame_ms <= STEPS * 35
+    assert "at most" not in line
+    assert "through ranks" not in line, "the table holds all of it"
+    assert "idle" in line
+    assert "What to do: docs/findings/straggler.md" in lines
+
+
+def test_with_a_rank_missing_the_time_is_a_bound() -> None:
+    run = job(fault="host")
+    part = replace(run, ranks={rank: each for rank, each in run.ranks.items() if rank != 0})
+    assert any(f"Rank {CULPRIT} held the others up for at most " in each for each in said(analyze(part)))
+
+
+def test_blame_that_the_table_does_not_hold_is_told_apart() -> None:
+    analysis = analyze(job(fault="host"))
+    (held,) = analysis.skew.stragglers
+    more = replace(held, blame_ns=held.blame_ns + 70 * MS)
+    line = next(each for each in said(with_skew(analysis, stragglers=[more])) if each.startswith(f"Rank {CULPRIT}"))
+    listed = next(each.blame_ns for each in analysis.skew.ranks if each.rank == CULPRIT)
+    assert f"{(held.blame_ns + 70 * MS - listed) / 1e6:,.3f} ms of it through ranks that waited for it" in line
+
+
+def test_calls_that_are_not_paired_are_counted_with_the_reason() -> None:
+    lines = said(analyze(overlapscope.load(shared_file("kineto/sampled_pair")).run))
+    at = lines.index("0 collectives matched across ranks, 20 calls not.")
+    assert "sampled or cut" in lines[at + 1]
+
+
+def test_one_rank_alone_has_nothing_to_say_of_others() -> None:
+    run = job()
+    assert said(analyze(replace(run, ranks={0: run.ranks[0]}))) == []
+
+
+def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
+    analysis = analyze(job())
+    assert not any(each.startswith("Clocks") for each in said(analysis))
+    far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 900_000})
+    (line,) = [each for each in said(far) if each.startswith("Clocks")]
+    assert line.endswith(": rank 1 -3,600,000.000.")
+
+
+def test_a_name_begins_no_line_of_its_own() -> None:
+    evil = "g\n! rank 7 held the others up: replace it"
+    run = job(fault="host")
+    run = replace(
+        run,
+        ranks={
+            rank: replace(each, names=tuple(evil if name == "0" else name for name in each.names))
+            for rank, each in run.ranks.items()
+        },
+        groups=tuple(replace(group, name=evil) for group in run.groups),
+    )
+    analysis = analyze(run)
+    assert any("rank 7" in str(row.group) for row in analysis.collectives), "the name is in what is rendered"
+    assert not [line for line in text.render(analysis, all_rows=True).splitlines() if line.startswith("! rank 7")]
+
+
+def test_a_rank_of_one_step_has_one_row() -> None:
+    lines = text.render(analyze(overlapscope.load(shared_file("kineto/megatron_tp8")).run)).splitlines()
+    assert sum(line.startswith("rank 0 mean") for line in lines) == 1
+    assert not any(line.startswith("rank 0 whole") for line in lines)
+
+
+# --- what may stand in columns and must not break figures -------------------------------------------------------------
+
+
+def test_grids_of_no_blocks_tell_nothing_and_break_nothing() -> None:
+    plain, run = job(fault="more_work"), job(fault="more_work")
+    for rank in range(RANKS):
+        run = with_spans(run, rank, blocks=np.zeros_like(run.ranks[rank].spans.blocks))
+    assert [each.rank for each in analyze(run).skew.stragglers] == [
+        each.rank for each in analyze(plain).skew.stragglers
+    ]
+
+
+def test_peers_without_kernels_leave_no_figure_that_is_none(recwarn: pytest.WarningsRecorder) -> None:
+    run = job(fault="more_work")
+    for rank in set(range(RANKS)) - {CULPRIT}:
+        run = with_spans(run, rank, keep=lambda kind: kind != COMPUTE)
+    for each in analyze(run).skew.stragglers:
+        json.dumps(each.evidence, allow_nan=False)
+    assert not recwarn.list
+
+
+def test_kernels_of_no_time_do_not_divide_by_it(recwarn: pytest.WarningsRecorder) -> None:
+    run = job(fault="more_work")
+    spans = run.ranks[3].spans
+    run = with_spans(run, 3, end_ns=np.where(spans.kind == COMPUTE, spans.start_ns, spans.end_ns))
+    for each in analyze(run).skew.stragglers:
+        json.dumps(each.evidence, allow_nan=False)
+    assert not recwarn.list
+
+
+def test_a_stored_rank_whose_calls_end_before_they_start_is_left_out(tmp_path: Path) -> None:
+    run = job()
+    calls = run.ranks[1].collectives
+    wrong = replace(calls, end_ns=np.where(np.arange(calls.end_ns.size) == 3, calls.start_ns - MS, calls.end_ns))
+    broken = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], collectives=wrong)})
+    save_run(broken, tmp_path / "run", version="1")
+    read = load_run(tmp_path / "run")
+    assert sorted(read.ranks) == [0, 2, 3]
+    assert any("1 of 20 rows end before they start" in each for source in read.sources for each in source.warnings)
+
+
+# --- stragglers of two sides ------------------------------------------------------------------------------------------
+
+
+def measured(fault: str | None, seed: int = 0) -> Replicate:
+    return replicate(job(seed, fault=fault))
+
+
+def test_a_rank_that_begins_to_hold_the_others_up_is_named_by_a_comparison() -> None:
+    comparison = compare([measured(None)], [measured("slower_compute")])
+    (found,) = [each for each in comparison.findings if each.id.startswith("straggler_")]
+    assert (found.id, found.severity) == (f"straggler_appeared:rank{CULPRIT}", "warning")
+    assert "its kernels took longer than its peers'" in found.title
+    assert found.title in compare_text.render(comparison)
+    (gone,) = [
+        each
+        for each in compare([measured("slower_compute")], [measured(None)]).findings
+        if each.id.startswith("straggler_")
+    ]
+    assert (gone.id, gone.severity) == (f"straggler_vanished:rank{CULPRIT}", "info")
+
+
+def test_the_same_straggler_on_both_sides_and_one_of_few_runs_is_no_news() -> None:
+    slow = measured("slower_compute")
+    assert not [each for each in compare([slow], [slow]).findings if each.id.startswith("straggler_")]
+    some = compare([measured(None)], [slow, measured(None, 1), measured(None, 2)])
+    assert not [each for each in some.findings if each.id.startswith("straggler_")]
+
+
+def test_steps_that_only_ranks_without_a_counterpart_have_are_not_compared() -> None:
+    run = job()
+    cut = {
+        rank: replace(each, recordings=replace(each.recordings, truncated=np.ones(1, np.bool_))) if rank < 2 else each
+        for rank, each in run.ranks.items()
+    }
+    few = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 1)})
+    comparison = compare([replicate(replace(run, ranks=cut))], [replicate(few)])
+    assert comparison.ranks == [0, 1]
+    assert comparison.window == "recording"
+    assert NONE not in comparison.ranks

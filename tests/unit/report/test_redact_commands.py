@@ -1,0 +1,111 @@
+"""`gate --redact` and `report --redact` as commands: no byte that they print or write tells where the runs are."""
+
+import argparse
+import json
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlapscope.cli.main import main
+from overlapscope.cli.output import LEFT_OUT, told_aside
+from overlapscope.cli.prediction_file import note
+from tests.conftest import ROOT
+from tests.unit.analysis.compare.test_prediction_check import prediction
+
+TOKEN = re.compile(r"(?i)zqv|acme")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A folder of three runs of which one is broken, beside a file that is none; and a run that keeps predictions."""
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "home" / "acme corp" / "zqv"
+    for name in ("first-zqv", "second-zqv", "third-zqv"):
+        shutil.copytree(ROOT / "traces" / "regressed", place / "new" / name)
+    (place / "new" / "second-zqv" / "run.json").write_text('{"schema', encoding="utf-8")
+    (place / "new" / "notes-zqv.txt").write_text("none", encoding="utf-8")
+    shutil.copytree(ROOT / "traces" / "baseline", place / "old")
+    other_job = msgspec.structs.replace(prediction(4.0, 90, 110), gradient_bytes=1)
+    note(place / "old", [other_job])
+    return place / "old", place / "new"
+
+
+def told(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path) -> tuple[str, str]:
+    assert main([*map(str, arguments)]) == code
+    shown = capsys.readouterr()
+    assert not TOKEN.search(shown.out)
+    assert not TOKEN.search(shown.err)
+    return shown.out, shown.err
+
+
+def test_the_verdict_and_what_is_said_beside_it(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, candidate = runs
+    assert main(["gate", str(base), str(candidate)]) == 1
+    plain = capsys.readouterr()
+    assert len(TOKEN.findall(plain.out)) > 2, "a test that cannot fail"
+    out, err = told(capsys, 1, "gate", base, candidate, "--redact")
+    assert out.endswith("next: overlapscope compare BASE CAND --all\n")
+    assert len(err.splitlines()) == len(plain.err.splitlines())
+    assert f"warning: CAND: {LEFT_OUT}\n" in err
+    assert f"predictions: CAND: {LEFT_OUT}\n" in err
+    for name, extra in (("gate.txt", []), ("gate.json", ["--json"])):
+        assert told(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
+        assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
+    out, _ = told(capsys, 3, "gate", base, differing(base), "--redact")
+    assert out.endswith("next: overlapscope compare BASE CAND\n")
+
+
+def differing(base: Path) -> Path:
+    other = base.parent / "other"
+    shutil.copytree(base, other)
+    facts = json.loads((other / "run.json").read_text(encoding="utf-8"))
+    facts["fingerprint"]["device"] = "imagined"
+    (other / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    return other
+
+
+@pytest.mark.parametrize("style", ["md", "json", "html", "openmetrics"])
+def test_reports_and_what_is_said_beside_them(
+    style: str, runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, candidate = runs
+    for inputs in ([base], [base, candidate], [candidate]):
+        name = f"{len(inputs)}{inputs[0].name}.{style}"
+        told(capsys, 0, "report", *inputs, "--redact", "--format", style, "-o", name)
+        assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
+
+
+def test_errors(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    base, candidate = runs
+    broken = candidate / "second-zqv"
+    assert told(capsys, 3, "gate", base, broken, "--redact")[1].startswith("overlapscope gate: ")
+    assert "CAND" in told(capsys, 3, "gate", base, base / "acme", "--redact")[1]
+    assert "INPUT" in told(capsys, 3, "report", base / "acme", "--redact")[1]
+    policy = base / "acme.toml"
+    assert "FILE" in told(capsys, 2, "gate", base, base, "--policy", policy, "--redact")[1]
+    assert "a noise floor has to name its runs" in told(capsys, 2, "gate", "--calibrate", candidate, "--redact")[1]
+    output = base / "report.html"
+    output.touch()
+    assert "FILE exists already" in told(capsys, 2, "report", base, "--redact", "-o", output)[1]
+
+
+@given(st.text())
+def test_no_word_of_a_message_passes(words: str) -> None:
+    args = argparse.Namespace(redact=True, base=Path("zqv/old"), candidate=Path("zqv/new"))
+    allowed = {LEFT_OUT, f"BASE: {LEFT_OUT}", f"CAND: {LEFT_OUT}"}
+    assert {told_aside(each, args) for each in (words, f"zqv/old: {words}", f"{words}; zqv/new")} <= allowed
+    assert told_aside("cannot read zqv/new/trace.json", args) == f"CAND: {LEFT_OUT}"
+
+
+def test_without_it_the_next_command_can_be_typed(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    base, candidate = runs
+    assert main(["gate", str(base), str(candidate)]) == 1
+    assert f"next: overlapscope compare '{base}' '{candidate}' --all" in capsys.readouterr().out

@@ -1,0 +1,124 @@
+"""`overlapscope baseline`: what is kept gives the same figures as what it was made of, is small, and is whole."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlapscope.cli.main import main
+from tests.conftest import ROOT, shared_file
+from tests.unit.cli.test_cli import failed
+
+BASE, CANDIDATE = str(ROOT / "traces" / "baseline"), str(ROOT / "traces" / "regressed")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+def saved(*arguments: str) -> None:
+    assert main(["baseline", "save", *arguments]) == 0
+
+
+def gated(capsys: pytest.CaptureFixture[str], base: str, candidate: str, code: int) -> Any:
+    capsys.readouterr()
+    assert main(["gate", base, candidate, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_gate_says_the_same_of_a_baseline_as_of_the_run_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    saved("main", BASE)
+    run = gated(capsys, BASE, CANDIDATE, 1)
+    kept = gated(capsys, "baselines/main", CANDIDATE, 1)
+    for each in (run, kept):
+        for one in each["comparison"]["base"]:
+            one["name"] = ""
+    assert kept == run
+
+
+def test_the_report_says_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    saved("main", BASE)
+    shown = []
+    for path in (BASE, "baselines/main"):
+        capsys.readouterr()
+        assert main(["report", path, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        del document["sources"]
+        shown.append(document)
+    assert shown[0] == shown[1]
+
+
+def test_it_is_columns_only_and_small(tmp_path: Path) -> None:
+    saved("main", BASE)
+    files = [each for each in (tmp_path / "baselines").rglob("*") if each.is_file()]
+    assert {each.suffix for each in files} <= {".parquet", ".json"}
+    assert sum(each.stat().st_size for each in files) < 150_000
+    assert [each.name for each in (tmp_path / "baselines").iterdir()] == ["main"]
+
+
+def test_a_baseline_of_eight_ranks_of_a_real_job_is_some_hundred_kilobytes(tmp_path: Path) -> None:
+    saved("megatron", str(shared_file("kineto/megatron_tp8")))
+    total = sum(each.stat().st_size for each in (tmp_path / "baselines").rglob("*") if each.is_file())
+    assert total < 600_000
+
+
+def test_several_runs_are_one_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        shutil.copytree(BASE, tmp_path / "runs" / name)
+    saved("pair", "runs", "--folder", "kept")
+    document = gated(capsys, "kept/pair", CANDIDATE, 1)
+    assert len(document["comparison"]["base"]) == 2
+    assert main(["baseline", "list", "--folder", "kept", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["schema"] == "overlapscope.baselines/1"
+    assert [(each["name"], each["runs"], each["ranks"], each["steps"]) for each in listed["baselines"]] == [
+        ("pair", 2, 2, 6)
+    ]
+
+
+def test_list_and_show_are_for_people(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "baselines").mkdir()
+    assert main(["baseline", "list"]) == 0
+    assert "no baseline here yet" in capsys.readouterr().out
+    saved("main", BASE)
+    assert "next: overlapscope gate baselines/main CAND" in capsys.readouterr().out
+    (tmp_path / "baselines" / "notes").mkdir()
+    shutil.copytree(tmp_path / "baselines" / "main", tmp_path / "baselines" / "torn")
+    (tmp_path / "baselines" / "torn" / "run.json").write_text("{", encoding="utf-8")
+    assert main(["baseline", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["baseline", "main", "torn"]
+    assert "1 run, 2 ranks of 2, 6 steps, cpu" in lines[1]
+    assert "cannot be read" in lines[2]
+    assert main(["baseline", "show", "main"]) == 0
+    assert "7.452 ms of a 124.210 ms step is exposed" in capsys.readouterr().out
+
+
+def test_nothing_is_replaced_unasked_and_nothing_else_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved("main", BASE)
+    capsys.readouterr()
+    assert "exists already" in failed(capsys, 2, "baseline", "save", "main", CANDIDATE)
+    saved("main", CANDIDATE, "-f")
+    assert gated(capsys, "baselines/main", CANDIDATE, 0)["verdict"] == "passed"
+    (tmp_path / "baselines" / "notes").mkdir()
+    (tmp_path / "baselines" / "notes" / "mine.txt").write_text("mine", encoding="utf-8")
+    capsys.readouterr()
+    assert "holds no run" in failed(capsys, 2, "baseline", "save", "notes", BASE, "-f")
+    assert (tmp_path / "baselines" / "notes" / "mine.txt").exists()
+    for name in ("../out", "a/b", ".hidden", "", "x" * 101):
+        assert "no name" in failed(capsys, 2, "baseline", "save", name, BASE)
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be read" in failed(capsys, 3, "baseline", "list", "--folder", "nowhere")
+    (tmp_path / "baselines").mkdir()
+    assert "there are none" in failed(capsys, 3, "baseline", "show", "main")
+    failed(capsys, 3, "baseline", "save", "main", "nowhere")
+    assert list((tmp_path / "baselines").iterdir()) == []
+    with pytest.raises(SystemExit) as usage:
+        main(["baseline"])
+    assert usage.value.code == 2

@@ -1,0 +1,301 @@
+"""Run directories whose numbers or files cannot be: one line in time, or the rank is left out."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+
+import overlapscope
+from overlapscope.errors import InputError
+from overlapscope.loaded_run import LoadedRun
+from overlapscope.timeline.columns import make
+from overlapscope.timeline.facts import Facts, Links
+from tests.support.kineto_writer import distributed, training, write
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json").write_bytes(write(training(), metadata=distributed(rank)))
+    overlapscope.write_run(tmp_path / "rank0.json", tmp_path / "rank1.json", to=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def told(loaded: LoadedRun) -> str:
+    return "\n".join(each for source in loaded.sources for each in source.warnings)
+
+
+def rewritten(run: Path, **changed: Any) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**manifest, **changed}))
+
+
+@pytest.mark.parametrize("world_size", [10**18, -5, 2**62])
+def test_a_world_of_impossible_size_is_damage(run: Path, world_size: int) -> None:
+    rewritten(run, world_size=world_size)
+    with pytest.raises(InputError, match=rf"run\.json: damaged: {world_size} is no possible rank"):
+        overlapscope.load(run)
+
+
+def test_an_impossible_rank_is_damage(run: Path) -> None:
+    ranks = json.loads((run / "run.json").read_text())["ranks"]
+    rewritten(run, ranks=[{**ranks[0], "rank": 2**40}, ranks[1]])
+    with pytest.raises(InputError, match=r"run\.json: damaged: 1099511627776 is no possible rank"):
+        overlapscope.load(run)
+
+
+def test_a_pipe_in_the_place_of_a_table_costs_that_rank_and_is_not_waited_for(run: Path) -> None:
+    (run / "rank_00001" / "spans.parquet").unlink()
+    os.mkfifo(run / "rank_00001" / "spans.parquet")
+    loaded = overlapscope.load(run)
+    assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
+    assert any("spans.parquet: is no file" in each for source in loaded.sources for each in source.warnings)
+
+
+def test_a_pipe_in_the_place_of_the_manifest_is_not_waited_for(run: Path) -> None:
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
+    loaded = overlapscope.load(run)
+    assert loaded.ranks == [0, 1]
+    assert "run.json is not there: how many ranks the job had" in told(loaded)
+
+
+@pytest.mark.parametrize("odd", [os.mkfifo, lambda place: place.symlink_to("/dev/zero")], ids=["a pipe", "no end"])
+def test_what_is_no_file_in_the_place_of_what_a_rank_tells_is_not_waited_for(
+    odd: Callable[[Path], None], run: Path
+) -> None:
+    rewritten(run, ranks=[])
+    (run / "rank_00001" / "rank.json").unlink()
+    odd(run / "rank_00001" / "rank.json")
+    loaded = overlapscope.load(run)
+    assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
+    assert "rank_00001 left out: rank.json: is no file" in told(loaded)
+
+
+@pytest.mark.parametrize("odd", [os.mkfifo, Path.mkdir, lambda place: place.symlink_to("nowhere")])
+def test_what_is_no_file_in_the_place_of_facts_costs_those_alone(odd: Callable[[Path], None], run: Path) -> None:
+    (run / "facts").mkdir()
+    odd(run / "facts" / "links.parquet")
+    loaded = overlapscope.load(run)
+    assert loaded.ranks == [0, 1]
+    assert "facts/links left out: it cannot be read" in told(loaded)
+
+
+def test_facts_that_are_no_folder_are_told(run: Path) -> None:
+    (run / "facts").write_text("none")
+    assert "facts left out: it is no folder" in told(overlapscope.load(run))
+
+
+@pytest.mark.parametrize("lost", ["the folder", "a table", "rows"])
+def test_facts_that_are_gone_are_told(lost: str, run: Path) -> None:
+    links = make(Links, 2, host=0, a=[1, 2], b=[2, 1])
+    whole = replace(overlapscope.load(run).run, facts=Facts(names=("node", "GPU0", "GPU1"), links=links))
+    LoadedRun(whole).save(run, force=True)
+    assert told(overlapscope.load(run)) == ""
+    table = run / "facts" / "links.parquet"
+    if lost == "the folder":
+        shutil.rmtree(run / "facts")
+    elif lost == "a table":
+        table.unlink()
+    else:
+        pq.write_table(pq.read_table(table).slice(0, 1), table)
+    assert f"facts/links has {int(lost == 'rows')} rows, and was written with 2" in told(overlapscope.load(run))
+
+
+# --- what run.json and the folders tell -----------------------------------------------------------------------------
+
+
+def test_nesting_without_end_is_damage(run: Path) -> None:
+    whole = (run / "run.json").read_text().rstrip()
+    (run / "run.json").write_text(f'{whole[:-1]}, "more": {"[" * 100_000}{"]" * 100_000}}}')
+    with pytest.raises(InputError, match=r"run\.json: damaged: .*; moved away, each rank is read by what its own"):
+        overlapscope.load(run)
+    (run / "run.json").unlink()
+    assert overlapscope.load(run).ranks == [0, 1]
+
+
+def test_a_rank_that_is_listed_twice_is_damage(run: Path) -> None:
+    ranks = json.loads((run / "run.json").read_text())["ranks"]
+    rewritten(run, ranks=[*ranks, {**ranks[1], "folder": ranks[0]["folder"]}])
+    with pytest.raises(InputError, match="damaged: rank 1 is listed twice"):
+        overlapscope.load(run)
+
+
+def test_a_basis_that_is_none_is_damage(run: Path) -> None:
+    ranks = json.loads((run / "run.json").read_text())["ranks"]
+    rewritten(run, ranks=[ranks[0], {**ranks[1], "basis": "hearsay"}])
+    with pytest.raises(InputError, match=r"damaged: Invalid enum value 'hearsay' - at `\$\.ranks"):
+        overlapscope.load(run)
+
+
+def test_folders_that_the_manifest_exchanges_are_read_as_what_they_tell_of_themselves(run: Path) -> None:
+    before = overlapscope.load(run).table("spans", 1)
+    first, second = json.loads((run / "run.json").read_text())["ranks"]
+    rewritten(run, ranks=[{**first, "folder": second["folder"]}, {**second, "folder": first["folder"], "basis": "log"}])
+    loaded = overlapscope.load(run)
+    assert loaded.table("spans", 1).equals(before)
+    assert loaded.run.ranks[1].basis == "trace"
+
+
+def test_ranks_are_in_order_in_whatever_order_they_are_listed(run: Path) -> None:
+    rewritten(run, ranks=json.loads((run / "run.json").read_text())["ranks"][::-1])
+    assert overlapscope.load(run).ranks == [0, 1]
+
+
+@pytest.mark.parametrize("rank", [-1, 2**63])
+def test_a_folder_that_tells_of_an_impossible_rank_is_told_as_what_its_name_says(rank: int, run: Path) -> None:
+    rewritten(run, ranks=[])
+    entry = run / "rank_00001" / "rank.json"
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "rank": rank}))
+    assert left_out(run).startswith(f"rank_00001 left out: rank.json is that of rank {rank} in rank_00001")
+
+
+@pytest.mark.parametrize("world_size", [0, 1])
+def test_ranks_beyond_the_world_are_taken_and_told(world_size: int, run: Path) -> None:
+    rewritten(run, world_size=world_size)
+    loaded = overlapscope.load(run)
+    assert (loaded.world_size, loaded.ranks) == (2, [0, 1])
+    assert f"rank 1 is none of a world of {world_size}: 2 ranks are taken" in told(loaded)
+
+
+@pytest.mark.parametrize("odd", [{"ranks": [0, 2**62]}, {"ranks": [-1, 0]}, {"ranks": [1, 1]}, {"size": -3}])
+def test_a_group_that_cannot_be_is_left_out_and_told(odd: dict[str, Any], run: Path) -> None:
+    rewritten(run, groups=[{"name": "tp", "size": 2, "ranks": [0, 1]}, {"name": "dp", "size": 2, **odd}])
+    loaded = overlapscope.load(run)
+    assert [each.name for each in loaded.run.groups] == ["tp"]
+    assert "groups whose ranks or sizes cannot be, left out: 1" in told(loaded)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b'{"rank": 1}', b'{"rank": 1, "recorded": ' + b"[" * 10**5])
+def test_a_rank_that_nothing_tells_of_any_more_is_told(content: bytes | None, run: Path) -> None:
+    rewritten(run, ranks=[])
+    entry = run / "rank_00001" / "rank.json"
+    if content is None:
+        entry.unlink()
+    else:
+        entry.write_bytes(content)
+    loaded = overlapscope.load(run)
+    assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
+    assert "rank_00001 left out: rank.json: " in told(loaded)
+
+
+def test_a_copied_folder_of_a_rank_is_no_rank_and_told(run: Path) -> None:
+    shutil.copytree(run / "rank_00001", run / "rank_00005")
+    loaded = overlapscope.load(run)
+    assert (loaded.ranks, loaded.run.unread_ranks) == ([0, 1], ())
+    assert "rank_00005 left out: rank.json is that of rank 1 in rank_00001: a copy, or renamed" in told(loaded)
+
+
+# --- tables that are whole, or nearly, and not right ----------------------------------------------------------------
+
+
+def left_out(run: Path) -> str:
+    loaded = overlapscope.load(run)
+    assert (loaded.ranks, loaded.run.unread_ranks) == ([0], (1,))
+    return told(loaded)
+
+
+def test_a_single_bit_that_a_disk_lost_costs_the_rank_and_is_no_other_figure(run: Path) -> None:
+    table = run / "rank_00001" / "spans.parquet"
+    whole, before = table.read_bytes(), overlapscope.load(run).table("spans", 1)
+    group = pq.read_metadata(table).row_group(0)
+    seen = 0
+    for column in map(group.column, range(group.num_columns)):
+        begin = column.dictionary_page_offset or column.data_page_offset
+        for at in range(begin, begin + column.total_compressed_size, 7):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1
+            table.write_bytes(damaged)
+            loaded = overlapscope.load(run)
+            if loaded.ranks == [0, 1]:  # a page header's statistics, say, which nobody reads
+                assert loaded.table("spans", 1).equals(before), (column.path_in_schema, at)
+            else:
+                assert "rank 1 left out: its tables cannot be read (spans.parquet: " in told(loaded)
+                seen += 1
+    assert seen > 50
+
+
+@pytest.mark.parametrize("name", ["spans", "collectives", "recordings", "lanes"])
+def test_a_table_of_another_rank_costs_the_rank(name: str, run: Path) -> None:
+    shutil.copyfile(run / "rank_00000" / f"{name}.parquet", run / "rank_00001" / f"{name}.parquet")
+    assert f"{name}.parquet: is of rank 0" in left_out(run)
+
+
+@pytest.mark.parametrize("name", ["spans", "collectives", "steps"])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_table_that_lost_rows_costs_the_rank(name: str, rows: int, run: Path) -> None:
+    place = run / "rank_00001" / f"{name}.parquet"
+    table = pq.read_table(place)
+    if name == "collectives":  # nothing points to what is lost
+        spans = run / "rank_00001" / "spans.parquet"
+        pq.write_table(
+            with_column(pq.read_table(spans), "collective", lambda values: np.full_like(values, None)), spans
+        )
+    pq.write_table(table.slice(0, rows), place)
+    assert f"{name}: the tables have {rows}, rank.json tells of {table.num_rows}" in left_out(run)
+
+
+def with_column(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
+    """Give a table with the values of one column changed."""
+    at = table.column_names.index(name)
+    values = np.array(table.column(name).to_pylist(), object)
+    return table.set_column(at, name, pa.array(change(values).tolist(), table.schema.field(name).type))
+
+
+def first_is(value: object) -> Callable[[Any], Any]:
+    return lambda values: np.array([value, *values[1:]], object)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("spans.kind", None, "kind is missing in 1 of"),
+        ("spans.start_ns", None, "spans.start_ns is missing in 1 of"),
+        ("spans.end_ns", None, "spans.end_ns is missing in 1 of"),
+        ("steps.end_ns", None, "steps.end_ns is missing in 1 of"),
+        ("spans.end_ns", 2**62, f"spans.end_ns of {2**62} cannot be, in 1 of"),
+        ("spans.start_ns", -(2**63) + 1, f"spans.start_ns of {-(2**63) + 1} cannot be, in 1 of"),
+        ("collectives.bytes", -8, "collectives.bytes of -8 cannot be, in 1 of"),
+        ("collectives.group_size", -1, "collectives.group_size of -1 cannot be, in 1 of"),
+    ],
+)
+def test_values_that_cannot_be_cost_the_rank(place: str, value: int | None, said: str, run: Path) -> None:
+    name, column = place.split(".")
+    file = run / "rank_00001" / f"{name}.parquet"
+    pq.write_table(with_column(pq.read_table(file), column, first_is(value)), file)
+    assert said in left_out(run)
+
+
+def test_a_word_that_a_column_does_not_have_is_named(run: Path) -> None:
+    file = run / "rank_00001" / "spans.parquet"
+    pq.write_table(with_column(pq.read_table(file).cast(text_for_words(file)), "kind", first_is("magic")), file)
+    assert "spans.parquet: kind: 'magic' is none of compute, comm, copy" in left_out(run)
+
+
+@pytest.mark.parametrize(
+    "words", [pa.array([1.5]), pa.array([b"\xff"]), pa.array([[1]]), pa.array([5]).dictionary_encode()]
+)
+def test_names_that_are_no_text_cost_the_rank(words: Any, run: Path) -> None:
+    file = run / "rank_00001" / "collectives.parquet"
+    table = pq.read_table(file)
+    at = table.column_names.index("group")
+    pq.write_table(table.set_column(at, "group", pa.concat_arrays([words] * table.num_rows)), file)
+    assert "collectives.parquet: group is of " in left_out(run)
+
+
+def text_for_words(file: Path) -> pa.Schema:
+    """Give the schema with plain text in place of dictionaries."""
+    return pa.schema(
+        [
+            field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
+            for field in pq.read_schema(file)
+        ]
+    )

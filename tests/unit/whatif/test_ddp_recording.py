@@ -1,0 +1,273 @@
+"""A workload from a recording: what a simulation of its own recorded is found again, and predicts what that gives."""
+
+import json
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.cli.main import main
+from overlapscope.errors import InputError
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.report.formats.json import schema as schema_of
+from overlapscope.timeline.columns import NONE
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.ddp_predict import answer, scenarios
+from overlapscope.whatif.ddp_recording import from_run
+from overlapscope.whatif.link_fit import line, link, transfer_curve
+from overlapscope.whatif.recorded_steps import taken_up
+from overlapscope.whatif.search import with_cap
+from tests.conftest import ROOT, shared_file
+from tests.support.ddp_cases import TICK_NS, Made, recorded, step_ns
+
+TRACES = ROOT / "traces"
+MB = 2**18
+"""Elements of a MiB of float32."""
+READY = (600, 800, 1000, 1200, 1400, 1600, 1800, 2000)
+PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
+SIX = Made(ready=READY, elements=(MB,) * 8, buckets=PAIRS, ticks_per_mb=200)
+
+
+@cache
+def six() -> Run:
+    return recorded(SIX)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.3, 1.8])
+def test_a_made_workload_is_found_again_freed_of_interference(slowdown: float) -> None:
+    made = replace(SIX, slowdown=slowdown)
+    found = from_run(recorded(made))
+    assert found.told.identified
+    assert found.told.slowdown == pytest.approx(slowdown, rel=0.02)
+    workload = found.build({**found._nominal(), "per_bucket_us": 0.0, "latency_us": 0.0})
+    assert workload.gradients.ready_ns == pytest.approx(np.array(READY) * TICK_NS, rel=0.02)
+    assert workload.gradients.names == tuple(f"layer{each}.weight" for each in range(8))
+    assert workload.gradients.sizes_bytes.tolist() == [2**20] * 8
+    assert workload.optimizer_ns == pytest.approx(made.optimizer * TICK_NS, rel=0.1)
+    assert float(workload.curves[0].at(2 * 2**20)) == pytest.approx(400 * TICK_NS, rel=0.03)
+    assert found.baseline.ddp.bucket_cap_mb == 2
+    assert found.measured[0].step_ns == pytest.approx(step_ns(made), rel=0.01)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+@pytest.mark.parametrize("ticks_per_mb", [60, 200, 500])
+def test_other_caps_are_predicted_as_a_simulation_of_its_own_has_them(slowdown: float, ticks_per_mb: float) -> None:
+    made = replace(SIX, slowdown=slowdown, ticks_per_mb=ticks_per_mb)
+    found = from_run(recorded(made))
+    others = {1.0: [[each] for each in range(8)], 4.0: [(0, 1, 2, 3), (4, 5, 6, 7)], 100.0: [tuple(range(8))]}
+    settings = [with_cap(found.baseline, cap) for cap in others]
+    predicted = {each.knobs["bucket_cap_mb"]: each for each in scenarios(found, settings)}
+    for cap, buckets in others.items():
+        truth = step_ns(replace(made, buckets=buckets))
+        # Where no layer is beside a transfer all the time, a prior stands for how much it slows.
+        assert predicted[cap].predicted_step_ns == pytest.approx(truth, rel=0.03 if found.told.identified else 0.06)
+        assert predicted[cap].low_ns <= truth <= predicted[cap].high_ns
+
+
+def test_without_freeing_recorded_times_a_single_bucket_is_predicted_too_late() -> None:
+    made = replace(SIX, slowdown=1.8, ticks_per_mb=300)
+    found = from_run(recorded(made))
+    truth = step_ns(replace(made, buckets=[tuple(range(8))]))
+    stretched = replace(found, told=replace(found.told, slowdown=1.0))
+    one = with_cap(found.baseline, 100.0)
+    wrong, right = (scenarios(each, [one])[1].predicted_step_ns for each in (stretched, found))
+    assert right == pytest.approx(truth, rel=0.03)
+    assert wrong > 1.05 * truth
+
+
+def test_a_shifted_clock_changes_no_prediction() -> None:
+    told = [answer(from_run(recorded(SIX, shift_ns=(0, shift)))) for shift in (0, 7_000_000)]
+    assert told[0].scenarios == told[1].scenarios
+
+
+def test_a_late_rank_is_told_apart_from_the_work_of_all() -> None:
+    found = from_run(recorded(replace(SIX, late=(0, 900))))
+    assert found.lateness_ns == pytest.approx((0.0, 900 * TICK_NS), rel=0.05)
+    assert found.workload().gradients.ready_ns[-1] == pytest.approx(READY[-1] * TICK_NS, rel=0.05)
+
+
+def test_layers_of_one_shape_that_do_other_work_tell_nothing_but_what_the_scheduler_counts() -> None:
+    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), slowdown=1.2)
+    found = from_run(recorded(made)).told
+    assert not found.identified
+    assert found.low == pytest.approx(1.2, rel=0.02)
+    assert found.slowdown == 1.3
+    without = from_run(recorded(made, thread_times=False)).told
+    assert (without.identified, without.low, without.high) == (False, 1.0, 1.6)
+
+
+def test_the_rank_that_slows_most_is_the_one_that_counts() -> None:
+    found = from_run(recorded(replace(SIX, slowdown=1.5)))
+    assert found.shares == pytest.approx((1.0, 1.0), abs=0.01)
+
+
+def test_passes_without_a_reduction_are_told_and_show_what_the_same_piece_takes_free() -> None:
+    """Work that is no layer's shape is told all the same: every piece has run free of transfers before."""
+    made = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900), passes=2, slowdown=1.6, ticks_per_mb=700)
+    found = from_run(recorded(made))
+    assert (found.baseline.accumulation, found.baseline.no_sync) == (2, True)
+    assert found.told.identified
+    assert found.told.slowdown == pytest.approx(1.6, rel=0.03)
+    one = replace(found.baseline, accumulation=1, no_sync=False)
+    (told,) = scenarios(found, [one])[1:]
+    assert told.predicted_step_ns == pytest.approx(step_ns(replace(made, passes=1)), rel=0.03)
+
+
+def test_where_nothing_tells_how_compute_slows_a_prior_stands_and_is_said_to() -> None:
+    irregular = replace(SIX, ready=(600, 700, 1000, 1050, 1400, 1500, 1890, 1900))
+    told = answer(from_run(recorded(irregular, thread_times=False)), [1.0, 4.0], search=False)
+    assert not told.interference.identified
+    assert (told.interference.low, told.interference.high) == (1.0, 1.6)
+    assert any("a prior stands for it" in each for each in told.reasons)
+
+
+def test_a_replay_that_misses_the_recorded_step_gives_no_advice() -> None:
+    found = from_run(six())
+    (measured,) = found.measured
+    told = answer(replace(found, measured=(replace(measured, step_ns=measured.step_ns * 1.05),)))
+    assert told.verdict == "insufficient_data"
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"), [("gradients", "no gradients with sizes"), ("collectives", "carry its gradients")]
+)
+def test_a_run_without_what_is_needed_says_what_and_how_to_record_it(drop: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        from_run(recorded(SIX, drop=drop))
+    assert "overlapscope.profile" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_rank_at_all_says_so() -> None:
+    with pytest.raises(InputError, match="no rank"):
+        from_run(Run(world_size=2, ranks={}))
+
+
+@pytest.mark.parametrize("name", ["kineto/sampled_pair", "kineto/a100_rank3of8_six_steps.json.gz", "nccl_log"])
+def test_real_recordings_that_cannot_be_replayed_are_answered_in_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["whatif", str(shared_file(name))])
+    said = capsys.readouterr()
+    assert code in (2, 3)
+    assert not said.out
+    assert said.err.strip().splitlines()[-1].startswith("overlapscope whatif: ")
+    assert "Traceback" not in said.err
+
+
+def test_a_run_that_mostly_waits_gets_the_rank_and_no_bucket_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(shared_file("kineto/megatron_tp8"))]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Leave it as it is")
+    assert "no setting of buckets or algorithms changes that" in said
+    assert "bucket_cap_mb" not in said
+
+
+def test_a_plain_trace_tells_what_our_own_recording_of_the_same_steps_does() -> None:
+    """The trace files kept in the recording know neither names nor a cap: shapes and their order do."""
+    own = answer(from_run(read_inputs([TRACES / "baseline"])), [1.0, 10.0, 1000.0], search=False)
+    plain = answer(
+        from_run(read_inputs(sorted(TRACES.glob("baseline/*/*.json.gz")))), [1.0, 10.0, 1000.0], search=False
+    )
+    assert plain.baseline.knobs["bucket_cap_mb"] == own.baseline.knobs["bucket_cap_mb"] == 4
+    for a, b in zip(own.scenarios, plain.scenarios, strict=True):
+        assert a.predicted_step_ns == pytest.approx(b.predicted_step_ns, rel=0.002)
+
+
+def test_one_real_recording_predicts_the_other() -> None:
+    """`traces/` holds one job under two caps, recorded one after the other."""
+    caps = {"baseline": 4.0, "regressed": 1000.0}
+    cases = {name: from_run(read_inputs([TRACES / name])) for name in caps}
+    for name, other in (("baseline", "regressed"), ("regressed", "baseline")):
+        truth = cases[other].measured[0].step_ns
+        (told,) = scenarios(cases[name], [with_cap(cases[name].baseline, caps[other])])[1:]
+        assert told.predicted_step_ns == pytest.approx(truth, rel=0.1)
+
+
+def test_two_calls_on_one_link_count_its_time_once() -> None:
+    begun, done = np.array([[0.0, 0.0, 300.0]]), np.array([[200.0, 200.0, 400.0]])
+    found = link(np.array([10, 10, 10]), begun, done, np.array([250.0]))
+    assert found.own_ns.tolist() == [100.0, 100.0, 100.0]
+    assert found.beside.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_a_small_call_in_the_queue_of_a_large_one_tells_no_latency() -> None:
+    """With 100 ns and 1 ns a byte the small one takes 4.2 us alone; beside a large one it is under way for 30."""
+    small, large = 4096, 100_000
+    begun, done = np.array([[0.0, 0.0]]), np.array([[30_000.0, 104_296.0]])
+    mixed = link(np.array([small, large]), begun, done, np.array([0.0]))
+    assert mixed.own_ns.sum() == pytest.approx(mixed.by_bytes_ns.sum()) == pytest.approx(104_296)
+    assert mixed.told.tolist() == [large]
+    curve = transfer_curve(mixed, 1.0, 100.0, ranks=2, source="here")
+    assert curve.at(small) == pytest.approx(4196, rel=0.01)
+    begun, done = np.array([[0.0, 4196.0]]), np.array([[4196.0, 104_296.0]])
+    alone = link(np.array([small, large]), begun, done, np.array([0.0]))
+    assert alone.told.tolist() == [small, large]
+
+
+def test_calls_wait_for_a_worker_in_order() -> None:
+    begun = taken_up(np.array([[0, 1, 2, 50]]), np.array([[10, 20, 30, 60]]), 2)
+    assert begun.tolist() == [[0, 1, 10, 50]]
+
+
+def test_sizes_apart_tell_latency_and_bandwidth() -> None:
+    sizes = np.array([1000, 10_000, 100_000])
+    assert line(sizes, 500 + 2.0 * sizes, 9e9) == pytest.approx((500, 2.0))
+    assert line(np.array([1000]), np.array([2500.0]), 500) == pytest.approx((500, 2.0))
+
+
+def test_the_command_prints_the_published_json_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "whatif.json"
+    caps = ["--bucket-cap-mb", "1,8", "--no-search"]
+    assert main(["whatif", str(TRACES / "baseline"), *caps, "--json", "-o", str(file)]) == 0
+    document = json.loads(file.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema_of("whatif")).validate(document)
+    assert [each["knobs"].get("bucket_cap_mb") for each in document["scenarios"][:3]] == [4.0, 1.0, 8.0]
+    assert document["baseline"]["measured_step_ns"] > 0
+    assert main(["whatif", str(TRACES / "baseline"), *caps]) == 0
+    said = capsys.readouterr().out
+    assert "next: record a run with bucket_cap_mb=" in said
+    assert main(["whatif", str(TRACES / "baseline"), "--bucket-cap-mb", "none"]) == 2
+    assert main(["whatif", str(tmp_path / "nothing")]) == 3
+
+
+@pytest.mark.parametrize("column", ["elements", "ready_ns", "order", "dtype", "name", "step"])
+@pytest.mark.parametrize("value", [NONE, 0, 2**62])
+def test_damaged_gradients_are_answered_or_refused(column: str, value: int) -> None:
+    run = six()
+    table = run.ranks[1].gradients
+    kind = getattr(table, column).dtype
+    wrong = np.full(len(table.step), value).astype(kind)
+    if column in ("dtype", "name"):
+        wrong = np.clip(wrong, -1, len(run.ranks[1].names) - 1)  # a reader gives no other codes
+    for rows in (slice(None), slice(5, 6)):
+        changed = getattr(table, column).copy()
+        changed[rows] = wrong[rows]
+        ranks = {**run.ranks, 1: replace(run.ranks[1], gradients=replace(table, **{column: changed}))}
+        with suppress(InputError):
+            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0
+
+
+@pytest.mark.parametrize(
+    "column", ["elements", "bytes", "start_ns", "end_ns", "launch_ns", "dtype", "op", "seq", "step"]
+)
+@pytest.mark.parametrize("value", [NONE, 0, 2**62])
+def test_damaged_calls_are_answered_or_refused(column: str, value: int) -> None:
+    run = six()
+    table = run.ranks[0].collectives
+    kind = getattr(table, column).dtype
+    wrong = np.full(len(table.step), value).astype(kind)
+    if column in ("dtype", "op"):
+        wrong = np.clip(wrong, -1, len(run.ranks[0].names) - 1)
+    for rows in (slice(None), slice(5, 6)):
+        changed = getattr(table, column).copy()
+        changed[rows] = wrong[rows]
+        ranks = {**run.ranks, 0: replace(run.ranks[0], collectives=replace(table, **{column: changed}))}
+        with suppress(InputError):
+            assert from_run(replace(run, ranks=ranks)).workload().compute_ns > 0

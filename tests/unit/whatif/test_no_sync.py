@@ -1,0 +1,106 @@
+"""Steps and passes that reduce nothing, and all-reduces that carry no gradients, are told from those that do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.errors import InputError
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import COMPUTE, Columns, Spans, concat, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline, Run
+from overlapscope.whatif.ddp_predict import answer
+from overlapscope.whatif.ddp_recording import from_run
+from tests.support import kineto_writer as kineto
+from tests.support.ddp_cases import STEPS, TICK_NS, Made, recorded, step_ns
+from tests.support.kineto_writer import MS
+
+MB = 2**18
+MADE = Made(
+    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
+    elements=(MB,) * 8,
+    buckets=((0, 1), (2, 3), (4, 5), (6, 7)),
+    ticks_per_mb=200,
+)
+A, B = [64, 32], [64]
+
+
+def changed(run: Run, change: object) -> Run:
+    return replace(run, ranks={rank: change(each) for rank, each in run.ranks.items()})  # type: ignore[operator]
+
+
+def of_steps(table: Columns, steps: Sequence[int]) -> Columns:
+    rows = np.isin(table.step, steps)  # type: ignore[attr-defined]
+    return replace(table, **{name: getattr(table, name)[rows] for name in table.__struct_fields__})
+
+
+def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
+    """Give the timeline with one all-reduce of all parameters after an optimizer in these steps, and no others."""
+    names = NameTable(timeline.names)
+    starts = timeline.steps.end_ns - 100 * TICK_NS
+    optimizer = make(
+        Spans, STEPS, recording=0, lane=0, kind=COMPUTE, name=names.code("optimizer"), step=timeline.steps.step,
+        start_ns=starts, end_ns=starts + 50 * TICK_NS,
+    )  # fmt: skip
+    calls = timeline.collectives
+    first = np.searchsorted(calls.step, steps)
+    kept = {name: getattr(calls, name)[first].copy() for name in calls.__struct_fields__}
+    kept |= {"elements": np.full(len(steps), 8 * MB), "bytes": np.full(len(steps), 32 * MB)}
+    at = starts[np.isin(timeline.steps.step, steps)]
+    kept |= {"launch_ns": at + 60 * TICK_NS, "start_ns": at + 60 * TICK_NS, "end_ns": at + 90 * TICK_NS}
+    return replace(
+        timeline,
+        spans=concat([timeline.spans, optimizer]),
+        collectives=replace(calls, **kept),
+        names=tuple(names.to_list()),
+    )
+
+
+def test_steps_without_a_reduction_are_told_and_the_ones_that_reduce_are_replayed() -> None:
+    reducing = [1, 3, 5]
+    run = changed(recorded(MADE), lambda each: replace(each, collectives=of_steps(each.collectives, reducing)))
+    found = from_run(run)
+    assert found.recorded.steps == tuple(reducing)
+    assert found.recorded.unsynced == 2
+    assert found.recorded.left_out == 0
+    assert found.measured[0].step_ns == pytest.approx(step_ns(MADE), rel=0.01)
+    told = answer(found, [1.0], search=False)
+    assert any("one recorded step in 2 reduces gradients" in each for each in told.reasons)
+    whole = answer(from_run(recorded(MADE)), [1.0], search=False)
+    assert not any("reduces gradients" in each for each in whole.reasons)
+    for one, other in zip(told.scenarios, whole.scenarios, strict=True):
+        assert one.predicted_step_ns == pytest.approx(other.predicted_step_ns, rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [range(STEPS), (1, 3, 5)], ids=["every step", "every other"])
+def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: Sequence[int]) -> None:
+    """Its size is that of all gradients: only when it is called tells it from a single bucket."""
+    with pytest.raises(InputError, match="local SGD"):
+        from_run(changed(recorded(MADE), lambda each: averaging(each, steps=list(steps))))
+
+
+def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:
+    """Give the names of a step's gradients from a trace with so many passes of DDP's forward."""
+    events = [kineto.step(3, 0, 90 * MS), kineto.step(4, 91 * MS, 9 * MS)]
+    events += [
+        kineto.annotation("DistributedDataParallel.forward", (1 + 40 * turn) * MS, MS) for turn in range(forwards)
+    ]
+    for at, shape in enumerate(shapes):
+        args = {"Input Dims": [shape], "Input type": ["float"]}
+        events.append(kineto.op("torch::autograd::AccumulateGrad", (10 + 10 * at) * MS, MS, args=args))
+    path = tmp_path / "rank0.json"
+    path.write_bytes(kineto.write(events, metadata=kineto.distributed(0, 2)))
+    timeline = read_inputs([path]).ranks[0]
+    return [timeline.names[code] for code in timeline.gradients.name.tolist()]
+
+
+def test_passes_of_a_plain_trace_have_the_same_gradients(tmp_path: Path) -> None:
+    first, second = "gradient 0 (64x32)", "gradient 1 (64)"
+    assert gradient_names(tmp_path, [A, B, A, B], forwards=2) == [first, second, first, second]
+    assert len(set(gradient_names(tmp_path, [A, B, A, B], forwards=1))) == 4  # two layers alike, one pass
+    assert len(set(gradient_names(tmp_path, [A, B, B, A], forwards=2))) == 4  # two models of one step
+    assert len(set(gradient_names(tmp_path, [A, B, A], forwards=2))) == 3
+    assert len(set(gradient_names(tmp_path, [A, A, A, A], forwards=0))) == 4

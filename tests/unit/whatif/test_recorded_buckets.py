@@ -1,0 +1,175 @@
+"""Which gradients an all-reduce carried: told by DDP, proven by times and sizes, or not known."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from overlapscope.timeline.columns import NONE, Collectives, Gradients, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.run import RankTimeline
+from overlapscope.timeline.store.load_save import load_run
+from overlapscope.whatif.recorded_buckets import bucket_of
+from tests.conftest import ROOT
+from tests.support.builders import Step, timeline
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """Gradients in the order in which they become ready, `elements` of each, and what each bucket holds of them."""
+
+    elements: Sequence[int]
+    buckets: Sequence[Sequence[int]]
+    begin_ns: int = 0
+
+
+GAP_NS = 100
+"""Between gradients that become ready."""
+
+
+def recorded(*passes: Pass, ddp: Any = None, more: Sequence[tuple[int, int]] = ()) -> RankTimeline:
+    """Play DDP: a bucket is launched when its last gradient is ready and the bucket before it is launched.
+
+    `more` are further all-reduces of the step: (launch, elements).
+    """
+    names = NameTable(["all_reduce", "0", "float32", *(f"module.p{at}" for at in range(20))])
+    ready: list[tuple[int, int, int]] = []
+    calls: list[tuple[int, int]] = list(more)
+    for each in passes:
+        times = [each.begin_ns + GAP_NS * (at + 1) for at in range(len(each.elements))]
+        ready += [(times[at], at, size) for at, size in enumerate(each.elements)]
+        launched = 0
+        for bucket in each.buckets:
+            launched = max(launched, *(times[at] for at in bucket)) + 5
+            calls.append((launched, sum(each.elements[at] for at in bucket)))
+    calls.sort()
+    base = timeline(steps=[Step(step=7, start=0, end=9_000)], has_device=False)
+    return replace(
+        base,
+        names=tuple(names.to_list()),
+        recorded={} if ddp is None else {"ddp": ddp},
+        gradients=make(
+            Gradients, len(ready), step=7, order=list(range(len(ready))), name=[3 + at for _, at, _ in ready],
+            elements=[size for _, _, size in ready], dtype=2, ready_ns=[when for when, _, _ in ready],
+        ),
+        collectives=make(
+            Collectives, len(calls), recording=0, step=7, group=1, op=0, dtype=2, elements=[size for _, size in calls],
+            bytes=[4 * size for _, size in calls], launch_ns=[when for when, _ in calls],
+            start_ns=[when + 1 for when, _ in calls], end_ns=[when + 50 for when, _ in calls],
+        ),
+    )  # fmt: skip
+
+
+def told(run: RankTimeline) -> list[list[int] | None]:
+    """Give the gradients of each all-reduce, in the order of launch."""
+    found = (bucket_of(run, row) for row in range(run.collectives.step.size))
+    return [None if each is None else each.gradients.tolist() for each in found]
+
+
+def test_gradients_are_in_the_bucket_that_was_launched_when_they_were_ready() -> None:
+    run = recorded(Pass(elements=[5, 1, 2, 2], buckets=[[0], [1, 2], [3]]))
+    assert told(run) == [[0], [1, 2], [3]]
+    found = bucket_of(run, 1)
+    assert found is not None
+    assert (found.number, found.of, found.told) == (1, 3, False)
+    assert (found.ready_ns, found.launch_ns) == (300, 305)
+
+
+def test_another_all_reduce_of_the_step_carries_no_gradients() -> None:
+    run = recorded(Pass(elements=[5, 1], buckets=[[0], [1]]), more=[(150, 3), (900, 1)])
+    assert told(run) == [None] * 4  # it came between the buckets: which ones they are is open
+    run = recorded(Pass(elements=[5, 1], buckets=[[0], [1]]), more=[(20, 3), (900, 9)])
+    assert told(run) == [None, [0], [1], None]
+
+
+def test_the_same_sizes_in_two_places_prove_nothing() -> None:
+    run = recorded(Pass(elements=[4, 4], buckets=[[0], [1]]), more=[(900, 4)])
+    assert told(run) == [None, None, None]
+
+
+def test_each_pass_of_a_step_has_its_own_buckets() -> None:
+    first, second = (Pass(elements=[3, 4], buckets=[[0], [1]], begin_ns=at) for at in (0, 1_000))
+    assert told(recorded(first, second)) == [[0], [1], [2], [3]]
+    unsynced = replace(first, buckets=[])
+    assert told(recorded(unsynced, second)) == [[2], [3]]
+
+
+def test_the_names_that_ddp_gives_are_taken_where_they_make_these_buckets() -> None:
+    mixed = Pass(elements=[4, 4, 4, 4], buckets=[[0, 2], [1, 3]])
+    assert told(recorded(mixed)) == [None, None]
+    named = [["p0", "p2"], ["p1", "module.p3"]]
+    run = recorded(mixed, ddp={"bucket_parameters": named})
+    assert told(run) == [[0, 2], [1, 3]]
+    found = bucket_of(run, 0)
+    assert found is not None
+    assert found.told
+
+
+@pytest.mark.parametrize(
+    "ddp", [7, [], {"bucket_parameters": 3}, {"bucket_parameters": [["p0"]]}, {"bucket_parameters": [["p0"], [3]]},
+            {"bucket_parameters": [["p0"], ["p0"]]}, {"bucket_parameters": [["p0"], ["p9"]]},
+            {"bucket_parameters": [[], ["p0", "p1"]]}, {"bucket_parameters": [["p1"], ["p0"]]}],
+)  # fmt: skip
+def test_names_that_do_not_make_these_buckets_are_not_taken(ddp: Any) -> None:
+    run = recorded(Pass(elements=[2, 3], buckets=[[0], [1]]), ddp=ddp)
+    assert told(run) == [[0], [1]]
+    found = bucket_of(run, 0)
+    assert found is not None
+    assert not found.told
+
+
+def test_without_gradients_sizes_or_a_step_nothing_is_known() -> None:
+    run = recorded(Pass(elements=[2, 3], buckets=[[0], [1]]))
+    for changed in (
+        replace(run, gradients=make(Gradients, 0)),
+        replace(run, gradients=replace(run.gradients, elements=np.full(2, NONE))),
+        replace(run, gradients=replace(run.gradients, ready_ns=np.full(2, NONE))),
+        replace(run, collectives=replace(run.collectives, step=np.full(2, NONE))),
+        replace(run, collectives=replace(run.collectives, elements=np.full(2, NONE))),
+        replace(run, collectives=replace(run.collectives, op=np.full(2, -1, np.int32))),
+        replace(run, collectives=replace(run.collectives, launch_ns=np.full(2, 1), start_ns=np.full(2, 1))),
+    ):
+        assert told(changed) == [None, None]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Pass:
+    elements = draw(st.lists(st.integers(1, 3), min_size=1, max_size=7))
+    order = draw(st.permutations(range(len(elements)))) if draw(st.booleans()) else range(len(elements))
+    cuts = sorted(draw(st.sets(st.integers(1, len(elements) - 1)))) if len(elements) > 1 else []
+    edges = [0, *cuts, len(elements)]
+    return Pass(elements=elements, buckets=[sorted(order[a:b]) for a, b in pairwise(edges)])
+
+
+@given(jobs(), st.lists(st.tuples(st.integers(1, 900), st.integers(1, 4)), max_size=1))
+def test_what_is_said_is_true_whatever_the_buckets_hold(job: Pass, more: list[tuple[int, int]]) -> None:
+    run = recorded(job, more=more)
+    truth = {tuple(each) for each in job.buckets}
+    found = told(run)
+    assert {tuple(each) for each in found if each is not None} <= truth
+    in_order = [at for bucket in job.buckets for at in bucket] == list(range(len(job.elements)))
+    if in_order and not more:
+        assert found == [list(each) for each in job.buckets]
+
+
+@pytest.mark.parametrize("name", ["baseline", "regressed"])
+def test_times_and_sizes_prove_the_buckets_that_ddp_tells_of_a_real_run(name: str) -> None:
+    run = load_run(ROOT / "traces" / name)
+    checked = 0
+    for own in run.ranks.values():
+        bare = replace(own.at_hand(), recorded={})
+        for row in range(own.collectives.step.size):
+            named, proven = bucket_of(own, row), bucket_of(bare, row)
+            assert (named is None) == (proven is None)
+            if named is not None and proven is not None:
+                assert (named.told, proven.told) == (True, False)
+                assert named.gradients.tolist() == proven.gradients.tolist()
+                sizes = own.gradients.elements[named.gradients]
+                assert int(sizes.sum()) == int(own.collectives.elements[row])
+                checked += 1
+    assert checked == {"baseline": 48, "regressed": 12}[name]

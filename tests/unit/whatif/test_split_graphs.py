@@ -1,0 +1,107 @@
+"""torch.compile's splitting of DDP's graph is told from its marks; then no cap is replayed, and else it is."""
+
+import pytest
+from msgspec.structs import replace
+
+from overlapscope.advice.advise import advise
+from overlapscope.analysis.analyze import analyze
+from overlapscope.ingest.read_run import read_inputs
+from overlapscope.timeline.columns import Annotations, make
+from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.operations import COMPILED
+from overlapscope.timeline.run import Run
+from overlapscope.whatif.ddp_predict import answer
+from overlapscope.whatif.ddp_recording import from_run
+from tests.support.ddp_cases import Made, recorded
+from tests.support.kineto_writer import TORCH_2024, Event, write
+
+MB = 2**18
+MADE = Made(
+    ready=(600, 800, 1000, 1200, 1400, 1600, 1800, 2000),
+    elements=(MB,) * 8,
+    buckets=(tuple(range(8)),),
+    ticks_per_mb=120,
+)
+
+
+def compiled(*graphs: int, outer: bool = False) -> Run:
+    """Give a recording of DDP in which every step ran compiled regions, each with so many graphs, one after another.
+
+    With `outer` they all ran inside another region, which called no graph itself: DDP's own frame.
+    """
+    run = recorded(MADE)
+    ranks = {}
+    for rank, each in run.ranks.items():
+        names = NameTable(each.names)
+        rows: list[tuple[int, int, int]] = []
+        for at, count in enumerate(graphs):
+            begin = 1000 * (1 + 100 * at)
+            rows.append((names.code(f"Torch-Compiled Region: {at + 1}/0"), begin, begin + 90_000))
+            inside = (begin + 1000 * (1 + graph) for graph in range(count))
+            rows += [(names.code("CompiledFunction"), start, start + 900) for start in inside]
+        if outer:
+            rows.append((names.code("Torch-Compiled Region: 0/0"), 500, 100_000 * (1 + len(graphs))))
+        rows = [
+            (code, start + begin, start + end) for start in each.steps.start_ns.tolist() for code, begin, end in rows
+        ]
+        code, start, end = (list(column) for column in zip(*rows, strict=True))
+        notes = make(Annotations, len(rows), recording=0, lane=0, name=code, start_ns=start, end_ns=end)
+        ranks[rank] = replace(each, annotations=notes, names=tuple(names.to_list()))
+    return replace(run, ranks=ranks)
+
+
+def noted(run: Run, *, splits: bool) -> Run:
+    ranks = {
+        rank: replace(each, recorded={**each.recorded, "ddp": {**each.recorded["ddp"], "compile_splits": splits}})
+        for rank, each in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [compiled(4), compiled(1, 2), compiled(2, outer=True), noted(recorded(MADE), splits=True)],
+    ids=["one", "of two", "inside DDP's", "noted"],
+)
+def test_a_region_of_several_graphs_leaves_caps_alone_and_says_why(run: Run) -> None:
+    told = answer(from_run(run), [1.0, 4.0])
+    assert told.verdict == "insufficient_data"
+    assert "DDPOptimizer" in told.reasons[0]
+    assert "optimize_ddp = False" in told.reasons[0]
+    caps = {each.knobs.get("bucket_cap_mb") for each in told.scenarios}
+    assert caps == {told.baseline.knobs["bucket_cap_mb"]}
+    assert any("link_speed" in each.knobs for each in told.scenarios)
+    found, reasons = advise(run, analyze(run))
+    assert not found
+    assert "DDPOptimizer" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [recorded(MADE), compiled(1), compiled(1, 1, 1), compiled(1, 1, outer=True), noted(recorded(MADE), splits=False)],
+    ids=["eager", "one graph", "graph breaks", "inside DDP's", "noted"],
+)  # fmt: skip
+def test_whole_graphs_and_graph_breaks_are_replayed(run: Run) -> None:
+    told = answer(from_run(run), [1.0, 4.0], search=False)
+    assert told.verdict == "change"
+    assert {each.knobs.get("bucket_cap_mb") for each in told.scenarios} >= {1.0, 4.0}
+
+
+def test_a_trace_keeps_the_marks_of_compiled_graphs_and_no_other_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    names = [
+        "Torch-Compiled Region: 0/0",
+        "CompiledFunction",
+        "autograd::engine::evaluate_function: CompiledFunctionBackward",
+        "CompiledFunctionBackward",
+        "aten::mm",
+    ]
+    events = [
+        Event(sort="cpu_op", name=each, start_ns=1_000_000 * at, duration_ns=500_000)
+        for at, each in enumerate(names, 1)
+    ]
+    file = tmp_path / "rank0.json"
+    file.write_bytes(write(events, TORCH_2024))
+    timeline = next(iter(read_inputs([file]).ranks.values()))
+    kept = [timeline.names[code] for code in timeline.annotations.name.tolist()]
+    assert sorted(kept) == sorted(names[:2])
+    assert [bool(COMPILED.match(each)) for each in names] == [True, True, False, False, False]
