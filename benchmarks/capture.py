@@ -45,7 +45,7 @@ def train(folder: Path) -> list[Result]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Give the median and its 95 % interval."""
+    """Return the median and its 95 % interval."""
     rng = np.random.default_rng(0)
     data = np.asarray(values)
     picks = np.median(data[rng.integers(0, data.size, (RESAMPLES, data.size))], axis=1)
@@ -54,12 +54,12 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def medians(ranks: list[Result], mode: str) -> list[float]:
-    """Give each turn's median step, as the mean of the ranks."""
+    """Return each turn's median step, as the mean of the ranks."""
     return [fmean(map(median, blocks)) for blocks in zip(*(rank["turns"][mode] for rank in ranks), strict=True)]
 
 
 def alternated(ranks: list[Result]) -> str:
-    """Give the cost of `events` from the row of steps of which every second one was captured."""
+    """Return the cost of `events` from the row of steps of which every second one was captured."""
     captured = [with_us for _, with_us in ranks[0]["alternated"]]
     times = [fmean(each) for each in zip(*([ns for ns, _ in rank["alternated"]] for rank in ranks), strict=True)]
     base = median(ns for ns, with_us in zip(times, captured, strict=True) if not with_us)
@@ -72,7 +72,7 @@ def alternated(ranks: list[Result]) -> str:
 
 
 def exposed_ns(run: Path) -> dict[tuple[int, int], int]:
-    """Give the exposed time of each complete step by (rank, step)."""
+    """Return the exposed time of each complete step by (rank, step)."""
     values = {
         (rank.rank, step.step): step.exposed_comm_ns
         for rank in overlapscope.load(run).analysis().ranks
@@ -85,7 +85,7 @@ def exposed_ns(run: Path) -> dict[tuple[int, int], int]:
 
 
 def row(name: str, step_ns: float, base_ns: float, costs: tuple[float, float, float], exposed: list[float]) -> str:
-    """Give a row of the table."""
+    """Return a row of the table."""
     share = [value / base_ns * 100 for value in costs]
     return (
         f"| {name} | {step_ns / 1e6:.1f} | {share[0]:+.2f} ({share[1]:+.2f} to {share[2]:+.2f}) "

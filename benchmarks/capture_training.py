@@ -61,14 +61,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
-    """Give the model under DDP, its optimizer and a batch."""
+    """Return the model under DDP, its optimizer and a batch."""
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_CAP_MB)
     return model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(BATCH, WIDTH)
 
 
 def block(training: Training, mode: str, turn: int) -> list[int]:
-    """Give how long the steps of a block lasted, recorded in this mode or "without"."""
+    """Return how long the steps of a block lasted, recorded in this mode or "without"."""
     if mode == "without":
         training.steps(None, WARMUP)
         return training.steps(None, TURN_STEPS)
@@ -88,7 +88,7 @@ def seen_twice(training: Training, turn: int) -> None:
 
 
 def in_turns(training: Training, turns: int) -> dict[str, list[list[int]]]:
-    """Give each mode's blocks."""
+    """Return each mode's blocks."""
     found: dict[str, list[list[int]]] = {"events": [], "without": [], "trace": []}
     # Short blocks, turn by turn in another order: what disturbs the machine disturbs all alike.
     for turn in range(turns):

@@ -54,7 +54,7 @@ MOVES = ("in", "in", "in", "right", "in", "left", "out", "in", "in", "right", "o
 
 
 def run_folder(ranks: int, intervals: int) -> Path:
-    """Give the folder with the run, made if it is not there."""
+    """Return the folder with the run, made if it is not there."""
     place = HERE / ".cache" / f"timeline_{ranks}x{intervals}"
     if not (place / "run" / "run.json").exists():
         print(f"making a run of {ranks:,} ranks x {intervals:,} intervals in {place}", file=sys.stderr)
@@ -88,7 +88,7 @@ def browsing(playwright: Any) -> Iterator[Any]:
 
 
 def memory_mib(process: int) -> float:
-    """Give the memory that a process has for itself alone."""
+    """Return the memory that a process has for itself alone."""
     told = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(re.search(r"RssAnon:\s+(\d+) kB", told)[1]) / 1024  # type: ignore[index]
 

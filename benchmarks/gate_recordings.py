@@ -59,14 +59,14 @@ def record(folder: Path, seconds: float) -> bool:
 
 
 def loss_of(folder: Path, number: int) -> int:
-    """Give the loss of a recording after the pilot: every second one has one, each multiple in its turn."""
+    """Return the loss of a recording after the pilot: every second one has one, each multiple in its turn."""
     if number % 2 == 0:
         return 0
     return round(MULTIPLES[number // 2] * pilot_floor(folder))
 
 
 def pilot_floor(folder: Path) -> float:
-    """Give the floor of the step time, between sides of three, that the pilot's runs calibrate."""
+    """Return the floor of the step time, between sides of three, that the pilot's runs calibrate."""
     kept = folder / "floor.json"
     if not kept.exists():
         found = calibrate([load(folder / f"run-{at:02d}") for at in range(PILOT)])

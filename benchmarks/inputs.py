@@ -19,13 +19,13 @@ STEPS = 6
 
 
 def million_events() -> Path:
-    """Give the six-step trace ten times: times shifted, steps and correlations renumbered; 1,091,230 events."""
+    """Return the six-step trace ten times: times shifted, steps and correlations renumbered; 1,091,230 events."""
     _made(MILLION)
     return MILLION
 
 
 def eight_ranks() -> list[Path]:
-    """Give the six-step trace as eight ranks recorded it: one file each, no more than the rank changed."""
+    """Return the six-step trace as eight ranks recorded it: one file each, no more than the rank changed."""
     _made(EIGHT)
     return sorted(EIGHT.iterdir())
 

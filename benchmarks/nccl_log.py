@@ -46,7 +46,7 @@ def make(path: Path, size: int) -> None:
 
 
 def steps() -> Iterator[str]:
-    """Give the lines of one training step after the other."""
+    """Yield the lines of one training step after the other."""
     chance = random.Random(0)
     prefixes = [
         f"[1,{r}]<stdout>:gpu-{r // 8}.cluster.local:{4000 + r}:{5000 + r} [{r % 8}] NCCL INFO " for r in range(RANKS)
@@ -89,7 +89,7 @@ def steps() -> Iterator[str]:
 
 
 def chosen(prefix: str, version: int, op: str, count: int, ranks: int, dtype: int) -> str:
-    """Give a choice as one of the versions writes it."""
+    """Return a choice as one of the versions writes it."""
     part = count * (2 if dtype == 9 else 4)
     whole = part * (1 if op == "AllReduce" else ranks)
     if version == 0:
@@ -102,7 +102,7 @@ def chosen(prefix: str, version: int, op: str, count: int, ranks: int, dtype: in
 
 
 def initialise(prefixes: list[str], life: int) -> str:
-    """Give the graphs of the world's communicator and of groups of four."""
+    """Return the graphs of the world's communicator and of groups of four."""
     lines = []
     for rank, prefix in enumerate(prefixes):
         for name, member, size, unit in (("c0", rank, RANKS, 0), ("c4", rank % 4, 4, rank // 4)):

@@ -23,7 +23,7 @@ TIMEOUT_S = 900
 
 
 def peer_python() -> Path:
-    """Give the Python of the peer's environment, made if it is not there. Raises RuntimeError when it cannot be."""
+    """Return the Python of the peer's environment, made if it is not there. Raises RuntimeError when it cannot be."""
     place = CACHE / PEER.replace("==", "-")
     python = place / "bin" / "python"
     ready = place / "ready"

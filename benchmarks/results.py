@@ -30,7 +30,7 @@ def keep(title: str, name: str, body: str, path: Path = RESULTS) -> None:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Give each section's text by its title, in order."""
+    """Return each section's text by its title, in order."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     _, *parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     return {title: body.strip() + "\n" for title, body in zip(parts[::2], parts[1::2], strict=True)}

@@ -87,7 +87,7 @@ def check(analysis: dict[str, Any], ranks: int, steps: int) -> str:
 
 
 def of_ranks(folder: Path) -> list[str]:
-    """Give the table of the analysis of run directories."""
+    """Return the table of the analysis of run directories."""
     lines = [
         "| ranks | steps | spans | first analysis s | CPU s | peak MiB | ms a rank | found | again s | times as fast |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -124,7 +124,7 @@ def _middle(*words: str | Path) -> float:
 
 
 def of_traces(folder: Path) -> list[str]:
-    """Give the table of analyses from traces, from the run directory, and from it once more."""
+    """Return the table of analyses from traces, from the run directory, and from it once more."""
     traces = folder / "traces"
     _made("traces", traces, FILES)
     lines = [
@@ -146,7 +146,7 @@ def of_traces(folder: Path) -> list[str]:
 
 
 def _ingested(files: Sequence[Path], workers: int, out: Path) -> float:
-    """Give the seconds that ingesting files to a new place takes: an older run would be removed first."""
+    """Return the seconds that ingesting files to a new place takes: an older run would be removed first."""
     shutil.rmtree(out, ignore_errors=True)
     os.sync()
     return overlapscope("ingest", *files, "--workers", str(workers), "-o", out).wall_s

@@ -27,13 +27,13 @@ SHARE: Final = 0.2
 
 
 def healthy(ranks: int, steps: int) -> Job:
-    """Give a job of 2,000 spans a rank and step, 77 of them collectives: groups of 8, 4 stages, the rest data."""
+    """Return a job of 2,000 spans a rank and step, 77 of them collectives: groups of 8, 4 stages, the rest data."""
     layout = Layout(tp=TENSOR, pp=STAGES, dp=ranks // (TENSOR * STAGES))
     return Job(layout=layout, seed=SEED, steps=steps, layers=4, microbatches=4, kernels_each=6)
 
 
 def offsets_ns(ranks: int, steps: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Give what each rank's clock was set to."""
+    """Return what each rank's clock was set to."""
     return healthy(ranks, steps).clocks()[0]
 
 

@@ -78,7 +78,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variants(shape: str, rate: float, base: Settings) -> list[tuple[str, dict[str, Any], Settings]]:
-    """Give each setting that is predicted: its name, what the job is told, what the replay is."""
+    """Return each setting that is predicted: its name, what the job is told, what the replay is."""
     recorded, *others = CAPS[shape]
     plain = {"shape": shape, "rate_mbit": rate, "steps": STEPS}
 
@@ -97,7 +97,7 @@ def variants(shape: str, rate: float, base: Settings) -> list[tuple[str, dict[st
 
 
 def without_interference(case: RecordedCase) -> RecordedCase:
-    """Give the case as if nothing slowed anything: what most simulators assume."""
+    """Return the case as if nothing slowed anything: what most simulators assume."""
     none = Fit(slowdown=1.0, low=1.0, high=1.0, identified=True, reason="")
     kept = tuple(each for each in case.assumptions if each.name not in ("transfer_beside_compute", "comm_share"))
     return replace(case, told=none, assumptions=kept)
@@ -166,7 +166,7 @@ def _shuffled(seed: str, entries: int, turn: int) -> list[_Turn]:
 
 
 def _steps_ms(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[_Turn], place: int) -> list[float]:
-    """Give the step of a timed entry in each of its turns: of each its middle one, mean over ranks."""
+    """Return the step of a timed entry in each of its turns: of each its middle one, mean over ranks."""
     rows = [row for row, each in enumerate(order) if each.place == place]
     return [mean(median(rank[row]["seconds"]) for rank in told) * 1e3 for row in rows]
 
@@ -184,7 +184,7 @@ def _key(knobs: dict[str, object]) -> str:
 
 
 def report(cells: Sequence[Cell]) -> tuple[str, bool]:
-    """Give the text, and whether every limit is kept."""
+    """Return the text, and whether every limit is kept."""
     rows = [row for each in cells for row in each.rows]
     errors = [abs(row.error) for row in rows]
     unchanged = [abs(row.unchanged_ms / row.measured_ms - 1) for row in rows]

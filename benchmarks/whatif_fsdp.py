@@ -39,13 +39,13 @@ VARIANTS: tuple[tuple[str, dict[str, Any], float, dict[str, Any]], ...] = (
 
 
 def order_of(rounds: int) -> list[int]:
-    """Give the places in `VARIANTS` in the order in which they are run; -1 is the recording."""
+    """Return the places in `VARIANTS` in the order in which they are run; -1 is the recording."""
     shuffled = random.Random(rounds)
     return [each for _ in range(rounds) for each in shuffled.sample(range(-1, len(VARIANTS)), len(VARIANTS) + 1)]
 
 
 def table(folder: Path, told: list[list[dict[str, Any]]], named: str) -> str:
-    """Give predictions beside what was measured."""
+    """Return predictions beside what was measured."""
     order = order_of(len(told[0]) // (len(VARIANTS) + 1))
     runs = [read_inputs([each]) for each in sorted((folder / "runs").iterdir())]
     answers = [answer_run(run, across(run), Wanted(link_speeds=(0.5, 2.0))) for run in runs]

@@ -20,7 +20,7 @@ SHAPES = {"even": (512, 6, 512), "deep": (384, 8, 512), "wide": (640, 4, 384)}
 
 
 def model_of(settings: dict[str, Any], width: int, count: int) -> nn.Module:
-    """Give the model, sharded as an entry says."""
+    """Return the model, sharded as an entry says."""
     torch.manual_seed(7)
     blocks = [nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)) for _ in range(count)]
     model = nn.Sequential(*blocks)

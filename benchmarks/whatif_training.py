@@ -35,7 +35,7 @@ ATTEMPTS, PAUSE_S = 5, 2.0
 
 
 def model_of(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """Give a model of a shape and its batch."""
+    """Return a model of a shape and its batch."""
     torch.manual_seed(7)
     if name == "mlp":  # all layers alike
         layers = [part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.ReLU())]
@@ -56,7 +56,7 @@ def model_of(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 def wrapped(model: nn.Module, settings: dict[str, Any]) -> nn.parallel.DistributedDataParallel:
-    """Give the model under DDP with an entry's settings."""
+    """Return the model under DDP with an entry's settings."""
     made = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=settings["bucket_cap_mb"])
     if settings.get("hook") == "fp16":
         made.register_comm_hook(None, fp16_compress_hook)
@@ -126,14 +126,14 @@ def recorded(entry: dict[str, Any], folder: Path, step: Callable[[], None], mode
 
 
 def timed(step: Callable[[], None]) -> float:
-    """Give the seconds of one step."""
+    """Return the seconds of one step."""
     begun = time.perf_counter()
     step()
     return time.perf_counter() - begun
 
 
 def busy_s() -> tuple[float, float, float]:
-    """Give the seconds that all cores were busy or taken away, this process's, and the clock's."""
+    """Return the seconds that all cores were busy or taken away, this process's, and the clock's."""
     said = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()[1:]
     user, nice, system, stolen = (int(said[at]) for at in (0, 1, 2, 7))
     own = os.times()

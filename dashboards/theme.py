@@ -73,7 +73,7 @@ _TEMPLATE: Final[Mapping[str, Any]] = {
 def figure(
     traces: Sequence[Mapping[str, Any]], *, x: str = "", y: str = "", layout: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Give a figure as a dict; `x` and `y` name the axes with their units, `layout` is laid over the template's."""
+    """Return a figure as a dict; `x` and `y` name the axes with their units, `layout` is laid over the template's."""
     own: dict[str, Any] = {"template": _TEMPLATE, **(layout or {})}
     for name, title in (("xaxis", x), ("yaxis", y)):
         if title:
@@ -93,6 +93,6 @@ def palette_rules() -> str:
 
 
 def plain(text: str) -> str:
-    """Give a name from a trace as text for a figure, where plotly would read tags and entities."""
+    """Return a name from a trace as text for a figure, where plotly would read tags and entities."""
     shown = one_row(inert(text))
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

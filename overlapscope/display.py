@@ -56,12 +56,12 @@ def _without(url: str) -> str:
 
 
 def listed(parts: Sequence[object], most: int = 8) -> str:
-    """Give the first parts, such as ranks, with `...` where there are more."""
+    """Return the first parts, such as ranks, with `...` where there are more."""
     return ", ".join(map(str, parts[:most])) + (", ..." if len(parts) > most else "")
 
 
 def size_text(size_bytes: float) -> str:
-    """Give bytes in the binary unit that fits, to four digits; whole bytes below a KiB."""
+    """Return bytes in the binary unit that fits, to four digits; whole bytes below a KiB."""
     value, *larger = float(size_bytes), *_UNITS[1:]
     unit = _UNITS[0]
     while larger and abs(float(f"{value:.4g}")) >= 1024:

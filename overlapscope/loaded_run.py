@@ -49,13 +49,13 @@ class LoadedRun:
         return self.run.sources
 
     def analysis(self) -> Analysis:
-        """Give every figure: the value that `overlapscope analyze --json` prints."""
+        """Return every figure: the value that `overlapscope analyze --json` prints."""
         if self._analysis is None:
             self._analysis = analyzed(self.run)
         return self._analysis
 
     def breakdown(self) -> pd.DataFrame:
-        """Give one row for each rank's whole recording (`step` is <NA>) and each of its steps.
+        """Return one row for each rank's whole recording (`step` is <NA>) and each of its steps.
 
         Columns: rank, step, complete, then the fields of the breakdown; `complete` is <NA> for a whole recording.
         """
@@ -70,7 +70,7 @@ class LoadedRun:
         return frame.astype(types | dict.fromkeys(ratios, "Float64"))
 
     def table(self, name: str, rank: int | None = None) -> pd.DataFrame:
-        """Give one of a rank's tables, or without a rank one of the job's.
+        """Return one of a rank's tables, or without a rank one of the job's.
 
         A rank's: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry. The job's: those of
         `overlapscope.timeline.facts` (members, links, measurements, ...). Raises KeyError for any other name.

@@ -150,7 +150,7 @@ def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
 
 
 def _kept_name(recording: int, rank: int) -> str:
-    """Give the name under which a trace is kept beside the columns."""
+    """Return the name under which a trace is kept beside the columns."""
     return f"recording{recording}.rank{rank}.pt.trace.json.gz"
 
 

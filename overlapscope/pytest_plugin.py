@@ -42,7 +42,7 @@ class Recorder:
         self._runs = 0
 
     def new_run(self) -> Path:
-        """Give the run directory of the next recording: for ranks in other processes, which each record into it."""
+        """Return the run directory of the next recording: for ranks in other processes, which each record into it."""
         self._runs += 1
         self.folder.mkdir(exist_ok=True)
         return self.folder / f"run-{self._runs:02d}"
@@ -97,7 +97,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
-    """Give why the test fails; None where it does not."""
+    """Return why the test fails; None where it does not."""
     baseline = mark.kwargs.get("baseline")
     if mark.args:
         raise UsageError("@pytest.mark.overlap takes named arguments only: baseline=..., policy=..., budgets=...")
@@ -120,7 +120,7 @@ def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
 
 
 def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
-    """Give the policy of the file, with what the marker says itself."""
+    """Return the policy of the file, with what the marker says itself."""
     from msgspec.structs import replace  # noqa: PLC0415
 
     from overlapscope.cli.policy_file import read_policy  # noqa: PLC0415

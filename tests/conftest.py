@@ -45,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 
 def shared_file(relative: str) -> Path:
-    """Give a real public input, or skip the test, naming what is missing."""
+    """Return a real public input, or skip the test, naming what is missing."""
     path = Path(os.environ.get("OVERLAPSCOPE_DATA", ROOT.parent / "shared" / "data")) / relative
     if not path.exists():
         pytest.skip(f"public input {relative} is not here (see OVERLAPSCOPE_DATA)")

@@ -46,7 +46,7 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bars(comparison: Comparison) -> tuple[Bar, ...]:
-    """Give a step of either side as what it consists of, exposed communication by cause; none without times."""
+    """Return a step of either side as what it consists of, exposed communication by cause; none without times."""
     found = comparison.attribution
     if found is None:
         return ()
@@ -57,7 +57,7 @@ def bars(comparison: Comparison) -> tuple[Bar, ...]:
 
 
 def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
-    """Give where the difference in step time and in exposed communication comes from, part by part."""
+    """Return where the difference in step time and in exposed communication comes from, part by part."""
     found = comparison.attribution
     if found is None:
         return ()
@@ -77,7 +77,7 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
 
 
 def metric_rows(gate: Gate) -> tuple[MetricRow, ...]:
-    """Give every metric that either side knows, those that gate first, with its verdict and what that rests on."""
+    """Return every metric that either side knows, those that gate first, with its verdict and what that rests on."""
     judged = {each.name: each for each in gate.metrics}
     known = {each.name: each for each in gate.comparison.metrics}
     order = sorted(

@@ -28,7 +28,7 @@ MAX_COMPARED = 8
 
 
 def layout(base: Opened, candidate: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; `query` chooses the step that is laid above the other run's."""
+    """Return the page; `query` chooses the step that is laid above the other run's."""
     compared = candidate.once("compare", lambda: Recent[Gate](MAX_COMPARED))
     gate = compared.get((base.id, base.revision), lambda: judge([base.replicate], [candidate.replicate], Policy()))
     said = [line for line in sentence(gate.comparison).splitlines() if line]
@@ -61,7 +61,7 @@ def layout(base: Opened, candidate: Opened, query: Mapping[str, str]) -> list[Co
 
 
 def sides(base: Opened, candidate: Opened) -> Component:
-    """Give the two runs by name, as links."""
+    """Return the two runs by name, as links."""
     return html.P(
         ["base ", dcc.Link(base.name, href=run_address(base.id)), ", candidate ",
          dcc.Link(candidate.name, href=run_address(candidate.id)), " · ",
@@ -71,7 +71,7 @@ def sides(base: Opened, candidate: Opened) -> Component:
 
 
 def compare_address(base: str, candidate: str) -> str:
-    """Give the address that compares two runs by their ids."""
+    """Return the address that compares two runs by their ids."""
     return f"/compare?base={base}&candidate={candidate}"
 
 

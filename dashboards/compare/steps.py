@@ -42,7 +42,7 @@ StepsOf = Callable[[int], Steps]
 
 
 def step_cards(base: Opened, candidate: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the card; `?step=8&rank=0` chooses. Raises Unknown where there is no such step or rank."""
+    """Return the card; `?step=8&rank=0` chooses. Raises Unknown where there is no such step or rank."""
     try:
         sources = source_of(base), source_of(candidate)
         ranks = sources[0].ranks, sources[1].ranks
@@ -81,7 +81,7 @@ def register(app: Dash) -> None:
 
 
 def asked_for(step: str | None, rank: str | None, shown: Sequence[int] | None, search: str | None) -> str | None:
-    """Give the query for what was typed, where an empty field leaves the choice open; None where that is shown."""
+    """Return the query for what was typed, where an empty field leaves the choice open; None where that is shown."""
     typed = {"step": (step or "").strip(), "rank": (rank or "").strip()}
     if shown is None or list(typed.values()) == [str(each) for each in shown]:
         return None
@@ -314,7 +314,7 @@ def _length(window: tuple[int, int]) -> int:
 
 
 def _links(name: str, values: Sequence[int], others: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Give links to the first of what there is, as (words, query)."""
+    """Return links to the first of what there is, as (words, query)."""
     more = "".join(f"&{key}={value}" for key, value in others.items())
     return [(f"{name} {each}", f"{name}={each}{more}") for each in values[:MAX_OFFERED]]
 

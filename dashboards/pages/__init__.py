@@ -49,12 +49,12 @@ class Page(Protocol):
     ORDER: int
 
     def layout(self, opened: Opened, query: Mapping[str, str]) -> Component | list[Component]:
-        """Give what stands below the heading."""
+        """Return what stands below the heading."""
 
 
 @cache
 def pages() -> dict[str, Page]:
-    """Give all pages by the last part of their address, in the order of the navigation."""
+    """Return all pages by the last part of their address, in the order of the navigation."""
     found = {
         module.name.replace("_", "-"): cast(Page, import_module(f"{__name__}.{module.name}"))
         for module in iter_modules(__path__)

@@ -33,7 +33,7 @@ PARTS: Final = (
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; `?op=all_reduce` leaves the others out."""
+    """Return the page; `?op=all_reduce` leaves the others out."""
     analysis = opened.analysis
     if not analysis.collectives:
         words = "No collective was recorded. A trace of one rank of a job that communicates has them."
@@ -64,7 +64,7 @@ def _op(query: Mapping[str, str], opened: Opened) -> str | None:
 
 
 def _choose(opened: Opened, chosen: str | None) -> list[Component]:
-    """Give links to each operation, where there are several."""
+    """Return links to each operation, where there are several."""
     ops = list(dict.fromkeys(each.op for each in opened.analysis.collectives))
     if len(ops) < 2:
         return []

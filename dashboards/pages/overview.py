@@ -44,7 +44,7 @@ WIDTHS = ("", "", "half", "third")
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; recommendations come after it, as a replay may take a while."""
+    """Return the page; recommendations come after it, as a replay may take a while."""
     analysis = opened.analysis
     said = view.lead(analysis)
     figures = view.key_figures(analysis)
@@ -80,7 +80,7 @@ def register(app: Dash, site: Site) -> None:
 
 
 def recommended(opened: Opened) -> list[Component]:
-    """Give the first recommendations, each with its gain and how to verify it."""
+    """Return the first recommendations, each with its gain and how to verify it."""
     found, reasons = opened.advice
     if not found:
         return [empty("Nothing to recommend."), *([notes(reasons)] if reasons else [])]
@@ -138,7 +138,7 @@ def _places(analysis: Analysis) -> list[Component]:
 
 
 def _over_time(analysis: Analysis) -> list[Component]:
-    """Give the trend and the ranks, side by side where there are both."""
+    """Return the trend and the ranks, side by side where there are both."""
     trend = [each for each in charts_of(analysis) if each.kind == "lines"]
     found = view.grid(analysis)
     height = 280 if found is None else max(280, min(100 + 18 * len(found.ranks), MAX_HEIGHT))
@@ -205,7 +205,7 @@ def heat(found: view.HeatMap) -> dict[str, Any]:
 
 
 def _grid_table(found: view.Grid) -> Component:
-    """Give the most exposed ranks and steps: a table of everything would be no table."""
+    """Return the most exposed ranks and steps: a table of everything would be no table."""
     rows, columns = view.most_exposed(found, MAX_ROWS)
     cells = [
         (

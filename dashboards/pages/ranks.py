@@ -33,7 +33,7 @@ BARS: Final = (
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; `?ranks=0,6` chooses whose telemetry is shown."""
+    """Return the page; `?ranks=0,6` chooses whose telemetry is shown."""
     analysis = opened.analysis
     if not analysis.ranks:
         words = "No rank was recorded, so nobody is known to have waited."

@@ -19,7 +19,7 @@ HEAD = ("settings", "measured in", "predicted on", "predicted ms", "90 % interva
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; `?for=deepspeed` says in whose words changes are written."""
+    """Return the page; `?for=deepspeed` says in whose words changes are written."""
     found, reasons = opened.advice
     shown = view.shown(found, view.now(opened.analysis))
     known = view.frameworks(shown)

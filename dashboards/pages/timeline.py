@@ -26,7 +26,7 @@ KEYS = "Drag to zoom; arrows move, + and - zoom, 0 shows all, / finds a name, n 
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page at the window, ranks, mode and name that the address asks for.
+    """Return the page at the window, ranks, mode and name that the address asks for.
 
     `assets/timeline.js` asks for what it shows (`timeline/answers.py`), before this is laid out, and fills it in.
     """
@@ -111,7 +111,7 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
 
 
 def _data(**values: str) -> dict[str, Any]:
-    """Give `data-...` attributes as keyword arguments."""
+    """Return `data-...` attributes as keyword arguments."""
     return {f"data-{name}": value for name, value in values.items()}
 
 

@@ -47,7 +47,7 @@ ASSUMED = {
 
 
 def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Give the page; every setting is a name of the query, see `views.what_if.KNOBS`."""
+    """Return the page; every setting is a name of the query, see `views.what_if.KNOBS`."""
     try:
         case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
     except InputError as error:
@@ -94,7 +94,7 @@ def register(app: Dash, site: Site) -> None:
 
 
 def moved(opened: Opened, place: float, query: Mapping[str, str]) -> str | None:
-    """Give the query with the cap at a place of the slider; None where it is that one now."""
+    """Return the query with the cap at a place of the slider; None where it is that one now."""
     case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
     settings = view.settings_of(query, case.baseline)
     caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)

@@ -50,7 +50,7 @@ def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
 def bar_table(
     rows: Sequence[BarRow], *, caption: str, unit: str, whole_ns: float | None, share_of: str = "", first: str = ""
 ) -> Component:
-    """Give a table of bars: name, bar against the longest row, milliseconds (`unit`), and the share of `whole_ns`."""
+    """Return a table of bars: name, bar against the longest row, milliseconds (`unit`), and the share of `whole_ns`."""
     longest = max((each.ns for each in rows), default=0)
     head = [html.Th(first or "part", scope="col", className="word"), html.Td("", className="bar")]
     head.append(html.Th(unit, scope="col"))
@@ -90,7 +90,7 @@ class SplitRow(msgspec.Struct, frozen=True, kw_only=True):
 def split_bar_table(
     rows: Sequence[SplitRow], parts: Sequence[Part], *, caption: str, first: str, unit: str, cells: Sequence[str] = ()
 ) -> Component:
-    """Give a table of bars against the longest row; heads of parts show their colour, so that no legend is needed."""
+    """Return a table of bars against the longest row; heads of parts show their colour, so that no legend is needed."""
     longest = max((sum(each.parts_ns) for each in rows), default=0)
     head = [html.Th(first, scope="col", className="word"), html.Td("", className="bar")]
     head += [html.Th(each, scope="col") for each in cells]

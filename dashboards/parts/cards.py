@@ -13,7 +13,7 @@ Children = Component | Sequence[Component]
 
 
 def card(title: str, children: Children, *, words: str = "", wide: str = "") -> Component:
-    """Give a section with a heading; `wide` is `half`, `third`, `twothirds`, or empty for the whole width."""
+    """Return a section with a heading; `wide` is `half`, `third`, `twothirds`, or empty for the whole width."""
     inside = [children] if isinstance(children, Component) else list(children)
     said = [html.P(words, className="words")] if words else []
     return html.Section([html.H2(title), *said, *inside], className=f"card {wide}".strip())
@@ -32,7 +32,7 @@ def figure_card(
     beside: Sequence[Component] = (),
     after: Sequence[Component] = (),
 ) -> Component:
-    """Give a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
+    """Return a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
 
     `twin` is that table (`parts.table`). The height is fixed from the start, so that nothing jumps. `beside` stands
     between words and chart, as controls do; `after` below both.
@@ -46,7 +46,7 @@ def figure_card(
 
 
 def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
-    """Give a row of figures as (name, value, unit, what stands below it)."""
+    """Return a row of figures as (name, value, unit, what stands below it)."""
     return html.Dl(
         [
             html.Div(
@@ -63,7 +63,7 @@ def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
 
 
 def notes(lines: Sequence[str], *, warning: bool = False) -> Component:
-    """Give a list of short remarks."""
+    """Return a list of short remarks."""
     return html.Ul([html.Li(each) for each in lines], className="notes warning" if warning else "notes")
 
 
@@ -74,5 +74,5 @@ def empty(words: str, then: Children = ()) -> Component:
 
 
 def next_command(words: str, command: str) -> Component:
-    """Give a command to type."""
+    """Return a command to type."""
     return html.P([html.Span(f"{words}: "), html.Code(command)], className="command")

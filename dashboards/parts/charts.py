@@ -37,7 +37,7 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> 
 
 
 def twin(chart: Chart) -> Component:
-    """Give the chart's figures as a table, of a long one the first rows."""
+    """Return the chart's figures as a table, of a long one the first rows."""
     rows = [
         (name, *("n/a" if s.values[at] is None else f"{s.values[at]:,.3f}" for s in chart.series))
         for at, name in enumerate(chart.categories[:MAX_ROWS])

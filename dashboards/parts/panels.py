@@ -12,7 +12,7 @@ BOTTOM_PX: Final = 44
 
 
 def height(panels: int, each_px: int) -> int:
-    """Give the height of so many panels, to be given to `figure_card` and to `panels`."""
+    """Return the height of so many panels, to be given to `figure_card` and to `panels`."""
     return TOP_PX + BOTTOM_PX + panels * each_px + (panels - 1) * GAP_PX
 
 
@@ -24,7 +24,7 @@ def panels(
     xaxis: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give a figure with one panel a row (title, traces), the first on top."""
+    """Return a figure with one panel a row (title, traces), the first on top."""
     inner = height(len(rows), each_px) - TOP_PX - BOTTOM_PX
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}

@@ -20,7 +20,7 @@ def table(
     note: str = "",
     hide_caption: bool = False,
 ) -> Component:
-    """Give a table whose first `left` columns are words and whose first column names the row.
+    """Return a table whose first `left` columns are words and whose first column names the row.
 
     A wide one scrolls by itself, with the keyboard too. `hide_caption` leaves the caption to screen readers, where a
     heading right above says the same.

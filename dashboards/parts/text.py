@@ -8,12 +8,12 @@ from dash.development.base_component import Component
 
 
 def aria(**states: str) -> dict[str, Any]:
-    """Give `aria-label="..."` and its like as keyword arguments: `html.Div(..., **aria(label="Figures"))`."""
+    """Return `aria-label="..."` and its like as keyword arguments: `html.Div(..., **aria(label="Figures"))`."""
     return {f"aria-{name}": value for name, value in states.items()}
 
 
 def code(text: str, *, label: str) -> Component:
-    """Give text to copy; `label` says what it is."""
+    """Return text to copy; `label` says what it is."""
     return html.Div(
         [
             html.Pre(html.Code(text), tabIndex=0, **aria(label=label)),
@@ -25,7 +25,7 @@ def code(text: str, *, label: str) -> Component:
 
 
 def chips(label: str, links: Sequence[tuple[str, str, bool]]) -> Component:
-    """Give links as (words, address, whether it is the present state)."""
+    """Return links as (words, address, whether it is the present state)."""
     return html.Nav(
         html.Ul(
             [

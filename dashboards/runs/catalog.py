@@ -61,7 +61,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def incomplete(self) -> bool:
-        """Whether ranks are missing: of a run that is being recorded they may still come."""
+        """Return whether ranks are missing: of a run that is being recorded they may still come."""
         return self.world_size is not None and self.ranks is not None and self.ranks < self.world_size
 
 
@@ -86,7 +86,7 @@ def find(roots: Sequence[Path]) -> Places:
 
 
 def changed(place: Place) -> tuple[str, int]:
-    """Give what tells whether a run's files are still the same, and when the newest of them was written.
+    """Return what tells whether a run's files are still the same, and when the newest of them was written.
 
     A file that is gone before it is looked at counts as gone. Raises InputError for a run with a link that leads out of
     the folder that is served, or to nothing.
@@ -109,7 +109,7 @@ def changed(place: Place) -> tuple[str, int]:
 
 
 def _beyond(file: Path, place: Place) -> os.stat_result:
-    """Give the state of what a link leads to; raises InputError where that is outside, or nothing."""
+    """Return the state of what a link leads to; raises InputError where that is outside, or nothing."""
     if not _within(file, place.root):
         raise InputError(f"{_named(file, place)}: leads out of the folder served")
     try:
@@ -202,7 +202,7 @@ def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Give the folders in a folder, links last: what a link leads to counts where it stands itself."""
+    """Return the folders in a folder, links last: what a link leads to counts where it stands itself."""
     try:
         inside = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
     except OSError:
@@ -211,7 +211,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Give the files of a run, at most MAX_FILES, as they are; links are given themselves, and not followed.
+    """Yield the files of a run, at most MAX_FILES, as they are; links are given themselves, and not followed.
 
     Of many ranks they are ten thousand, and they are looked at whenever a page is: this goes without a `Path` for each.
     """
@@ -239,7 +239,7 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _within(path: Path, root: Path) -> bool:
-    """Say whether a path leads to a place below the root; a link that leads in a circle leads to none."""
+    """Return whether a path leads to a place below the root; a link that leads in a circle leads to none."""
     try:
         return path.resolve().is_relative_to(root.resolve())
     except (OSError, RuntimeError):

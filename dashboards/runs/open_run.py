@@ -49,7 +49,7 @@ class Opened:
         return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
 
     def without_root(self, error: Exception) -> str:
-        """Give what went wrong, with files named as they stand below the folder served."""
+        """Return what went wrong, with files named as they stand below the folder served."""
         return without_root(str(error), self._place)
 
     @property
@@ -66,7 +66,7 @@ class Opened:
 
     @property
     def is_missing_ranks(self) -> bool:
-        """Whether ranks are missing, which may still come; of a run directory without reading it."""
+        """Return whether ranks are missing, which may still come; of a run directory without reading it."""
         folder = self.folder
         if folder is None:
             return bool(self.run.missing_ranks)
@@ -105,7 +105,7 @@ class Opened:
         return self.once("replicate", lambda: replicate(self.run, self.name))
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Give what `make` gives, made once for this run: a page keeps here what is slow, under `page.what`.
+        """Return what `make` gives, made once for this run: a page keeps here what is slow, under `page.what`.
 
         An OverlapScopeError is kept as well, and raised again. It goes with the run, when others take its place.
         """
@@ -158,7 +158,7 @@ class OpenedRuns:
         self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
 
     def recent(self, run: str) -> Opened | None:
-        """Give an open run whose files were looked at a moment ago, without looking again."""
+        """Return an open run whose files were looked at a moment ago, without looking again."""
         with self._lock:
             looked = self._looked.get(run)
             return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
@@ -170,7 +170,7 @@ class OpenedRuns:
         return (opened.doing if opened else "") or "Looking for what has changed."
 
     def open(self, place: Place) -> Opened:
-        """Give a run as its files are now; raises InputError for one with a link that leads out."""
+        """Return a run as its files are now; raises InputError for one with a link that leads out."""
         revision, _ = changed(place)
         with self._lock:
             opened = self._runs.get(place.id)

@@ -17,7 +17,7 @@ class Recent(Generic[T]):
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Give what `make` gave for this, made now where it is not kept; two who ask at once may both make it."""
+        """Return what `make` gave for this, made now where it is not kept; two who ask at once may both make it."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

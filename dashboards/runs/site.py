@@ -45,7 +45,7 @@ class Site:
         return newest_first(self.places().places)
 
     def place(self, run: str) -> Place:
-        """Give the place of a run by its id; raises Unknown, with the runs that there are."""
+        """Return the place of a run by its id; raises Unknown, with the runs that there are."""
         places = self.places().places
         for each in places:
             if each.id == run:
@@ -64,7 +64,7 @@ class Site:
         return self.opened.recent(parts[1]) or self.run(parts[1])
 
     def beside(self, key: Hashable, path: str, make: Callable[[Opened], T]) -> T | None:
-        """Give what `make` gives of the run at a path, for callbacks; None where that takes long: then ask again.
+        """Return what `make` gives of the run at a path, for callbacks; None where that takes long: then ask again.
 
         It is made beside the request, of which the server answers few at once: one slow run holds up no other page.
         """
@@ -73,7 +73,7 @@ class Site:
 
 
 def parts_of(path: str) -> list[str]:
-    """Give the parts of a path, without empty ones."""
+    """Return the parts of a path, without empty ones."""
     return [each for each in path.split("/") if each]
 
 
@@ -86,7 +86,7 @@ def query_of(search: str | None) -> dict[str, str]:
 
 
 def run_address(run: str, page: str = "", query: Mapping[str, object] | None = None) -> str:
-    """Give the address of a page of a run; what is None in the query is left out."""
+    """Return the address of a page of a run; what is None in the query is left out."""
     path = f"/runs/{quote(run, safe='')}" + (f"/{page}" if page else "")
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path

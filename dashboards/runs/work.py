@@ -35,7 +35,7 @@ class Work(Generic[T]):
         self._free = Condition()
 
     def fetch(self, key: Hashable, make: Callable[[], T], patience_s: float, *, of: Hashable = None) -> T | None:
-        """Give what `make` gives, or None where that takes longer than `patience_s`: then ask again.
+        """Return what `make` gives, or None where that takes longer than `patience_s`: then ask again.
 
         Raises what `make` raises. Who asks for the same while it is made gets the same. `of` is the page it is for: one
         whose run takes long to read leaves places for the others.

@@ -30,7 +30,7 @@ def create_app(
     guard: security.Guard | None = None,
     perfetto_url: str | None = None,
 ) -> Dash:
-    """Give the dashboard of what lies below `roots`; its WSGI application is `.server`.
+    """Return the dashboard of what lies below `roots`; its WSGI application is `.server`.
 
     `guard` says whom to answer, by default this machine alone. `options` say how to read traces.
     `perfetto_url` is where a Perfetto UI is served beside it.

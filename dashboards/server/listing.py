@@ -15,7 +15,7 @@ from overlapscope_dashboards.runs.site import run_address
 
 
 def layout(found: Sequence[Listed], remarks: Sequence[str], base: str | None = None) -> list[Component]:
-    """Give the page; `base` is the id of a run that was picked to compare another with."""
+    """Return the page; `base` is the id of a run that was picked to compare another with."""
     if not found:
         how = next_command("Record one, or turn traces into one", "overlapscope ingest TRACES -o RUN")
         return [html.Section(empty("There is no run in this folder yet. This page looks again by itself.", how),
@@ -29,7 +29,7 @@ def layout(found: Sequence[Listed], remarks: Sequence[str], base: str | None = N
 
 
 def revision(found: Sequence[Listed]) -> str:
-    """Give what changes when the page would."""
+    """Return what changes when the page would."""
     return hashlib.blake2b(repr([(e.place.id, e.changed_ns, e.problem) for e in found]).encode()).hexdigest()[:16]
 
 

@@ -71,7 +71,7 @@ def busy(site: Site, path: str) -> Shown:
 
 
 def exists(site: Site, path: str) -> bool:
-    """Say whether an address leads anywhere, without opening a run."""
+    """Return whether an address leads anywhere, without opening a run."""
     parts = parts_of(path)
     if parts[:1] != ["runs"]:
         return parts in ([], ["compare"])

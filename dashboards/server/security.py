@@ -56,7 +56,7 @@ class OneLine(logging.Formatter):
 
 
 def guard_for(host: str) -> Guard:
-    """Give the guard for the address that is served on: outside of loopback with a token made now."""
+    """Return the guard for the address that is served on: outside of loopback with a token made now."""
     if is_loopback(host):
         return Guard(names=frozenset(LOOPBACK))
     own = {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower(), *LOOPBACK}
@@ -64,12 +64,12 @@ def guard_for(host: str) -> Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached from this machine alone."""
     return host in LOOPBACK or (_address(host) or ipaddress.ip_address("0.0.0.0")).is_loopback
 
 
 def host_allowed(guard: Guard, host: str) -> bool:
-    """Say whether a Host header names this server."""
+    """Return whether a Host header names this server."""
     found = _HOST.fullmatch(host.lower())
     name = (found["address"] or found["name"]) if found else ""
     address = _address(name)
@@ -79,7 +79,7 @@ def host_allowed(guard: Guard, host: str) -> bool:
 
 
 def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
-    """Say whether the token was shown, or none is wanted."""
+    """Return whether the token was shown, or none is wanted."""
     if guard.token is None:
         return True
     return any(
@@ -88,7 +88,7 @@ def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
 
 
 def asked_here(headers: Headers) -> bool:
-    """Say whether a browser asks for a page of ours, or for the window of a click; not for another page's picture.
+    """Return whether a browser asks for a page of ours, or for the window of a click; not for another page's picture.
 
     What sends no `Sec-Fetch-Site` is a program, or an old browser, and is answered.
     """
@@ -98,7 +98,7 @@ def asked_here(headers: Headers) -> bool:
 
 
 def policy(script_hashes: Sequence[str]) -> str:
-    """Give the content security policy: this server only, and no script but its files and those with these hashes."""
+    """Return the content security policy: this server only, and no script but its files and those with these hashes."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -142,7 +142,7 @@ def _beside(folder: Path) -> str:
 
 
 def perfetto_app(folder: Path) -> Flask:
-    """Give the server of a build's files; raises InputError where the folder holds none."""
+    """Return the server of a build's files; raises InputError where the folder holds none."""
     root = folder.resolve()
     if not (root / INDEX).is_file():
         raise InputError(f"{shown(folder)}: holds no {INDEX}; unpack a perfetto-ui.zip there")

@@ -47,7 +47,7 @@ PALETTE
 
 
 def document() -> str:
-    """Give the document around every page.
+    """Return the document around every page.
 
     It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made
     of it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page and only then.
@@ -59,13 +59,13 @@ def document() -> str:
 
 
 def theme_script_hash() -> str:
-    """Give the hash by which the policy allows the script in the head."""
+    """Return the hash by which the policy allows the script in the head."""
     digest = base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 def shell() -> Component:
-    """Give what Dash lays out once; `router.show` fills `nav` and `main`."""
+    """Return what Dash lays out once; `router.show` fills `nav` and `main`."""
     return html.Div(
         [
             html.A("Skip to the page", href="#main", className="skip"),

@@ -36,7 +36,7 @@ def span_bars(
     source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
     width: int, corner: Corner,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Give the spans one by one: a trace for each kind, then what of communication is exposed on top."""
+    """Return the spans one by one: a trace for each kind, then what of communication is exposed on top."""
     exposed = {each.rank: each.exposed for each in ranks}
     bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
     over: list[tuple[Ints, Ints, int]] = []
@@ -74,7 +74,7 @@ def _kind_trace(
     width: int,
     corner: Corner,
 ) -> dict[str, Any]:
-    """Give the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
+    """Return the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
     end = np.concatenate([lane.end_ns[rows] for _, lane, rows in parts])
     places = np.repeat([at for at, _, _ in parts], [rows.size for _, _, rows in parts])
@@ -114,7 +114,7 @@ def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], c
 
 
 def cause_bars(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
-    """Give why communication was exposed, one trace a cause."""
+    """Return why communication was exposed, one trace a cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
         if row.lane is None:

@@ -83,7 +83,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -> Kept:
-    """Give the states of each rank that can be read, from what was kept if that is of these files.
+    """Return the states of each rank that can be read, from what was kept if that is of these files.
 
     `made_of` is another one as soon as a file of the run changed.
     """
@@ -110,7 +110,7 @@ def keep(run: Path, states: States, clocks: Clocks | None, made_of: str) -> Kept
 
 
 def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
-    """Give a rank's states; None where its spans could not be read with the rank itself."""
+    """Return a rank's states; None where its spans could not be read with the rank itself."""
     try:
         if not is_rank_folder(folder.name):
             return None
@@ -140,7 +140,7 @@ def _whole_numbers(table: pa.Table, name: str) -> Ints:
 
 
 def _kinds(table: pa.Table) -> Ints:
-    """Give the number of each span's kind, -1 where none is told."""
+    """Return the number of each span's kind, -1 where none is told."""
     kind = table.column("kind").combine_chunks()
     kind = kind if pa.types.is_dictionary(kind.type) else kind.dictionary_encode()
     codes: Ints = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] + [-1])
@@ -149,7 +149,7 @@ def _kinds(table: pa.Table) -> Ints:
 
 
 def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
-    """Give what `whole_windows` gives: each recording's time, from its first start to its last end."""
+    """Return what `whole_windows` gives: each recording's time, from its first start to its last end."""
     if recording.size and recording.max() >= recording.size:
         recording = np.unique(recording, return_inverse=True)[1]
     number = int(recording.max(initial=-1)) + 1
@@ -161,7 +161,7 @@ def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
 
 
 def _kept(place: Path, made_of: str, recorded: Set[int]) -> Kept | None:
-    """Give what was kept; None where that is of other files, not whole, or not all this user's own."""
+    """Return what was kept; None where that is of other files, not whole, or not all this user's own."""
     try:
         with own_folder(place) as folder:
             told = _told(folder)
@@ -190,7 +190,7 @@ def _with_cells(kept: Kept, added: "np.ndarray[Any, np.dtype[np.uint32]]") -> Ke
 
 
 def _is_possible(told: Told, recorded: Set[int], size: int) -> bool:
-    """Say whether the ranks are recorded ones, each once, that share `size` states in their order."""
+    """Return whether the ranks are recorded ones, each once, that share `size` states in their order."""
     ranks = set(told.ranks)
     in_order = told.first == sorted(told.first) and told.first[:1] == [0] and told.first[-1:] == [size]
     same = len(told.first) == len(told.ranks) + 1 == len(ranks) + 1 > 1

@@ -61,10 +61,10 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cell_width(length_ns: int) -> int:
-    """Give the least power of two of which CELLS cover a run."""
+    """Return the least power of two of which CELLS cover a run."""
     return 1 << (-(-length_ns // CELLS) - 1).bit_length()
 
 
 def cells(length_ns: int) -> int:
-    """Give how many cells a run of this length has, with the spare ones."""
+    """Return how many cells a run of this length has, with the spare ones."""
     return -(-length_ns // cell_width(length_ns)) + SPARE

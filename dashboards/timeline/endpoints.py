@@ -100,13 +100,13 @@ def _point(opened: Opened, given: Mapping[str, str]) -> bytes:
 
 
 def state_of(now: Asked) -> dict[str, Any]:
-    """Give a view as its address has it."""
+    """Return a view as its address has it."""
     window = now.window
     return {"t0": window.start_ns, "t1": window.end_ns, "ranks": spelled(now.ranks), "mode": now.mode, "q": now.text}
 
 
 def asdict_but_cells(shown: View) -> dict[str, Any]:
-    """Give what a view holds, without the cells of its rasters."""
+    """Return what a view holds, without the cells of its rasters."""
     told = {name: getattr(shown, name) for name in View.__struct_fields__}
     told["rasters"] = [
         {name: getattr(each, name) for name in each.__struct_fields__ if name != "cells"} for each in shown.rasters

@@ -78,14 +78,14 @@ def draw(source: Source, asked: Asked, width: int) -> Drawn:
 
 
 def height_before(source: Source, ranks: Sequence[int]) -> int:
-    """Give the height of a figure before it is drawn: of a large run, whose lanes are not read yet, a guess."""
+    """Return the height of a figure before it is drawn: of a large run, whose lanes are not read yet, a guess."""
     rows = len(map_rows(len(source.ranks)))
     lower = len(ranks) * LANES if source.large else len(lower_rows(source, [source.lanes(rank) for rank in ranks]))
     return rows * map_row_pixels(rows) + lower * LANE_PIXELS + AROUND_PIXELS
 
 
 def _in_view(now: Aligned, asked: Asked, bins: Ints, spent: Ints) -> list[int]:
-    """Give the times in the window itself: those of the bins, without what sticks out at both ends."""
+    """Return the times in the window itself: those of the bins, without what sticks out at both ends."""
     begin, end = (each + now.origin_ns for each in (asked.window.start_ns, asked.window.end_ns))
     before = spent_together(now.occupancy, int(bins[0]) + now.origin_ns, begin)
     after = spent_together(now.occupancy, end, int(bins[-1]) + now.origin_ns)

@@ -44,17 +44,17 @@ def rows_of(ranks: int, most: int) -> list[range]:
 
 
 def map_rows(ranks: int) -> list[range]:
-    """Give the rows of the heat map."""
+    """Return the rows of the heat map."""
     return rows_of(ranks, MAP_PIXELS)
 
 
 def map_row_pixels(rows: int) -> int:
-    """Give the height of each of so many."""
+    """Return the height of each of so many."""
     return max(min(ROW_PIXELS, MAP_PIXELS // max(rows, 1)), 1)
 
 
 def spent_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns: Ints) -> Ints:
-    """Give the nanoseconds that each row's ranks together spend in each state and bin: rows by `STATES` by bins.
+    """Return the nanoseconds that each row's ranks together spend in each state and bin: rows by `STATES` by bins.
 
     The bins are all of one width: `edges_ns` are what `window.edges` gives, on the clock of the states.
     """
@@ -67,7 +67,7 @@ def spent_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns
 
 
 def heat(spent: Ints, mode: str) -> Cells:
-    """Give the cells, one row a line: the state (`STATES`) of most time, or the share of one from 1 to FULL.
+    """Return the cells, one row a line: the state (`STATES`) of most time, or the share of one from 1 to FULL.
 
     A share is one of the time that was recorded; where there is any it is never shown as none. `spent` is what
     `spent_by_row` gives.

@@ -33,7 +33,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def amounts(spent: Sequence[int]) -> list[Amount]:
-    """Give the times of a sum over `STATES`, in the order of a list; unrecorded time only where there is any."""
+    """Return the times of a sum over `STATES`, in the order of a list; unrecorded time only where there is any."""
     recorded = sum(spent) - spent[UNRECORDED]
     return [
         Amount(
@@ -47,7 +47,7 @@ def amounts(spent: Sequence[int]) -> list[Amount]:
 
 
 def in_view(source: Source, window: Window, ranks: Sequence[int]) -> dict[int, list[int]]:
-    """Give each rank's exact times in a window, by state in the order of `STATES`."""
+    """Return each rank's exact times in a window, by state in the order of `STATES`."""
     now = source.now
     begin, end = window.start_ns + now.origin_ns, window.end_ns + now.origin_ns
     place = {rank: at for at, rank in enumerate(source.ranks)}
@@ -55,7 +55,7 @@ def in_view(source: Source, window: Window, ranks: Sequence[int]) -> dict[int, l
 
 
 def length(ns: int) -> str:
-    """Give a length in the unit that reads best."""
+    """Return a length in the unit that reads best."""
     return f"{ns:,} ns" if ns < 1_000 else f"{ns / 1e3:,.3f} µs" if ns < 1_000_000 else f"{ms(ns)} ms"
 
 

@@ -17,7 +17,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lower_rows(source: Source, ranks: Sequence[RankLanes]) -> list[Row]:
-    """Give the rows of the lower part: each rank's lanes, then why it was exposed."""
+    """Return the rows of the lower part: each rank's lanes, then why it was exposed."""
     rows: list[Row] = []
     for each in ranks:
         rows += [Row(rank=each.rank, lane=lane, label=lane.label) for lane in each.lanes]

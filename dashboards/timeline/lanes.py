@@ -33,7 +33,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     occupancy: Occupancy
 
     def in_view(self, start_ns: int, end_ns: int) -> Ints:
-        """Give the positions of the spans with a part in [start, end), also those without length, in order."""
+        """Return the positions of the spans with a part in [start, end), also those without length, in order."""
         first = int(np.searchsorted(self.reach_ns, start_ns, side="left"))
         last = int(np.searchsorted(self.start_ns, end_ns, side="left"))
         at = np.arange(first, max(last, first))
@@ -51,7 +51,7 @@ class RankLanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Sequence[str]) -> RankLanes:
-    """Give the lanes of a rank that have spans, in their order; its spans' times are given as aligned."""
+    """Return the lanes of a rank that have spans, in their order; its spans' times are given as aligned."""
     spans = timeline.spans
     cover = Coverage(*(_union(start_ns, end_ns, spans.kind == kind) for kind in (COMM, COMPUTE, COPY)))
     order = np.lexsort((-end_ns, start_ns, spans.lane))
@@ -68,7 +68,7 @@ def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Seque
 
 
 def pieces(lane: Lane, at: Ints, exposed: Intervals) -> tuple[Ints, Ints, Ints]:
-    """Give the exposed pieces of the spans at `at`: (which of them, start, end)."""
+    """Return the exposed pieces of the spans at `at`: (which of them, start, end)."""
     start, end = lane.start_ns[at], lane.end_ns[at]
     first = np.searchsorted(exposed.ends, start, side="right")
     counts = np.maximum(np.searchsorted(exposed.starts, end, side="left") - first, 0)
@@ -106,7 +106,7 @@ def _union(start_ns: Ints, end_ns: Ints, chosen: "np.ndarray[tuple[int], np.dtyp
 
 
 def state_cells(lanes: Sequence[Lane], edges_ns: Ints) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """Give each lane's cells: 0 where nothing ran, else the state of most time there, however short it was."""
+    """Return each lane's cells: 0 where nothing ran, else the state of most time there, however short it was."""
     cells = np.zeros((len(lanes), max(edges_ns.size - 1, 0)), np.uint8)
     for at, lane in enumerate(lanes):
         spent = lane.occupancy.spent(edges_ns)[:, COMPUTE_ONLY : len(STATES)]

@@ -35,7 +35,7 @@ class Links:
                 self._place[rank][own] = np.stack((np.full(own.size, number), np.arange(own.size)), axis=1)
 
     def of(self, rank: int, row: int) -> Linked:
-        """Give the call that a rank's collective is; of one that was not matched, that rank alone."""
+        """Return the call that a rank's collective is; of one that was not matched, that rank alone."""
         number, column = self._place[rank][row].tolist()
         if number == NONE:
             return Linked(ranks=(rank,), rows=(row,))

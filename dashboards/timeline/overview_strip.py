@@ -54,7 +54,7 @@ def strip(source: Source, asked: Asked, width: int, corner: Corner = OWN, most: 
 
 
 def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, corner: Corner) -> dict[str, Any]:
-    """Give each lane's cells, and why communication was exposed: the cause of most of that time, however short."""
+    """Return each lane's cells, and why communication was exposed: the cause of most of that time, however short."""
     shown = [(at, row.lane) for at, row in enumerate(lower) if row.lane is not None]
     cells = np.zeros((len(lower), bins.size - 1), np.uint8)
     cells[[at for at, _ in shown]] = state_cells([lane for _, lane in shown], bins)
@@ -71,7 +71,7 @@ def _lane_map(source: Source, asked: Asked, lower: Sequence[Row], bins: Ints, co
 
 
 def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
-    """Give the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
+    """Return the exposed nanoseconds of each cause, a row each in the order of `CAUSES`, in each bin."""
     spent = np.zeros((len(CAUSES), bins.size - 1), np.int64)
     row_of = {cause: row for row, cause in enumerate(CAUSES)}
     for cause, starts, ends in source.causes(rank, asked.window):
@@ -80,13 +80,13 @@ def cause_times(source: Source, asked: Asked, rank: int, bins: Ints) -> Ints:
 
 
 def _cells(bins: Ints) -> dict[str, Any]:
-    """Give where the cells lie: plotly counts from the middle of the first."""
+    """Return where the cells lie: plotly counts from the middle of the first."""
     width = int(bins[1] - bins[0])
     return {"x0": axis_ms(int(bins[0]) + width / 2), "dx": axis_ms(width)}
 
 
 def _steps(colours: Sequence[str]) -> list[list[Any]]:
-    """Give a scale on which value i is colour i, without anything between."""
+    """Return a scale on which value i is colour i, without anything between."""
     edges = np.linspace(0, 1, len(colours) * 2 - 1)
     bounds = [0.0, *edges[1::2].tolist(), 1.0]
     return [[float(place), colour] for at, colour in enumerate(colours) for place in (bounds[at], bounds[at + 1])]

@@ -25,7 +25,7 @@ _ASKED: Final = ("t0", "t1", "ranks")
 
 
 def tail(state: Mapping[str, Any]) -> str:
-    """Give what follows the page's path in the address of the window."""
+    """Return what follows the page's path in the address of the window."""
     return f"/{FILE}?" + urlencode({name: state[name] for name in _ASKED if state.get(name) not in (None, "")})
 
 
@@ -71,7 +71,7 @@ def _answer(site: Site, run: str) -> Response:
 
 
 def compressed(pieces: Iterable[str]) -> Iterator[bytes]:
-    """Give text as a gzip file, piece by piece."""
+    """Yield text as a gzip file, piece by piece."""
     packer = zlib.compressobj(6, wbits=31)
     for piece in pieces:
         packed = packer.compress(piece.encode("utf-8", "replace"))

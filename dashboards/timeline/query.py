@@ -44,7 +44,7 @@ def asked(query: Mapping[str, Any], whole: Window, ranks: Sequence[int]) -> Aske
 
 
 def spelled(ranks: Sequence[int]) -> str:
-    """Give ranks as `0-3,6`."""
+    """Return ranks as `0-3,6`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][1] + 1:

@@ -45,7 +45,7 @@ class Raster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def map_raster(cells: Cells, mode: str, bins: Ints) -> Raster:
-    """Give the cells of a heat map with their colours."""
+    """Return the cells of a heat map with their colours."""
     return Raster(
         part="map", axis="yaxis", first_ms=axis_ms(int(bins[0])), width_ms=axis_ms(int(bins[1] - bins[0])),
         rows=len(cells), bins=bins.size - 1, gap=1 if map_row_pixels(len(cells)) > 6 else 0,
@@ -54,13 +54,13 @@ def map_raster(cells: Cells, mode: str, bins: Ints) -> Raster:
 
 
 def state_colours() -> list[Seen]:
-    """Give the colours of `STATES`."""
+    """Return the colours of `STATES`."""
     seen = {"idle": _IDLE_SEEN}
     return [_NOTHING if each == "unrecorded" else _seen(each, seen.get(each, 1.0)) for each in STATES]
 
 
 def fading(state: str) -> list[Seen]:
-    """Give colours from the paper to the state's; 0, not recorded, has none."""
+    """Return colours from the paper to the state's; 0, not recorded, has none."""
     shares = np.linspace(0.2, 1.0, FULL - 1).tolist()
     return [_NOTHING, _seen(state, 0.07), *(_seen(state, share) for share in shares)]
 
@@ -71,11 +71,11 @@ def _seen(state: str, share: float) -> Seen:
 
 
 def typed(values: npt.NDArray[Any]) -> dict[str, str]:
-    """Give numbers as plotly reads them without parsing any: their bytes, little-endian."""
+    """Return numbers as plotly reads them without parsing any: their bytes, little-endian."""
     told = {"dtype": {"uint8": "u1", "float64": "f8"}[str(values.dtype)], "bdata": b64encode(values.tobytes()).decode()}
     return told | ({"shape": ", ".join(map(str, values.shape))} if values.ndim > 1 else {})
 
 
 def axis_ms(ns: float) -> float:
-    """Give a time on the axis, which is in milliseconds."""
+    """Return a time on the axis, which is in milliseconds."""
     return float(ns) / 1e6

@@ -25,7 +25,7 @@ class Hits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hits(ranks: Sequence[tuple[RankTimeline, Ints, Ints]], text: str) -> Hits:
-    """Give the spans whose name, or host operation, holds `text`, in whatever case; none for no text.
+    """Return the spans whose name, or host operation, holds `text`, in whatever case; none for no text.
 
     Each rank comes with the starts and ends of its spans on the common clock.
     """

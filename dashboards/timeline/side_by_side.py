@@ -68,7 +68,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole_steps(source: Source, rank: int) -> dict[int, tuple[int, int]]:
-    """Give the complete steps of a rank: start and end by number, from the run's begin; of one number the first."""
+    """Return the complete steps of a rank: start and end by number, from the run's begin; of one number the first."""
     found: dict[int, tuple[int, int]] = {}
     for each, start, end in source.steps(rank):
         if each.complete:
@@ -77,27 +77,27 @@ def whole_steps(source: Source, rank: int) -> dict[int, tuple[int, int]]:
 
 
 def side_of(name: str, source: Source, rank: int, step: int, window: tuple[int, int]) -> Side:
-    """Give a step of a run with its collectives."""
+    """Return a step of a run with its collectives."""
     start, end = window
     return Side(name=name, source=source, rank=rank, step=step, start_ns=start, end_ns=end,
                 calls=_calls(source, rank, step, start))  # fmt: skip
 
 
 def window_of(side: Side, longest_ns: int, early_ns: int) -> Window:
-    """Give what of a run is shown, from the run's begin."""
+    """Return what of a run is shown, from the run's begin."""
     margin = max(int(longest_ns * MARGIN), 1)
     return Window(start_ns=side.start_ns - early_ns - margin, end_ns=side.start_ns + longest_ns + margin)
 
 
 def early(sides: Sequence[Side]) -> int:
-    """Give how long before the steps the first of their own calls began, as far as that is shown."""
+    """Return how long before the steps the first of their own calls began, as far as that is shown."""
     longest = max(each.length_ns for each in sides)
     first = min((call.start_ns for side in sides for call in side.calls or ()), default=0)
     return min(max(-first, 0), int(longest * MAX_EARLY))
 
 
 def spent(side: Side) -> dict[str, int]:
-    """Give the nanoseconds of the step in each state of its rank."""
+    """Return the nanoseconds of the step in each state of its rank."""
     now = side.source.now
     edges = np.array([side.start_ns, side.end_ns]) + now.origin_ns
     own = now.occupancy[side.source.ranks.index(side.rank)].spent(edges)[0].tolist()
@@ -160,7 +160,7 @@ def _whole(value: object) -> int | None:
 def _ribbons(
     marked: Sequence[Link], edges: Sequence[tuple[float, float]], span: Sequence[float]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Give each link as a band over the rows of each of its calls and ribbons between them; and its numbers."""
+    """Return each link as a band over the rows of each of its calls and ribbons between them; and its numbers."""
     shapes, numbers = [], []
     (top, bottom), (low_top, low_bottom) = edges
 

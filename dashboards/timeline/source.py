@@ -74,11 +74,11 @@ class Aligned(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bins(self, window: Window, pixels: int) -> Ints:
-        """Give the edges of the bins of a view, from the begin."""
+        """Return the edges of the bins of a view, from the begin."""
         return edges(window, pixels, self.coarse.cell_ns if self.coarse else 0)
 
     def spent(self, bins: Ints) -> Ints:
-        """Give the time in each state by row of the heat map and bin, exactly."""
+        """Return the time in each state by row of the heat map and bin, exactly."""
         found = self.coarse.over(bins) if self.coarse else None
         if found is not None:
             return found
@@ -139,7 +139,7 @@ class Source:
 
     @property
     def waiting(self) -> bool:
-        """Whether figures are being worked out."""
+        """Return whether figures are being worked out."""
         return self._thread is not None and self.figures is None and not self.problem
 
     @property
@@ -179,7 +179,7 @@ class Source:
         )
 
     def tables(self, rank: int) -> RankTimeline:
-        """Give a rank's tables, read when first asked for; raises InputError where they cannot be."""
+        """Return a rank's tables, read when first asked for; raises InputError where they cannot be."""
         if self.figures is not None:
             if rank not in self.figures.run.ranks:
                 raise InputError(f"rank {rank} cannot be read")
@@ -189,11 +189,11 @@ class Source:
         return self._tables.get(rank, lambda: load_rank(folder, self.entries[rank]))
 
     def aligned(self, rank: int, times_ns: Ints) -> Ints:
-        """Give times of a rank on the common clock, counted from the begin."""
+        """Return times of a rank on the common clock, counted from the begin."""
         return _on(self.now, rank, times_ns)
 
     def lanes(self, rank: int) -> RankLanes:
-        """Give a rank's lanes, in time counted from the begin."""
+        """Return a rank's lanes, in time counted from the begin."""
         now = self.now
 
         def make() -> RankLanes:
@@ -227,12 +227,12 @@ class Source:
         return words.told(call)
 
     def steps(self, rank: int) -> list[tuple[StepWindow, int, int]]:
-        """Give a rank's steps with their windows, from the begin."""
+        """Return a rank's steps with their windows, from the begin."""
         shown = [(each, each.window) for each in step_windows(self.tables(rank)) if each.window is not None]
         return [(each, *self.aligned(rank, np.array(window)).tolist()) for each, window in shown]
 
     def call_times(self, ranks: Sequence[int], rows: Sequence[int]) -> tuple[Ints, Ints]:
-        """Give starts and ends of a call on its ranks, from the begin; NONE where a rank did not time it."""
+        """Return starts and ends of a call on its ranks, from the begin; NONE where a rank did not time it."""
         assert self.figures is not None
         starts, ends = [], []
         for rank, row in zip(ranks, rows, strict=True):
@@ -254,5 +254,5 @@ def _on(now: Aligned, rank: int, times_ns: Ints) -> Ints:
 
 
 def source_of(opened: Opened) -> Source:
-    """Give the timeline of an opened run, made once; raises InputError where it has none."""
+    """Return the timeline of an opened run, made once; raises InputError where it has none."""
     return opened.once("timeline", lambda: Source(opened))

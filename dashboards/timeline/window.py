@@ -30,7 +30,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def within(start_ns: int, end_ns: int, whole: Window) -> Window:
-    """Give the window that lies in the whole, no shorter than can be looked at: moved into it, cut only if longer."""
+    """Return the window that lies in the whole, no shorter than can be looked at: moved into it, cut only if longer."""
     start, end = min(start_ns, end_ns), max(start_ns, end_ns)
     length = min(max(end - start, SHORTEST_NS), max(whole.length_ns, SHORTEST_NS))
     begin = max(min(start, whole.end_ns - length), whole.start_ns)
@@ -38,7 +38,7 @@ def within(start_ns: int, end_ns: int, whole: Window) -> Window:
 
 
 def around(start_ns: int, end_ns: int, whole: Window, *, share: float = 0.2) -> Window:
-    """Give a window in which something from start to end takes that share of the width, in the middle."""
+    """Return a window in which something from start to end takes that share of the width, in the middle."""
     margin = int((end_ns - start_ns) * (1 / share - 1) / 2) + SHORTEST_NS
     return within(start_ns - margin, end_ns + margin, whole)
 
@@ -51,7 +51,7 @@ def bin_width(length_ns: int, pixels: int) -> int:
 
 
 def edges(window: Window, pixels: int, cell_ns: int = 0) -> Ints:
-    """Give the edges of the bins that cover a window: multiples of the bins' width, from before it to after it.
+    """Return the edges of the bins that cover a window: multiples of the bins' width, from before it to after it.
 
     Bins of two cells and more are whole cells.
     """

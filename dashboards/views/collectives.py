@@ -73,7 +73,7 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def series(curves: Sequence[RecordedCurve]) -> tuple[Series, ...]:
-    """Give what is drawn: the first few operations."""
+    """Return what is drawn: the first few operations."""
     return tuple(_series(each) for each in curves[:MAX_SERIES])
 
 
@@ -84,7 +84,7 @@ def series_name(curve: RecordedCurve) -> str:
 
 
 def compared(benchmarks: Sequence[Benchmark], curves: Sequence[RecordedCurve]) -> tuple[tuple[str, Line], ...]:
-    """Give the measured tables of the run that are of an operation and a number of ranks that it recorded."""
+    """Return the measured tables of the run that are of an operation and a number of ranks that it recorded."""
     wanted = {(each.op, each.ranks) for each in curves}
     chosen = [each for each in benchmarks if any(each.op == op and each.ranks in (ranks, None) for op, ranks in wanted)]
     return tuple(
@@ -94,7 +94,7 @@ def compared(benchmarks: Sequence[Benchmark], curves: Sequence[RecordedCurve]) -
 
 
 def size_axis(sizes_bytes: Sequence[float]) -> Axis:
-    """Give marks of a logarithmic axis of sizes: powers of two in binary units, few enough to be read."""
+    """Return marks of a logarithmic axis of sizes: powers of two in binary units, few enough to be read."""
     least, most = (float(np.log2(max(each, 1))) for each in (min(sizes_bytes), max(sizes_bytes)))
     room = max(AROUND, 0.05 * (most - least))
     first, last = int(np.ceil(least - room)), int(np.floor(most + room))
@@ -104,7 +104,7 @@ def size_axis(sizes_bytes: Sequence[float]) -> Axis:
 
 
 def point_rows(found: Sequence[Series], benchmarks: Sequence[tuple[str, Line]]) -> list[tuple[str, str, str, str, str]]:
-    """Give a row for each point: operation, size, how it is known, bandwidth, and at the fastest tenth."""
+    """Return a row for each point: operation, size, how it is known, bandwidth, and at the fastest tenth."""
     rows = []
     for each in found:
         for points, known in ((each.matched, "measured"), (each.bounds, "bound: waiting is in it")):
@@ -145,7 +145,7 @@ def lead(times: Sequence[OpTime], what: str) -> str:
 
 
 def kinds(rows: Sequence[CollectiveRow]) -> Kinds:
-    """Give the kinds of call, the longest first."""
+    """Return the kinds of call, the longest first."""
     shown = rows[:MAX_KINDS]
     columns: list[tuple[str, list[str]]] = [
         ("operation", [each.op for each in shown]),
@@ -173,13 +173,13 @@ def kinds(rows: Sequence[CollectiveRow]) -> Kinds:
 
 
 def words_left(found: Kinds) -> int:
-    """Give how many of the first columns are words."""
+    """Return how many of the first columns are words."""
     wordy = {"operation", "group", "type", "place", "algorithm", "protocol"}
     return next((at for at, name in enumerate(found.head) if name not in wordy | {"ranks"}), len(found.head))
 
 
 def gbs(value: float | None, estimate: str = "matched") -> str:
-    """Give a bandwidth with three significant digits; with a sign where it is a bound from below."""
+    """Return a bandwidth with three significant digits; with a sign where it is a bound from below."""
     if value is None:
         return NOT_APPLICABLE
     shown = f"{value:,.0f}" if value >= 1_000 else f"{value:#.3g}".rstrip(".")
@@ -187,7 +187,7 @@ def gbs(value: float | None, estimate: str = "matched") -> str:
 
 
 def unknown_choice(rows: Sequence[CollectiveRow]) -> bool:
-    """Whether no algorithm is known of any kind of call."""
+    """Return whether no algorithm is known of any kind of call."""
     return not any(row.algorithm or row.protocol for row in rows)
 
 

@@ -97,7 +97,7 @@ def waiting(analysis: Analysis) -> str:
 
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Give (name, milliseconds, unit, what stands below) of the figures that people know by name."""
+    """Return (name, milliseconds, unit, what stands below) of the figures that people know by name."""
     what, chosen = _windows(analysis)
     if not chosen:
         return []
@@ -142,7 +142,7 @@ def step(analysis: Analysis) -> Step | None:
 
 
 def by_place(analysis: Analysis) -> tuple[ByPlace, ...]:
-    """Give exposed time by dimension, phase and module, those by which anything could be placed."""
+    """Return exposed time by dimension, phase and module, those by which anything could be placed."""
     found = []
     for name in PLACES:
         sums: dict[str, int] = getattr(analysis.exposed_by, name)
@@ -156,7 +156,7 @@ def by_place(analysis: Analysis) -> tuple[ByPlace, ...]:
 
 
 def grid(analysis: Analysis) -> Grid | None:
-    """Give exposed time by rank and step; None where that is no grid: fewer than two whole steps."""
+    """Return exposed time by rank and step; None where that is no grid: fewer than two whole steps."""
     by_rank = {
         info.rank: {each.step: each.exposed_comm_ns for each in info.steps if each.complete} for info in analysis.ranks
     }
@@ -173,7 +173,7 @@ def grid(analysis: Analysis) -> Grid | None:
 
 
 def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
-    """Give a grid on at most so many rows and columns. What is worst stays in sight: cells are maxima, not means."""
+    """Return a grid on at most so many rows and columns. What is worst stays in sight: cells are maxima, not means."""
     tall, wide = -(-len(found.ranks) // rows), -(-len(found.steps) // columns)
     high, broad = -(-len(found.ranks) // tall), -(-len(found.steps) // wide)
     padded = np.full((high * tall, broad * wide), NONE, np.int64)
@@ -194,7 +194,7 @@ def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
 
 
 def most_exposed(found: Grid, most: int) -> tuple[list[int], list[int]]:
-    """Give the rows and columns of a grid with the largest values, at most so many of each, in their order."""
+    """Return the rows and columns of a grid with the largest values, at most so many of each, in their order."""
     by_rank, by_step = found.exposed_ns.max(axis=1), found.exposed_ns.max(axis=0)
     rows, columns = (np.sort(np.argsort(-each, kind="stable")[:most]).tolist() for each in (by_rank, by_step))
     return rows, columns
@@ -206,7 +206,7 @@ def _spelled(numbers: Sequence[int], each: int) -> tuple[str, ...]:
 
 
 def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
-    """Give each rank's exposed time, mean over its whole steps, else of its recording."""
+    """Return each rank's exposed time, mean over its whole steps, else of its recording."""
     _, chosen = windows(analysis)
     means = [(rank, mean(each).exposed_comm_ns) for rank, each in chosen.items() if each]
     return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in means if ns is not None)

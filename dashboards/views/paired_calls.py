@@ -107,13 +107,13 @@ def lasted(calls: Iterable[Call]) -> int:
 
 
 def _stretches(calls: Sequence[Call]) -> list[tuple[tuple[int, int], int, int]]:
-    """Give (bytes carried before it and with it, start, end) of each call."""
+    """Return (bytes carried before it and with it, start, end) of each call."""
     edges = list(accumulate((each.size_bytes or 0 for each in calls), initial=0))
     return [(edge, each.start_ns, each.end_ns) for edge, each in zip(pairwise(edges), calls, strict=True)]
 
 
 def _part(whole: tuple[int, int], times: tuple[int, int], part: tuple[int, int]) -> tuple[float, float]:
-    """Give when a part of a call's bytes would be carried, if all took equally long."""
+    """Return when a part of a call's bytes would be carried, if all took equally long."""
     of, lasted_ns = whole[1] - whole[0], times[1] - times[0]
     start, end = (times[0] + lasted_ns * (each - whole[0]) / of for each in part)
     return start, end
@@ -126,7 +126,7 @@ def _kind(call: Call) -> Hashable:
 def _together(
     key: Callable[[Call], Hashable], base: Sequence[Call], candidate: Sequence[Call]
 ) -> Iterable[tuple[list[Call], list[Call]]]:
-    """Give the calls of each kind on both sides, in order of time."""
+    """Return the calls of each kind on both sides, in order of time."""
     found: dict[Hashable, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
     for at, side in enumerate((base, candidate)):
         for each in sorted(side, key=lambda call: call.start_ns):

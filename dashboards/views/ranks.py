@@ -89,7 +89,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def late(analysis: Analysis) -> tuple[Late, ...]:
-    """Give the ranks that the others waited for, the most blamed first, with what held them."""
+    """Return the ranks that the others waited for, the most blamed first, with what held them."""
     sentences = straggler_words(analysis, MAX_LATE)
     return tuple(
         Late(rank=each.rank, said=said, evidence=evidence_words(each.evidence))
@@ -127,7 +127,7 @@ def matching(analysis: Analysis) -> list[str]:
 
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Give (name, value, unit, what stands below) of waiting as a whole."""
+    """Return (name, value, unit, what stands below) of waiting as a whole."""
     skew = analysis.skew
     if not skew.ranks:
         return []
@@ -155,7 +155,7 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
 
 
 def rows(analysis: Analysis) -> tuple[Row, ...]:
-    """Give a row for each recorded rank."""
+    """Return a row for each recorded rank."""
     known = {each.rank: each for each in analysis.skew.ranks}
     found = []
     for info in analysis.ranks:
@@ -174,7 +174,7 @@ def rows(analysis: Analysis) -> tuple[Row, ...]:
 
 
 def bars(found: Sequence[Row], name: str, limit: int = MAX_BARS) -> Bars:
-    """Give the bars of `wait_ns`, `blame_ns` or `idle_ns`; of more ranks than the limit several share one."""
+    """Return the bars of `wait_ns`, `blame_ns` or `idle_ns`; of more ranks than the limit several share one."""
     width = -(-len(found) // limit) if found else 1
     at, values, words = [], [], []
     for begin in range(0, len(found), width):
@@ -189,7 +189,7 @@ def bars(found: Sequence[Row], name: str, limit: int = MAX_BARS) -> Bars:
 
 
 def chosen(asked: str | None, analysis: Analysis) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Give the ranks whose telemetry is shown, and what was asked for that is not there.
+    """Return the ranks whose telemetry is shown, and what was asked for that is not there.
 
     Nobody asked: those that held others up, those that waited longest, the first ones.
     """
@@ -206,7 +206,7 @@ def chosen(asked: str | None, analysis: Analysis) -> tuple[tuple[int, ...], tupl
 
 
 def panels(found: Sequence[Readings], origin_ns: float) -> tuple[Panel, ...]:
-    """Give a panel for each measure that was recorded."""
+    """Return a panel for each measure that was recorded."""
     by_measure: dict[str, list[Line]] = {}
     for each in found:
         times, values = thinned(each, MAX_POINTS)
@@ -248,7 +248,7 @@ def axis(run: Run, clocks: Clocks, ranks: Sequence[int], found: Sequence[Reading
 
 
 def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:
-    """Give a row for each series: mean, least and most."""
+    """Return a row for each series: mean, least and most."""
     return [
         (
             f"rank {each.rank}" + (f" {each.source}" if each.source else ""),
@@ -261,7 +261,7 @@ def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:
 
 
 def table_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Give the cells of each rank."""
+    """Return the cells of each rank."""
     return [
         (
             f"rank {each.rank}",

@@ -56,7 +56,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> bool:
-        """Whether the interval held it."""
+        """Return whether the interval held it."""
         return self.low_ns <= self.measured_ns <= self.high_ns
 
 
@@ -69,7 +69,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def now(analysis: Analysis) -> Now:
-    """Give it for a run: the mean of its whole steps."""
+    """Return it for a run: the mean of its whole steps."""
     what, by_rank = windows(analysis)
     steps = [each for own in by_rank.values() for each in own]
     late = " ".join(straggler_words(analysis, 1))
@@ -80,7 +80,7 @@ def now(analysis: Analysis) -> Now:
 
 
 def shown(found: Sequence[Recommendation], today: Now) -> tuple[Shown, ...]:
-    """Give all recommendations."""
+    """Return all recommendations."""
     return tuple(_shown(each, today) for each in found)
 
 
@@ -97,24 +97,24 @@ def lead(found: Sequence[Recommendation]) -> str:
 
 
 def frameworks(found: Sequence[Shown]) -> list[str]:
-    """Give the frameworks that any recommendation has words for, in the order in which they are known."""
+    """Return the frameworks that any recommendation has words for, in the order in which they are known."""
     there = {key for each in found for key, _, _ in each.apply}
     return [*(key for key in FRAMEWORKS if key in there), *sorted(there - set(FRAMEWORKS))]
 
 
 def framework_name(key: str) -> str:
-    """Give a framework's name."""
+    """Return a framework's name."""
     return FRAMEWORKS.get(key, key)
 
 
 def code_for(each: Shown, framework: str | None) -> tuple[str, str, str] | None:
-    """Give what to write in the chosen framework, else in the first one that it is told for; None without any."""
+    """Return what to write in the chosen framework, else in the first one that it is told for; None without any."""
     chosen = [told for told in each.apply if told[0] == framework]
     return next(iter([*chosen, *each.apply]), None)
 
 
 def earlier(tested: Sequence[Outcome]) -> tuple[Earlier, ...]:
-    """Give what later runs measured."""
+    """Return what later runs measured."""
     return tuple(
         Earlier(
             settings=words(each.prediction.knobs), predicted_ns=each.prediction.step_ns, low_ns=each.prediction.low_ns,
@@ -135,7 +135,7 @@ def earlier_words(tested: Sequence[Earlier]) -> str:
 
 
 def earlier_rows(tested: Sequence[Earlier]) -> list[tuple[str, ...]]:
-    """Give a row for each earlier prediction."""
+    """Return a row for each earlier prediction."""
     return [
         (each.settings, each.run, each.made_at, ms(each.predicted_ns), f"{ms(each.low_ns)} to {ms(each.high_ns)}",
          ms(each.measured_ns), signed_percent(each.predicted_ns / each.measured_ns - 1),
@@ -186,7 +186,7 @@ def _facts(each: Recommendation, today: Now) -> list[tuple[str, str]]:
 
 
 def _evidence(each: Recommendation, today: Now) -> str:
-    """Give what the analysis holds for it, where the recommendation itself says nothing."""
+    """Return what the analysis holds for it, where the recommendation itself says nothing."""
     if each.id.startswith("late_rank"):
         return today.late
     if today.step_ns is None or today.exposed_ns is None:

@@ -48,12 +48,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changed(self) -> bool:
-        """Whether anything else than the present settings is asked for."""
+        """Return whether anything else than the present settings is asked for."""
         return self.scenario is not self.present
 
 
 def settings_of(query: Mapping[str, str], base: Settings) -> Settings:
-    """Give the settings that an address asks for; a value that makes no sense is as if it were not there."""
+    """Return the settings that an address asks for; a value that makes no sense is as if it were not there."""
     found = base
     cap = _number(query.get("cap"), 0.01, MAX_CAP_MB)
     if cap is not None:
@@ -92,7 +92,7 @@ def ask(case: RecordedCase, settings: Settings) -> Asked:
 
 
 def choices(case: RecordedCase, asked: Settings) -> tuple[Choice, ...]:
-    """Give the controls besides the cap; those that would change nothing are left out."""
+    """Return the controls besides the cap; those that would change nothing are left out."""
     base = case.baseline
     late = case.lateness_ns
     passes = sorted({*PASSES, base.accumulation, asked.accumulation})
@@ -118,7 +118,7 @@ def choices(case: RecordedCase, asked: Settings) -> tuple[Choice, ...]:
 
 
 def with_knob(query: Mapping[str, str], name: str, value: str | None) -> dict[str, str | None]:
-    """Give the query with one knob changed; None is as recorded, and does not stand in an address."""
+    """Return the query with one knob changed; None is as recorded, and does not stand in an address."""
     kept = {key: query[key] for key in (*KNOBS, "for") if key in query}
     return {**kept, name: value}
 
@@ -151,7 +151,7 @@ def lead(asked: Asked) -> str:
 
 
 def figures(asked: Asked) -> list[tuple[str, str, str, str]]:
-    """Give (name, value, unit, what stands below) of the settings that are asked for."""
+    """Return (name, value, unit, what stands below) of the settings that are asked for."""
     base, told = asked.present, asked.scenario
     interval = f"{ms(told.low_ns)} to {ms(told.high_ns)} ms, 90 %"
     return [
@@ -163,7 +163,7 @@ def figures(asked: Asked) -> list[tuple[str, str, str, str]]:
 
 
 def segments(shown: Lanes) -> tuple[Segment, ...]:
-    """Give the parts of a replayed step."""
+    """Return the parts of a replayed step."""
     return (
         Segment(name="compute only", ns=shown.compute_only_ns, kind="compute"),
         Segment(name="hidden communication", ns=shown.hidden_ns, kind="hidden"),
@@ -173,14 +173,14 @@ def segments(shown: Lanes) -> tuple[Segment, ...]:
 
 
 def part_rows(before: Lanes, after: Lanes) -> list[tuple[str, str, str, str]]:
-    """Give a row for each part of a step: before, after, and the difference."""
+    """Return a row for each part of a step: before, after, and the difference."""
     pairs = [(a.name, a.ns, b.ns) for a, b in zip(segments(before), segments(after), strict=True)]
     pairs.append(("step, replayed", before.step_ns, after.step_ns))
     return [(name, ms(a), ms(b), signed_ms(b - a)) for name, a, b in pairs]
 
 
 def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
-    """Give a row for each collective of a replayed step."""
+    """Return a row for each collective of a replayed step."""
     return [
         (
             f"{at + 1}",
@@ -194,7 +194,7 @@ def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
 
 
 def flat_ranges(curve: CapCurve) -> list[tuple[float, float]]:
-    """Give the stretches of caps, first to last, whose steps the noise does not tell from the shortest."""
+    """Return the stretches of caps, first to last, whose steps the noise does not tell from the shortest."""
     found: list[list[float]] = []
     together = False
     for cap in curve.caps_mb:
@@ -221,7 +221,7 @@ def flat_words(curve: CapCurve) -> str:
 
 
 def curve_rows(curve: CapCurve) -> list[tuple[str, ...]]:
-    """Give a row for each cap."""
+    """Return a row for each cap."""
     return [
         (f"{cap:g}", ms(each.predicted_step_ns), ms(each.low_ns), ms(each.high_ns), ms(each.exposed_comm_ns),
          str(each.buckets), "yes" if cap in curve.flat_mb else "")

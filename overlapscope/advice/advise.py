@@ -42,7 +42,7 @@ RULES: Final[tuple[Callable[[Given], Recommendation | None], ...]] = (
 
 
 def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
-    """Give the analysis with what rules recommend: what `overlapscope analyze --json` prints.
+    """Return the analysis with what rules recommend: what `overlapscope analyze --json` prints.
 
     `bandwidth` holds measurements of what the run's collectives could reach.
     """
@@ -54,7 +54,7 @@ def analyzed(run: Run, bandwidth: Facts | None = None) -> Analysis:
 def by_rules(
     run: Run, analysis: Analysis, together: Across, alone: Mapping[int, Alone] | None = None
 ) -> list[Recommendation]:
-    """Give what rules say of the figures alone, best first; a replay costs ten times what the figures do."""
+    """Return what rules say of the figures alone, best first; a replay costs ten times what the figures do."""
     late = late_rank(analysis)
     if late is not None:
         return [late]
@@ -69,7 +69,7 @@ def advise(
     caps_mb: Sequence[float] = (),
     keep: "Callable[[RecordedCase, WhatIf], None] | None" = None,
 ) -> tuple[list[Recommendation], list[str]]:
-    """Give recommendations, best first, and the reasons that stand beside them or for there being none.
+    """Return recommendations, best first, and the reasons that stand beside them or for there being none.
 
     `caps_mb` are the caps to try; `keep` gets what was replayed and what it told, if it was.
     """

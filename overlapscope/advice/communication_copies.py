@@ -26,7 +26,7 @@ FSDP_OUT, DDP = "FSDP copies", "copies out of buckets"
 
 
 def communication_copies(given: Given) -> Recommendation | None:
-    """Give the recommendation where such copies take long enough."""
+    """Return the recommendation where such copies take long enough."""
     sums: dict[str, list[float]] = defaultdict(list)
     for timeline, windows in given.some_at_hand():
         for kind, ns in _copies(timeline, windows).items():
@@ -54,7 +54,7 @@ def communication_copies(given: Given) -> Recommendation | None:
 
 
 def _copies(timeline: RankTimeline, windows: Windows) -> dict[str, int]:
-    """Give the time of each kind of copy in the windows."""
+    """Return the time of each kind of copy in the windows."""
     spans, names, notes = timeline.spans, timeline.names, timeline.annotations
     by_fsdp, by_ddp = (rows_named(spans.host_op, names, fits) for fits in (FSDP.fullmatch, DDP_OUT.__eq__))
     ranges = rows_named(notes.name, names, FSDP.fullmatch)

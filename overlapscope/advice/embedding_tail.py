@@ -108,7 +108,7 @@ def _tail(given: Given, timeline: RankTimeline, windows: Windows) -> _Tail | Non
 
 
 def _last_bucket(sent: Ints, gradients: Ints) -> int | None:
-    """Give the last all-reduce that carries just the last gradients; None where none does."""
+    """Return the last all-reduce that carries just the last gradients; None where none does."""
     if not gradients.size or (gradients < 0).any():
         return None
     sums = np.cumsum(gradients[::-1])

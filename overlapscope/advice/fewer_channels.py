@@ -21,7 +21,7 @@ FEWEST: Final = 2
 
 
 def interference(given: Given) -> Recommendation | None:
-    """Give the recommendation where the same kernels surely take longer beside a transfer, and that costs enough."""
+    """Return the recommendation where the same kernels surely take longer beside a transfer, and that costs enough."""
     library = Library.of(given.run)
     if library is None:
         return None
@@ -67,7 +67,7 @@ def _slowed(timeline: RankTimeline, moving: Intervals) -> Slowdown | None:
 
 
 def _moving(given: Given, timeline: RankTimeline) -> Intervals:
-    """Give when data moved: a transfer is the end of its call, where waiting was split off."""
+    """Return when data moved: a transfer is the end of its call, where waiting was split off."""
     calls, spans = timeline.collectives, timeline.spans
     timed = np.flatnonzero((calls.start_ns != NONE) & (calls.end_ns != NONE))
     transfer = given.transfers[timeline.rank].transfer_ns[timed]
@@ -79,7 +79,7 @@ def _moving(given: Given, timeline: RankTimeline) -> Intervals:
 
 
 def _cost(computing: Intervals, moving: Intervals, windows: Windows, found: Slowdown) -> float | None:
-    """Give how much longer compute took for the transfers beside it, mean over windows."""
+    """Return how much longer compute took for the transfers beside it, mean over windows."""
     if found.mean <= 1:
         return None
     beside = intersection(computing, moving)

@@ -26,7 +26,7 @@ HOST: Final = ("host", "launch")
 
 
 def late_launches(given: Given) -> Recommendation | None:
-    """Give the recommendation where the host holds the device up; None for runs without devices or communication."""
+    """Return the recommendation where the host holds the device up; None for runs without devices or communication."""
     if not given.figures.comm_ns or not any(each.has_device for each in given.run.ranks.values()):
         return None
     late = given.cause_ns("late_launch")
@@ -68,13 +68,13 @@ def _profiled(given: Given) -> bool:
 
 
 def _on_path(given: Given) -> int:
-    """Give the host's time on the critical path, mean over the steps followed."""
+    """Return the host's time on the critical path, mean over the steps followed."""
     steps = given.analysis.critical_path.steps
     return round(fmean(sum(each.parts.get(part, 0) for part in HOST) for each in steps)) if steps else 0
 
 
 def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float, dict[str, tuple[float, int]]]:
-    """Give the time that the device was idle while a batch was fetched, and calls that wait for the device, a window:
+    """Return the time that the device was idle while a batch was fetched, and calls that wait for the device, a window:
     how many of each name, and for how long.
     """
     notes, names, cover = timeline.annotations, timeline.names, given.coverage[timeline.rank]
@@ -95,7 +95,7 @@ def _gaps(timeline: RankTimeline, given: Given, windows: Windows) -> tuple[float
 
 
 def _launching(stop: Sequence[str]) -> dict[str, str]:
-    """Give what makes launches fewer; `stop` are the calls in which the host waits for long."""
+    """Return what makes launches fewer; `stop` are the calls in which the host waits for long."""
     sync = (
         f"\n# {', '.join(stop)} stops the host: no .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in a step"
         if stop

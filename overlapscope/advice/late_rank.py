@@ -9,7 +9,7 @@ DOMINATES: Final = 0.5
 
 
 def late_rank(analysis: Analysis) -> Recommendation | None:
-    """Give whom to look at, where ranks wait for at least half of their time in collectives; else None."""
+    """Return whom to look at, where ranks wait for at least half of their time in collectives; else None."""
     ranks = analysis.skew.ranks
     total, waited = sum(each.collective_ns for each in ranks), sum(each.wait_ns for each in ranks)
     if not total or waited < DOMINATES * total:

@@ -19,7 +19,7 @@ MEGATRON: Final = re.compile(r"TENSOR_MODEL_PARALLEL|CONTEXT_PARALLEL_GROUP")
 
 
 def max_connections(given: Given) -> Recommendation | None:
-    """Give the recommendation where the variable is known from the recording and contradicts what the job does."""
+    """Return the recommendation where the variable is known from the recording and contradicts what the job does."""
     environments = [_environment(each.recorded) for each in given.run.ranks.values() if each.has_device]
     if not environments or any(each is None for each in environments):
         return None
@@ -58,7 +58,7 @@ def _environment(recorded: object) -> dict[str, str] | None:
 
 
 def _fsdp(run: Run) -> bool:
-    """Whether it was FSDP, by its annotations."""
+    """Return whether it was FSDP, by its annotations."""
     return any(name.startswith("FSDP::") for each in run.ranks.values() for name in each.names)
 
 

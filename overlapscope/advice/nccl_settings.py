@@ -35,7 +35,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, run: Run) -> "Library | None":
-        """Give the library of a run; None where it was not NCCL or RCCL, as far as is known."""
+        """Return the library of a run; None where it was not NCCL or RCCL, as far as is known."""
         told = [run.facts.name(code) or "" for code in set(run.facts.members.library.tolist())]
         known = run.fingerprint
         said = [*told, str(known.get("nccl_version") or "")]
@@ -47,13 +47,13 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Give the numbers of the first version in a text; () where there is none."""
+    """Return the numbers of the first version in a text; () where there is none."""
     found = _VERSION.search(text)
     return tuple(int(each or 0) for each in found.groups()) if found else ()
 
 
 def channels_of(run: Run) -> int | None:
-    """Give the most channels that any source tells of a communicator or a call; None where none does."""
+    """Return the most channels that any source tells of a communicator or a call; None where none does."""
     told = [int(run.facts.members.collective_channels.max(initial=NONE))]
     told += [int(each.collectives.channels.max(initial=NONE)) for each in run.ranks.values()]
     most = max(told)
@@ -61,12 +61,12 @@ def channels_of(run: Run) -> int | None:
 
 
 def fewer_channels(library: Library, channels: int) -> dict[str, str]:
-    """Give how to let collectives have at most so many channels (blocks, hence multiprocessors, of the device)."""
+    """Return how to let collectives have at most so many channels (blocks, hence multiprocessors, of the device)."""
     return _channels(library, channels, "max", f"{{min_ctas: 1, max_ctas: {channels}, cga_cluster_size: 2}}")
 
 
 def more_channels(library: Library, channels: int) -> dict[str, str]:
-    """Give how to let collectives have at least so many channels."""
+    """Return how to let collectives have at least so many channels."""
     return _channels(library, channels, "min", f"{{min_ctas: {channels}, max_ctas: {channels}, cga_cluster_size: 2}}")
 
 
@@ -91,7 +91,7 @@ def _channels(library: Library, channels: int, bound: str, megatron: str) -> dic
 
 
 def without_algorithm(library: Library, op: str, algorithm: str, channels: int | None) -> dict[str, str]:
-    """Give how to keep NCCL from choosing an algorithm for one operation; it then takes the best of the others."""
+    """Return how to keep NCCL from choosing an algorithm for one operation; it then takes the best of the others."""
     name = algorithm.replace("_", "").lower()  # the log's NVLS_TREE is the variable's nvlstree
     if library.version and library.version >= FUNCTIONS_SINCE:
         said = f'NCCL_ALGO="{_function(op)}:^{name}"'
@@ -108,7 +108,7 @@ def without_algorithm(library: Library, op: str, algorithm: str, channels: int |
 
 
 def tuner_lines(function: str, algorithm: str, channels: int) -> Sequence[str]:
-    """Give the lines of a file for NCCL's example tuner, which runs one function by an algorithm, the rest by rings.
+    """Return the lines of a file for NCCL's example tuner, which runs one function by an algorithm, the rest by rings.
 
     It takes one channel for whatever no line matches, and where a line leaves channels to NCCL: so that every size of
     every operation stands here, with its channels. LL128 is never asked for: where it is not supported it corrupts.

@@ -18,7 +18,7 @@ VERIFY = "record a run with it, then: overlapscope compare RUN NEW_RUN"
 
 
 def algorithm_trial(given: Given) -> Recommendation | None:
-    """Give the trial, without a gain, for the all-reduces that lose most; None where the choice is not known."""
+    """Return the trial, without a gain, for the all-reduces that lose most; None where the choice is not known."""
     library = Library.of(given.run)
     low = [
         each.evidence
@@ -57,7 +57,7 @@ def no_channels(run: Run) -> str:
 
 
 def channel_trials(run: Run, channels: Sequence[int]) -> list[Trial]:
-    """Give a trial for each number. Raises UsageError where the recording's collectives are not NCCL's."""
+    """Return a trial for each number. Raises UsageError where the recording's collectives are not NCCL's."""
     if not channels:
         return []
     library = Library.of(run)

@@ -10,7 +10,7 @@ LOG: Final = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH on a short job, t
 
 
 def use_infiniband(given: Given) -> Recommendation | None:
-    """Give what to check where hosts with InfiniBand or RoCE cards communicate over sockets."""
+    """Return what to check where hosts with InfiniBand or RoCE cards communicate over sockets."""
     found = _first(given, "nccl_socket")
     if found is None:
         return None
@@ -32,7 +32,7 @@ def use_infiniband(given: Given) -> Recommendation | None:
 
 
 def use_gpu_direct(given: Given) -> Recommendation | None:
-    """Give what to check where network cards go through host memory that could read the device's."""
+    """Return what to check where network cards go through host memory that could read the device's."""
     found = _first(given, "nccl_no_gpu_direct:")
     if found is None or found.severity != "warning":
         return None
@@ -54,7 +54,7 @@ def use_gpu_direct(given: Given) -> Recommendation | None:
 
 
 def repair_link(given: Given) -> Recommendation | None:
-    """Give the link to look at where one is slow; the finding holds whose it is."""
+    """Return the link to look at where one is slow; the finding holds whose it is."""
     found = _first(given, "slow_link")
     if found is None:
         return None

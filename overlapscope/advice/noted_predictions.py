@@ -6,7 +6,7 @@ from overlapscope.whatif.result import WhatIf
 
 
 def noted(told: WhatIf, seen: Recorded, *, made_at: str, version: str) -> list[Prediction]:
-    """Give the prediction of each setting that can be measured; none where the recording is not understood."""
+    """Return the prediction of each setting that can be measured; none where the recording is not understood."""
     if told.verdict == "insufficient_data":
         return []
     base = told.baseline

@@ -36,7 +36,7 @@ def by_replay(
     caps_mb: Sequence[float],
     keep: Callable[[RecordedCase, WhatIf], None] | None,
 ) -> tuple[list[Recommendation], list[str]]:
-    """Give what rules `found` with what a replay recommends, and the reasons beside it or for its not being one.
+    """Return what rules `found` with what a replay recommends, and the reasons beside it or for its not being one.
 
     `caps_mb` are the caps to try; `keep` gets what was replayed and what it told, if it was.
     """
@@ -77,7 +77,7 @@ def of_scenario(
     apply: dict[str, str] | None = None,
     memory_bytes: int | None = None,
 ) -> Recommendation:
-    """Give the recommendation of a scenario, its gain in nanoseconds of the present step."""
+    """Return the recommendation of a scenario, its gain in nanoseconds of the present step."""
     measured = told.baseline.measured_step_ns or told.baseline.replayed_step_ns
     confidence: Literal["mixed", "assumed"] = "mixed" if told.interference.identified else "assumed"
     gains = (row.gain, row.gain_low, row.gain_high) if verdict != "no_change" else (None, None, None)
@@ -107,7 +107,7 @@ def of_scenario(
 
 
 def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
-    """Give recommendations, best first; nothing where the recording is not understood well enough, or waiting for a
+    """Return recommendations, best first; nothing where the recording is not understood well enough, or waiting for a
     late rank dominates: the reasons say so.
     """
     if told.verdict == "insufficient_data" or told.waiting:
@@ -117,7 +117,7 @@ def bucket_advice(told: WhatIf, item_bytes: int) -> list[Recommendation]:
 
 
 def adds_views(told: WhatIf) -> bool:
-    """Whether the advised change makes gradients views of their buckets: its gain holds what views save."""
+    """Return whether the advised change makes gradients views of their buckets: its gain holds what views save."""
     return told.verdict == "change" and bool(_changed(told).get(VIEW))
 
 
@@ -146,7 +146,7 @@ def _views(told: WhatIf, item_bytes: int) -> Recommendation | None:
 
 
 def _fewer_bits(told: WhatIf) -> Recommendation | None:
-    """Give the trial of 16 bits, where it surely gains; whether the model trains as well is never promised."""
+    """Return the trial of 16 bits, where it surely gains; whether the model trains as well is never promised."""
     row = next((each for each in told.scenarios if each.changes_numerics), None)
     if row is None or row.gain_low <= 0:
         return None
@@ -155,7 +155,7 @@ def _fewer_bits(told: WhatIf) -> Recommendation | None:
 
 
 def _changed(told: WhatIf) -> dict[str, Any]:
-    """Give the best knobs that are not so at present; what is set no longer is False."""
+    """Return the best knobs that are not so at present; what is set no longer is False."""
     knobs, present = told.best.knobs, told.baseline.knobs
     left = {name: False for name, value in present.items() if value is True and name not in knobs}
     return {name: value for name, value in knobs.items() if present.get(name) != value} | left
@@ -175,7 +175,7 @@ def _row(scenarios: Sequence[Scenario], knobs: dict[str, object]) -> Scenario:
 
 
 def gather_advice(told: WhatIf) -> list[Recommendation]:
-    """Give recommendations for a recording of FSDP2; nothing for others, or where no setting surely gains."""
+    """Return recommendations for a recording of FSDP2; nothing for others, or where no setting surely gains."""
     if told.kind != "fsdp" or told.verdict != "change":
         return []
     best = next(each for each in told.scenarios if each.knobs == told.best.knobs)

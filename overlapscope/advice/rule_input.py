@@ -67,25 +67,25 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank of the job is known to be recorded."""
+        """Return whether every rank of the job is known to be recorded."""
         return len(self.run.ranks) == self.run.world_size
 
     def cause_ns(self, cause: str) -> int:
-        """Give the exposed time of one cause."""
+        """Return the exposed time of one cause."""
         return self.figures.causes.get(cause, 0)
 
     def is_worth(self, ns: float) -> bool:
-        """Whether so much of a step is worth a change."""
+        """Return whether so much of a step is worth a change."""
         return self.step_ns > 0 and ns >= WORTH * self.step_ns
 
     def some_ranks(self) -> Iterator[tuple[RankTimeline, Windows]]:
-        """Give at most `MOST_RANKS` ranks that have times, with their windows."""
+        """Yield at most `MOST_RANKS` ranks that have times, with their windows."""
         ranks = list(self.windows)
         for rank in ranks[:: -(-len(ranks) // MOST_RANKS) or 1]:
             yield self.run.ranks[rank], self.windows[rank]
 
     def some_at_hand(self) -> Iterator[tuple[RankTimeline, Windows]]:
-        """Give the same ranks, one after the other, with their spans and annotations in memory."""
+        """Return the same ranks, one after the other, with their spans and annotations in memory."""
         return ((timeline.at_hand(), own) for timeline, own in self.some_ranks())
 
 
@@ -103,7 +103,7 @@ def recommended(
     verify: str = VERIFY,
     memory_bytes: int | None = None,
 ) -> Recommendation:
-    """Give a recommendation whose gain nobody predicted: at most what its cause takes today, or no figure at all."""
+    """Return a recommendation whose gain nobody predicted: at most what its cause takes today, or no figure at all."""
     return Recommendation(
         id=id,
         title=title,

@@ -21,7 +21,7 @@ MIB: Final = 1 << 20
 def setting_code(
     knobs: Mapping[str, Any], item_bytes: int, present: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Give the code by framework for `Settings.knobs()`; nothing for what no setting brings about.
+    """Return the code by framework for `Settings.knobs()`; nothing for what no setting brings about.
 
     What is more than a cap only DistributedDataParallel is told here, unless it is so already, among the `present`
     knobs. What stands beside the constructor is told only where it is not `present`.
@@ -39,7 +39,7 @@ def setting_code(
 
 
 def snippets(knobs: Mapping[str, Any], item_bytes: int) -> dict[str, str]:
-    """Give how to set the buckets of `knobs` (torch's words, MiB) in each framework; `item_bytes` of one gradient.
+    """Return how to set the buckets of `knobs` (torch's words, MiB) in each framework; `item_bytes` of one gradient.
 
     DistributedDataParallel counts MiB, Horovod bytes, DeepSpeed elements, Megatron parameters; FSDP2 has no buckets but
     reduces what one call of `fully_shard` wraps. A list of caps only DistributedDataParallel knows.

@@ -20,7 +20,7 @@ _Kind = tuple[str, str | None]
 
 
 def busy_lane(given: Given) -> Recommendation | None:
-    """Give the recommendation where queueing behind other groups' calls is exposed; None for runs without devices."""
+    """Return the recommendation where queueing behind other groups' calls is exposed; None for runs without devices."""
     queued = given.cause_ns("queued")
     if not given.is_worth(queued):
         return None
@@ -59,7 +59,7 @@ def busy_lane(given: Given) -> Recommendation | None:
 
 
 def _blocked(timeline: RankTimeline) -> dict[tuple[_Kind, _Kind], int]:
-    """Give how long calls had been enqueued while the one before them on their lane ran, by both kinds."""
+    """Return how long calls had been enqueued while the one before them on their lane ran, by both kinds."""
     spans, calls = timeline.spans, timeline.collectives
     rows = np.flatnonzero((spans.kind == COMM) & (spans.collective != NONE) & (spans.launch_ns != NONE))
     rows = rows[order_of(spans.lane[rows], spans.start_ns[rows])]

@@ -28,7 +28,7 @@ FEWEST_CALLS: Final = 8
 
 
 def small_collectives(given: Given) -> Recommendation | None:
-    """Give the recommendation where calls that are all latency are exposed for long enough on one rank.
+    """Return the recommendation where calls that are all latency are exposed for long enough on one rank.
 
     Groups do their calls at the same time: what counts are those that a single rank makes, the one that loses most.
     """
@@ -64,7 +64,7 @@ def small_collectives(given: Given) -> Recommendation | None:
 
 
 def _by_rank(run: Run, rows: Sequence[CollectiveRow]) -> list[list[CollectiveRow]]:
-    """Give the rows of each rank: those of an operation in a group that it calls."""
+    """Return the rows of each rank: those of an operation in a group that it calls."""
     places: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         places[row.op, row.group].append(place)
@@ -94,7 +94,7 @@ def _counts(given: Given, row: CollectiveRow) -> bool:
 
 
 def _fastest(rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None], float]:
-    """Give the most bytes a nanosecond that a matched call reaches, by operation and group."""
+    """Return the most bytes a nanosecond that a matched call reaches, by operation and group."""
     found: dict[tuple[str, str | None], float] = {}
     for row in rows:
         if row.estimate == "matched" and row.bytes and row.transfer_ns_median:

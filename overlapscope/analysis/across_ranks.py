@@ -51,7 +51,7 @@ class Across(msgspec.Struct, frozen=True, kw_only=True):
         return sum(block.calls for block in (*self.matching.blocks, *self.matching.uneven))
 
     def transfers(self, run: Run) -> Mapping[int, Transfers]:
-        """Give the transfers of each rank's collectives; those of a rank are made when they are asked for."""
+        """Return the transfers of each rank's collectives; those of a rank are made when they are asked for."""
         index = CallIndex.of(run, self.splits)
         return EachRank(run.ranks, lambda rank: _transfers(index, rank))
 
@@ -112,7 +112,7 @@ def _on_one_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> bool:
 
 
 def _hosts(run: Run) -> dict[int, str]:
-    """Give the hosts of the ranks that our own capture recorded."""
+    """Return the hosts of the ranks that our own capture recorded."""
     found = {}
     for rank, timeline in run.ranks.items():
         settings = timeline.recorded.get("settings")

@@ -168,7 +168,7 @@ def analyze(
     bandwidth: Facts | None = None,
     alone: Mapping[int, Alone] | None = None,
 ) -> Analysis:
-    """Give all figures of a run.
+    """Return all figures of a run.
 
     `together` is what `across` gives for it and `alone` what `alone_of` gives, where the caller has them already;
     `bandwidth` holds measurements of what its collectives could reach.
@@ -219,7 +219,7 @@ def analyze(
 def _each_rank(
     run: Run, together: Across, alone: Mapping[int, Alone], transfers: Mapping[int, Transfers]
 ) -> tuple[list[RankInfo], Mapping[int, Ints]]:
-    """Give each rank's figures, and how long each of its collectives was exposed."""
+    """Return each rank's figures, and how long each of its collectives was exposed."""
     coverage = {rank: own.coverage for rank, own in alone.items()}
     parts = EachRank(run.ranks, lambda rank: alone[rank].parts.value())
     ranks: list[RankInfo] = []
@@ -267,13 +267,13 @@ def _known(basis: str, figures: Breakdown, hidden_wait_ns: int | None, causes: d
 
 
 def _of_times(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Give what stands out in the times of single ranks."""
+    """Return what stands out in the times of single ranks."""
     basis = {rank: timeline.basis for rank, timeline in run.ranks.items()}
     return [*odd_steps({info.rank: _complete(info) for info in ranks}, basis), *power_falls(run.ranks)]
 
 
 def _of_what_was_told(run: Run, ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Give what logs and other sources besides times tell, and where they contradict the times."""
+    """Return what logs and other sources besides times tell, and where they contradict the times."""
     figures: dict[tuple[int, int | None], Breakdown] = {(info.rank, None): info.whole for info in ranks}
     figures |= {(info.rank, step.step): step for info in ranks for step in info.steps}
     return [
@@ -334,7 +334,7 @@ def _complete(info: RankInfo) -> list[tuple[int, int | None, int | None]]:
 
 
 def _linkage(alone: Mapping[int, Alone]) -> dict[int, tuple[int, int]]:
-    """Give (device spans, of these without a launch) by rank; CPU runs have neither."""
+    """Return (device spans, of these without a launch) by rank; CPU runs have neither."""
     return {rank: own.linkage for rank, own in alone.items() if own.linkage is not None}
 
 

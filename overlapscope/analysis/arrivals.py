@@ -30,7 +30,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrivals(run: Run, together: Across) -> Mapping[int, Arrivals]:
-    """Give the arrivals of each rank's collectives; those of a rank are made when they are asked for.
+    """Return the arrivals of each rank's collectives; those of a rank are made when they are asked for.
 
     Even calls end together, so the least duration tells when the last one came, whatever the clocks show; of the others
     aligned clocks tell it, less their residual.
@@ -57,7 +57,7 @@ class _ByClocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _on_clocks(run: Run, together: Across) -> Iterator[tuple[Sequence[int], Sequence[Ints], Reals, bool]]:
-    """Give ranks, rows, when each came, and whether all members were recorded."""
+    """Yield ranks, rows, when each came, and whether all members were recorded."""
     clocks = together.clocks
     for each in together.uneven:
         block = each.block
@@ -97,7 +97,7 @@ def _of_rank(
 
 
 def _came(run: Run, clocks: Clocks, pairs: Pairs) -> Reals:
-    """Give when sender and receiver came to their calls: a host may hand over a message before its span begins."""
+    """Return when sender and receiver came to their calls: a host may hand over a message before its span begins."""
     found = []
     for rank, rows in ((pairs.sender, pairs.send_rows), (pairs.receiver, pairs.recv_rows)):
         timeline = run.ranks[rank]

@@ -103,7 +103,7 @@ def _whole(runs: Sequence[StepTable], figure: str) -> Fraction:
 
 
 def mean_of(table: StepTable, matrix: Ints) -> Fraction:
-    """Give the mean over all ranks and steps that were recorded whole, exactly."""
+    """Return the mean over all ranks and steps that were recorded whole, exactly."""
     return Fraction(int(matrix[table.recorded].sum()), int(table.recorded.sum()))
 
 

@@ -53,7 +53,7 @@ class Coverage:
         self._sums: tuple[BusyTime, ...] = ()
 
     def put_aside(self, aside: Aside) -> "Coverage":
-        """Give the same coverage packed and put aside; what is asked of it is laid out again each time."""
+        """Return the same coverage packed and put aside; what is asked of it is laid out again each time."""
         return _PutCoverage(self, aside)
 
     @classmethod
@@ -93,7 +93,7 @@ class _PutCoverage(Coverage):
         self._sums = ()
 
     def __getattr__(self, name: str) -> Intervals:
-        """Give a kind, which is not held as it is."""
+        """Return a kind, which is not held as it is."""
         if name not in _KINDS:
             raise AttributeError(name)
         return self._packed[name].intervals()

@@ -19,9 +19,9 @@ class EachRank(Mapping[int, V]):
         return self._make(rank)
 
     def __iter__(self) -> Iterator[int]:
-        """Give the ranks."""
+        """Return the ranks."""
         return iter(self._ranks)
 
     def __len__(self) -> int:
-        """Give how many ranks there are."""
+        """Return how many ranks there are."""
         return len(self._ranks)

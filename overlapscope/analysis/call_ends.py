@@ -83,7 +83,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         return np.concatenate([each.ravel() for each in self.ends])
 
     def behind(self, offset: Reals, drift: Reals) -> Reals:
-        """Give how far each end lies behind the centre of its call, in the order of `times`."""
+        """Return how far each end lies behind the centre of its call, in the order of `times`."""
         found = np.empty(sum(each.size for each in self.ends))
         begin = 0
         for ends, members in zip(self.ends, self.members, strict=True):
@@ -96,7 +96,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def middles(self, values: Reals) -> Reals:
-        """Give for each rank the median of its clock's values, which stand in the order of `times`."""
+        """Return for each rank the median of its clock's values, which stand in the order of `times`."""
         found = np.zeros(int(self.clock.max()) + 1)
         for clocks, positions in self.of_clocks:
             for part in _stretches(clocks.size, positions.shape[1]):
@@ -104,7 +104,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
         return found[self.clock]
 
     def middle_of_clock(self, values: Reals) -> Reals:
-        """Give for each rank the median of its clock's ranks' values."""
+        """Return for each rank the median of its clock's ranks' values."""
         found = values.copy()
         for each in np.flatnonzero(np.bincount(self.clock) > 1).tolist():
             shared = self.clock == each
@@ -113,7 +113,7 @@ class CallEnds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _stretches(rows: int, of_row: int) -> Iterator[slice]:
-    """Give all of so many rows in stretches, of which each has few values."""
+    """Return all of so many rows in stretches, of which each has few values."""
     count = max(1, AT_ONCE // max(1, of_row))
     return (slice(begin, begin + count) for begin in range(0, rows, count))
 
@@ -141,7 +141,7 @@ def _centre(ends: Reals) -> Reals:
 
 
 def _middle(rows: Reals) -> Reals:
-    """Give the median of each row; numpy's own looks out for much that is not here."""
+    """Return the median of each row; numpy's own looks out for much that is not here."""
     half = rows.shape[1] // 2
     parted = np.partition(rows, half, axis=1)  # for two places at once, numpy takes five times as long
     upper: Reals = parted[:, half]

@@ -64,14 +64,14 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, kind=self.kind[chosen], column=column, amount=self.amount[chosen])
 
     def totals(self) -> dict[CallKind | None, int]:
-        """Give the sum over all steps by kind."""
+        """Return the sum over all steps by kind."""
         sums = np.zeros(len(self.kinds), np.int64)
         np.add.at(sums, self.kind, self.amount)
         return {self.kinds[at]: int(sums[at]) for at in np.flatnonzero(sums).tolist()}
 
 
 def call_kinds(timeline: RankTimeline) -> tuple[tuple[CallKind, ...], Ints]:
-    """Give the kinds of call of a rank, and for each call the number of its kind."""
+    """Return the kinds of call of a rank, and for each call the number of its kind."""
     calls, names = timeline.collectives, timeline.names
     names_and_sizes = (calls.op, calls.group, calls.group_size, calls.dtype, calls.bytes)
     columns = [column.astype(np.int64) for column in (*names_and_sizes, calls.dimension, calls.phase, calls.module)]

@@ -55,7 +55,7 @@ def _in_dumps(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -
 
 
 def _keyed(run: Run, rank: int, rows: Ints, numbers: Ints, first: int) -> tuple[Ints, Ints]:
-    """Give sorted keys (number, place among the calls of that number) and their rows, from the number `first` on."""
+    """Return sorted keys (number, place among the calls of that number) and their rows, from the number `first` on."""
     timeline = run.ranks[rank]
     batch = timeline.names.index("coalesced") if "coalesced" in timeline.names else -1
     chosen = (numbers >= first) & (numbers < 1 << 40) & (timeline.collectives.op[rows] != batch)
@@ -231,7 +231,7 @@ def _different(group: str, ranks: Sequence[_Calls], names: Sequence[str]) -> lis
 
 
 def _paired(one: Ints, other: Ints) -> tuple[Ints, Ints]:
-    """Give the rows of both that have the same number; several calls of one number pair in their order."""
+    """Return the rows of both that have the same number; several calls of one number pair in their order."""
     place = np.searchsorted(other, one) + np.arange(one.size) - np.searchsorted(one, one)
     there: Flags = place < np.searchsorted(other, one, side="right")
     mine = np.flatnonzero(there)
@@ -273,7 +273,7 @@ def _behind(group: str, ranks: Sequence[_Calls], members: set[int]) -> list[Find
 
 
 def _unclear(facts: Facts) -> set[str]:
-    """Give the communicators whose name stands for several: two processes claim one place in them."""
+    """Return the communicators whose name stands for several: two processes claim one place in them."""
     table = facts.members
     owners: dict[tuple[int, int], set[tuple[int, int, int]]] = defaultdict(set)
     columns = (table.communicator, table.member, table.host, table.process, table.device)
@@ -284,7 +284,7 @@ def _unclear(facts: Facts) -> set[str]:
 
 
 def _expected(facts: Facts, run: Run) -> dict[str, set[int]]:
-    """Give the ranks of each communicator whose calls stand in a log of theirs."""
+    """Return the ranks of each communicator whose calls stand in a log of theirs."""
     logged = {rank for rank, timeline in run.ranks.items() if timeline.basis == "log" and timeline.collectives.seq.size}
     expected: dict[str, set[int]] = defaultdict(set)
     for name, rank in zip(facts.members.communicator.tolist(), facts.members.rank.tolist(), strict=True):

@@ -69,7 +69,7 @@ def _counts(calls: GroupCalls, kind: Codes) -> Ints:
 
 
 def _occurrence(kind: Codes) -> Ints:
-    """Give how many calls of its kind came before each."""
+    """Return how many calls of its kind came before each."""
     order = np.argsort(kind, kind="stable")
     begins = np.searchsorted(kind[order], kind[order])
     found = np.empty(kind.size, np.int64)
@@ -78,7 +78,7 @@ def _occurrence(kind: Codes) -> Ints:
 
 
 def _place_of(kinds: Codes, ends: Ints, all_kinds: Codes, all_ends: Ints) -> int | None:
-    """Give where a stretch of calls stands among all; None where that cannot be told."""
+    """Return where a stretch of calls stands among all; None where that cannot be told."""
     if kinds.size < FEWEST:
         return None
     starts = np.lib.stride_tricks.sliding_window_view(all_kinds, FEWEST)[: all_kinds.size - kinds.size + 1]

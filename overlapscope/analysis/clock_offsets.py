@@ -31,7 +31,7 @@ Reals = npt.NDArray[np.float64]
 
 
 def tied(calls: Iterable[Sequence[int]], hosts: Mapping[int, str]) -> dict[int, int]:
-    """Give, for each rank of the calls (sets of ranks) or of a known host, the lowest of those that it is tied to."""
+    """Return, for each rank of the calls (sets of ranks) or of a known host, the lowest of those that it is tied to."""
     of_host: dict[str, list[int]] = {}
     for rank, host in hosts.items():
         of_host.setdefault(host, []).append(rank)
@@ -51,17 +51,17 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """The lowest rank of those whose clocks are tied to a rank's, by calls or by a host."""
 
     def comparable(self, ranks: Sequence[int]) -> bool:
-        """Say whether the ranks' times can be compared: whether something ties their clocks."""
+        """Return whether the ranks' times can be compared: whether something ties their clocks."""
         return len({self.tied.get(rank, rank) for rank in ranks}) == 1
 
     def aligned(self, rank: int, time_ns: Ints) -> Reals:
-        """Give times of a rank on the common clock, as distances from `reference_ns`."""
+        """Return times of a rank on the common clock, as distances from `reference_ns`."""
         moved = (time_ns - self.reference_ns).astype(np.float64)
         drifted: Reals = moved - self.offset_ns.get(rank, 0.0) - self.drift.get(rank, 0.0) * moved
         return drifted
 
     def rows(self, ranks: Sequence[int], times_ns: Ints) -> Reals:
-        """Give times of several ranks, a row each, likewise."""
+        """Return times of several ranks, a row each, likewise."""
         offset, drift = (
             np.array([values.get(rank, 0.0) for rank in ranks])[:, None] for values in (self.offset_ns, self.drift)
         )
@@ -70,22 +70,22 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
         return drifted
 
     def ends(self, block: Matched) -> Reals:
-        """Give the ends of a block's calls on the common clock."""
+        """Return the ends of a block's calls on the common clock."""
         return self.rows(block.ranks, block.end_ns)
 
     def starts(self, block: Matched) -> Reals:
-        """Give the starts likewise."""
+        """Return the starts likewise."""
         return self.rows(block.ranks, block.start_ns)
 
     def spread_ns(self, block: Matched) -> Ints:
-        """Give how far apart the ends of each call lie."""
+        """Return how far apart the ends of each call lie."""
         ends = self.ends(block)
         apart: Ints = np.rint(ends.max(axis=0) - ends.min(axis=0)).astype(np.int64)
         return apart
 
 
 def clock_offsets(blocks: Sequence[Matched], hosts: Mapping[int, str] | None = None) -> Clocks:
-    """Give the clocks of all ranks that share a matched call with another.
+    """Return the clocks of all ranks that share a matched call with another.
 
     `hosts` names the host of ranks where it is known: ranks of one host share its clock.
     """
@@ -149,7 +149,7 @@ def _sets(blocks: Sequence[Matched], reference: int) -> list[RankSet]:
 
 
 def _with_silent(values: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
-    """Give ranks of which no call was matched what their host has."""
+    """Return ranks of which no call was matched what their host has."""
     of_host = {hosts[rank]: value for rank, value in values.items() if rank in hosts}
     return {**{rank: of_host[host] for rank, host in hosts.items() if host in of_host}, **values}
 
@@ -207,7 +207,7 @@ def _resting(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
 
 
 def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
-    """Give the drift that is left of each rank whose ends wander off steadily; 0 for the others."""
+    """Return the drift that is left of each rank whose ends wander off steadily; 0 for the others."""
     times, distances = calls.times, calls.behind(offset, drift)
     found = []
     for own in calls.of_rank:
@@ -217,7 +217,7 @@ def _drifts(calls: CallEnds, offset: Reals, drift: Reals) -> Reals:
 
 
 def _slope(times: Reals, distances: Reals) -> float:
-    """Give the slope of distances over times, which are in order; 0 where it does not stand out from the scatter.
+    """Return the slope of distances over times, which are in order; 0 where it does not stand out from the scatter.
 
     It is the median over pairs of calls of the first and last third (a Theil-Sen estimate of fewer pairs), so that
     single late ends do not turn it.
@@ -235,7 +235,7 @@ def _slope(times: Reals, distances: Reals) -> float:
 
 
 def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) -> Clocks:
-    """Give the clocks with the sets of ranks joined that `uneven` exchanges tie; the others stay as they are."""
+    """Return the clocks with the sets of ranks joined that `uneven` exchanges tie; the others stay as they are."""
     if uneven and not clocks.offset_ns:
         return clock_offsets(uneven, hosts)
     loose = [block for block in uneven if not clocks.comparable(block.ranks)]
@@ -263,7 +263,7 @@ def joined(clocks: Clocks, uneven: Sequence[Matched], hosts: Mapping[int, str]) 
 
 
 def connected(sets: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Give the ranks that sets of them tie together, directly or over others."""
+    """Return the ranks that sets of them tie together, directly or over others."""
     ties: dict[int, set[int]] = {}
     for ranks in dict.fromkeys(tuple(each) for each in sets):
         joined: set[int] = set(ranks).union(*(ties[rank] for rank in ranks if rank in ties))

@@ -95,7 +95,7 @@ def _suspected(blocks: Sequence[Matched], clocks: Clocks, hosts: Mapping[int, st
 
 
 def _level_changes(row: Reals) -> list[tuple[int, float]]:
-    """Give the places before which a row of distances changes its level, and by how much."""
+    """Return the places before which a row of distances changes its level, and by how much."""
     calls = row.size
     if calls < FEWEST:
         return []
@@ -175,20 +175,20 @@ def _confirmed(
 
 
 def _moved(before: Clocks, after: Clocks, rank: int, own_ns: int) -> float:
-    """Give how much more a rank's clock shows after than before."""
+    """Return how much more a rank's clock shows after than before."""
     at = np.array([own_ns])
     told = [float(each.aligned(rank, at)[0]) for each in (before, after)]
     return told[0] - told[1] + (before.reference_ns - after.reference_ns)
 
 
 def _tied(blocks: Sequence[Matched], ranks: Mapping[int, float]) -> list[list[int]]:
-    """Give those of the ranks that calls tie together: groups may make no call at the times that `ranks` is of."""
+    """Return those of the ranks that calls tie together: groups may make no call at the times that `ranks` is of."""
     tied = ([rank for rank in each if rank in ranks] for each in connected({block.ranks for block in blocks}))
     return [each for each in tied if each]
 
 
 def _within(block: Matched, clocks: Clocks, begin: float, end: float) -> Iterator[Matched]:
-    """Give the part of a block between two times on the common clock, where there is one."""
+    """Yield the part of a block between two times on the common clock, where there is one."""
     centre = np.median(clocks.ends(block), axis=0)
     columns = (centre > begin) & (centre < end)
     if columns.any():
@@ -206,7 +206,7 @@ def _part(block: Matched, places: Ints, columns: npt.NDArray[np.bool_]) -> Match
 
 
 def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) -> dict[int, list[tuple[float, float]]]:
-    """Give, for each rank whose clock jumped, the times at which it does not show what it does most of the time."""
+    """Return, for each rank whose clock jumped, the times at which it does not show what it does most of the time."""
     found = {}
     for rank in {rank for jump in jumps for rank in jump.moved_ns}:
         own = [jump for jump in jumps if rank in jump.moved_ns]
@@ -226,7 +226,7 @@ def _spoilt(blocks: Sequence[Matched], clocks: Clocks, jumps: Sequence[Jump]) ->
 
 
 def _parts(block: Matched, clocks: Clocks, spoilt: Mapping[int, Sequence[tuple[float, float]]]) -> Iterator[Matched]:
-    """Give a block's calls without the ranks whose clock is wrong there, for each set of ranks that is left."""
+    """Yield a block's calls without the ranks whose clock is wrong there, for each set of ranks that is left."""
     if not any(rank in spoilt for rank in block.ranks):
         yield block
         return

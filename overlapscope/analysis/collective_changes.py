@@ -153,7 +153,7 @@ def change_of(base: tuple[float, float | None], candidate: tuple[float, float | 
 
 
 def label(kind: CallKind | CollectiveChange) -> str:
-    """Give a kind in words."""
+    """Return a kind in words."""
     size = [] if kind.bytes is None else [f"{kind.bytes} bytes"]
     named = [each for each in (kind.dtype, kind.dimension, kind.phase, kind.module) if each]
     return ", ".join([kind.op, *size, *named, *([] if kind.group is None else [f"group {kind.group}"])])

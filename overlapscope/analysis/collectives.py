@@ -53,7 +53,7 @@ def collective_rows(
     transfers: Mapping[int, Transfers],
     exposed_ns: Mapping[int, Ints],
 ) -> list[CollectiveRow]:
-    """Give one row a kind of call, the largest total time first.
+    """Return one row a kind of call, the largest total time first.
 
     Covers each rank's complete steps where it has any, else everything it recorded. A call that every member of a group
     made counts once: the count is the largest of any rank. `transfers` holds what could be told from waiting,
@@ -67,7 +67,7 @@ def collective_rows(
 
 
 def chosen_rows(timeline: RankTimeline, windows: list[StepWindow]) -> Ints:
-    """Give the rows of the calls that belong to complete steps; all rows where no step is complete.
+    """Return the rows of the calls that belong to complete steps; all rows where no step is complete.
 
     A call belongs to the step that launched it; one without a launch, to the step in whose window it began.
     """
@@ -100,7 +100,7 @@ class KindSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_split(self) -> bool:
-        """Whether there are calls with times, and waiting could be split off all of them."""
+        """Return whether there are calls with times, and waiting could be split off all of them."""
         return 0 < self.sums["timed"] == self.sums["split"]
 
 
@@ -130,7 +130,7 @@ def _row(kind: KindSums) -> CollectiveRow:
 
 
 def _middle(ordered: Ints) -> float:
-    """Give the median of values in order."""
+    """Return the median of values in order."""
     return float(ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2
 
 
@@ -170,7 +170,7 @@ class CallSums(msgspec.Struct):
         self._note_calls(transfers.call[rows[timed[split]]], of_split, transfer[split])
 
     def found(self) -> Iterator[KindSums]:
-        """Give every kind, in the order of their first call."""
+        """Yield every kind, in the order of their first call."""
         some = self.sums["timed"] != self.sums["split"]
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for packed in self.durations:
@@ -195,7 +195,7 @@ class CallSums(msgspec.Struct):
             )
 
     def _kinds(self, timeline: RankTimeline, rows: Ints) -> Ints:
-        """Give the number of each row's kind."""
+        """Return the number of each row's kind."""
         calls = timeline.collectives
         columns = [getattr(calls, name)[rows] for name in (*NAMES, *NUMBERS)]
         which, first = distinct(columns)
@@ -230,7 +230,7 @@ class CallSums(msgspec.Struct):
 
 
 def _by_kind(parts: Sequence[tuple[Ints, Ints]], kinds: int) -> list[npt.NDArray[np.int64]]:
-    """Give the values of each kind, in order; parts hold kinds and values."""
+    """Return the values of each kind, in order; parts hold kinds and values."""
     kind, values = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.lexsort((values, kind))
     return np.split(values[order], np.searchsorted(kind[order], np.arange(1, kinds)))[:kinds]

@@ -158,7 +158,7 @@ def _window(sides: Sequence[Sequence[Replicate]], ranks: Sequence[int]) -> Liter
 
 
 def _common_ranks(sides: Sequence[Sequence[Replicate]], *, one_size: bool) -> tuple[int, ...]:
-    """Give the ranks that all runs with times have; none where the sizes of the jobs differ.
+    """Return the ranks that all runs with times have; none where the sizes of the jobs differ.
 
     A rank that a cut file left without a whole step is none of them, as its run's steps would be those of the others.
     """

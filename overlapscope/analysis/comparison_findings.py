@@ -226,7 +226,7 @@ def _call_words(each: FamilyChange) -> str:
 
 
 def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[Finding]:
-    """Give a finding for each rank and cause that only one side names: `straggler_appeared`, `straggler_vanished`."""
+    """Return a finding for each rank and cause that only one side names: `straggler_appeared`, `straggler_vanished`."""
     before, after = _named(base), _named(candidate)
     found = []
     for appeared, own, other in ((True, after, before), (False, before, after)):
@@ -247,7 +247,7 @@ def straggler_changes(base: Sequence[Replicate], candidate: Sequence[Replicate])
 
 
 def _named(runs: Sequence[Replicate]) -> dict[tuple[int, str], int]:
-    """Give the ranks that most runs of a side name, by cause, with the median of their blame."""
+    """Return the ranks that most runs of a side name, by cause, with the median of their blame."""
     blamed: dict[tuple[int, str], list[int]] = {}
     for run in runs:
         for each in run.stragglers:

@@ -74,7 +74,7 @@ Windows = Mapping[int, Sequence[StepWindow]]
 
 
 def critical_path(run: Run, windows: Windows, together: Across) -> CriticalPath:
-    """Give the critical paths of a run's steps, the parts and the operations on them."""
+    """Return the critical paths of a run's steps, the parts and the operations on them."""
     found = follow(run, windows, together)
     return CriticalPath(
         scope=found.scope,
@@ -127,7 +127,7 @@ _End = tuple[int, int | None, tuple[int, int]]
 
 
 def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
-    """Give the ranks that matched calls tie together, most of them if they fall apart; or why there are none."""
+    """Return the ranks that matched calls tie together, most of them if they fall apart; or why there are none."""
     timed = [rank for rank, timeline in run.ranks.items() if timeline.num_spans]
     if not timed:
         return [], "no times were recorded"
@@ -147,7 +147,7 @@ def _connected(run: Run, together: Across) -> tuple[list[int], str | None]:
 
 
 def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | None) -> list[_End]:
-    """Give where each step ended last."""
+    """Return where each step ended last."""
     known = [
         (rank, each)
         for rank, own in windows.items()
@@ -168,7 +168,7 @@ def _ends(run: Run, clocks: Clocks, windows: Windows, only: frozenset[int] | Non
 
 
 def _whole(run: Run, clocks: Clocks, windows: Windows) -> list[_End]:
-    """Give where the recording ended, of a run without steps: only where each rank was recorded in one piece."""
+    """Return where the recording ended, of a run without steps: only where each rank was recorded in one piece."""
     wholes = {rank: whole_windows(run.ranks[rank]) for rank in windows}
     if any(len(each) != 1 for each in wholes.values()):
         return []
@@ -179,7 +179,7 @@ def _whole(run: Run, clocks: Clocks, windows: Windows) -> list[_End]:
 
 
 def _spread(ends: Sequence[_End]) -> Iterable[_End]:
-    """Give all, or of many some of every length."""
+    """Return all, or of many some of every length."""
     if len(ends) <= MOST_STEPS:
         return ends
     by_length = sorted(ends, key=lambda each: each[2][1] - each[2][0])
@@ -213,7 +213,7 @@ def _summed(run: Run, path: Path) -> StepPath:
 
 
 def _totals(part: Small, code: Codes, length: Ints) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Give (part, name), nanoseconds and number of each that there is."""
+    """Return (part, name), nanoseconds and number of each that there is."""
     which, first = distinct([part, code])
     total = sum_by(which, length, first.size)
     count = np.bincount(which, minlength=first.size)

@@ -97,7 +97,7 @@ class _Awaited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _awaited(run: Run, group: str, ranks: Mapping[int, Standing]) -> _Awaited | None:
-    """Give the first collective of a group in which ranks wait; None where none does."""
+    """Return the first collective of a group in which ranks wait; None where none does."""
     waiting = {rank: each for rank, each in ranks.items() if each.pending is not None}
     if not waiting:
         return None
@@ -152,7 +152,7 @@ def _behind(run: Run, group: str, label: str, ranks: Mapping[int, Standing]) -> 
 
 
 def _last(run: Run, group: str, rank: int, standing: Standing) -> str:
-    """Give the collective that a rank entered last, with its operation where its dump still shows it."""
+    """Return the collective that a rank entered last, with its operation where its dump still shows it."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     rows = rows[numbers == standing.entered]
     timeline = run.ranks.get(rank)
@@ -200,7 +200,7 @@ def _stuck(run: Run, group: str, label: str, ranks: Mapping[int, Standing], expe
 
 
 def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) -> str | None:
-    """Give what tells that a collective was stuck and not just under way when the ranks were dumped."""
+    """Return what tells that a collective was stuck and not just under way when the ranks were dumped."""
     late = [each.timeout_ns for each in waiting.values() if each.timed_out and each.pending == seq]
     if late:
         limits = [limit for limit in late if limit is not None]
@@ -210,7 +210,7 @@ def _why_stuck(run: Run, group: str, waiting: Mapping[int, Standing], seq: int) 
 
 
 def _pending_for(run: Run, group: str, rank: int, standing: Standing, seq: int) -> int:
-    """Give how long after a call, by the rank's own clock, the rank still entered others; 0 where it is not known."""
+    """Return how long after a call, by the rank's own clock, the rank still entered others; 0 where it is not known."""
     rows, numbers = collective_calls(run, group, rank, standing.dump)
     if rows.size == 0:
         return 0

@@ -47,7 +47,7 @@ class _Exchanges(msgspec.Struct, frozen=True, kw_only=True):
 def expert_imbalance(
     run: Run, together: Across, coverage: Mapping[int, Coverage], window_ns: Mapping[int, int | None]
 ) -> list[Finding]:
-    """Give a finding for each expert group in which the wait for the rank with the most tokens costs time.
+    """Return a finding for each expert group in which the wait for the rank with the most tokens costs time.
 
     Needs the sizes that each rank got (`received_bytes`). `window_ns` holds the length of each rank's recording.
     """
@@ -137,7 +137,7 @@ def _costly(
 
 
 def _hidden(run: Run, calls: _Exchanges, chosen: Ints, coverage: Mapping[int, Coverage]) -> tuple[int, int]:
-    """Give the time of calls that computation ran beside, and that it did not, mean over ranks."""
+    """Return the time of calls that computation ran beside, and that it did not, mean over ranks."""
     hidden = total = 0
     for rank, rows in zip(calls.ranks, calls.rows, strict=True):
         table = run.ranks[rank].collectives

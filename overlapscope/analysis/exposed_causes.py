@@ -75,11 +75,11 @@ class Causes(msgspec.Struct, frozen=True, kw_only=True):
     """Hidden time of communication whose waiting could not be split off."""
 
     def within(self, *windows: tuple[int, int]) -> dict[str, int]:
-        """Give the nanoseconds of each cause in the windows taken together; causes without any are left out."""
+        """Return the nanoseconds of each cause in the windows taken together; causes without any are left out."""
         return self.within_each(WindowSets.of([windows]))[0]
 
     def within_each(self, sets: WindowSets) -> list[dict[str, int]]:
-        """Give likewise what each of several sets of windows has."""
+        """Return likewise what each of several sets of windows has."""
         columns = [sets.within(self.busy[cause]) for cause in CAUSES]
         return [
             {cause: total for cause, total in zip(CAUSES, sums, strict=True) if total}
@@ -129,7 +129,7 @@ def own_parts(timeline: RankTimeline) -> OwnParts:
 
 
 def causes_of(run: Run, together: Across, coverage: Mapping[int, Coverage]) -> dict[int, Causes]:
-    """Give every rank's causes."""
+    """Return every rank's causes."""
     parts = {rank: own_parts(timeline) for rank, timeline in run.ranks.items()}
     return dict(each_causes(run, together, coverage, parts, together.transfers(run)))
 
@@ -141,7 +141,7 @@ def each_causes(
     parts: Mapping[int, OwnParts],
     transfers: Mapping[int, Transfers],
 ) -> Iterator[tuple[int, Causes]]:
-    """Give one rank's causes after the other's; no spans are needed for it.
+    """Yield one rank's causes after the other's; no spans are needed for it.
 
     Some ranks at a time: what these waited for is looked up in all others, one after the other.
     """
@@ -236,12 +236,12 @@ def _of_rank(
 
 
 def _of_rows(column: npt.NDArray[Any], mine: Owned, otherwise: int | bool) -> npt.NDArray[Any]:
-    """Give a column of `Collectives` for each owner, and `otherwise` for a lone span."""
+    """Return a column of `Collectives` for each owner, and `otherwise` for a lone span."""
     return np.append(column, otherwise)[np.where(mine.row == NONE, -1, mine.row)].astype(column.dtype)
 
 
 def _cut(mine: Owned, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Give what each owner owns of [begin, end); empty ones have no length."""
+    """Return what each owner owns of [begin, end); empty ones have no length."""
     return np.maximum(begin, mine.start_ns), np.minimum(end, mine.until_ns)
 
 
@@ -263,7 +263,7 @@ def _transfer_parts(
     transfer: Ints,
     matched: npt.NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Give where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
+    """Return where, from `arrived` on, the parts end: slow transfer, late launch, queue, and the collective itself."""
     mine = own.mine
     baseline = _of_rows(transfers.baseline_ns, mine, NONE)
     slow = np.where(matched & (baseline != NONE), np.maximum(transfer - baseline, 0), 0)
@@ -276,7 +276,7 @@ def _transfer_parts(
 
 
 def _ready(timeline: RankTimeline, launch: Ints) -> Ints:
-    """Give when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
+    """Return when the data of each launch was ready: when the compute launched before it, on any lane, had ended.
 
     On a CPU the caller has the data when it calls. A recording of events marks the readiness itself and shows no queue.
     """

@@ -105,5 +105,5 @@ def recording_gaps(sources: Sequence[Source], spans: Mapping[int, tuple[int, int
 
 
 def in_ms(ns: float) -> str:
-    """Give a time for a title."""
+    """Return a time for a title."""
     return f"{ns / MILLISECOND_NS:.3f} ms"

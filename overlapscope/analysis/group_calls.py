@@ -46,7 +46,7 @@ class GroupCalls(msgspec.Struct, frozen=True, kw_only=True):
         return self.loose_of[self.kind]
 
     def of(self, place: int) -> slice:
-        """Give the rows of one rank."""
+        """Return the rows of one rank."""
         first, last = np.searchsorted(self.place, [place, place + 1]).tolist()
         return slice(first, last)
 
@@ -78,7 +78,7 @@ def group_calls(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) ->
 
 
 def _kinds_and_ends(timeline: RankTimeline, rows: Codes, known: dict[_Key, int]) -> tuple[Codes, Ints]:
-    """Give the kind of each call of a rank, as its number in `known`, and when it ended."""
+    """Return the kind of each call of a rank, as its number in `known`, and when it ended."""
     calls, names = timeline.collectives, timeline.names
     op, dtype, volume, received = (
         getattr(calls, column)[rows] for column in ("op", "dtype", "bytes", "received_bytes")

@@ -44,7 +44,7 @@ class GroupStandings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standings(run: Run) -> list[GroupStandings]:
-    """Give them for each group and library, in order of their names."""
+    """Return them for each group and library, in order of their names."""
     table, facts = run.facts.progress, run.facts
     dumps = {source.path for source in run.sources if source.format == DUMP}
     found: dict[tuple[str | None, str | None], dict[int, Standing]] = {}
@@ -85,7 +85,7 @@ def standings(run: Run) -> list[GroupStandings]:
 
 
 def members(run: Run, group: str, told: Iterable[int]) -> tuple[int, ...] | None:
-    """Give the ranks of a group; None where the recording does not tell them.
+    """Return the ranks of a group; None where the recording does not tell them.
 
     The group of all ranks holds those that are `told` of, whatever else is known of the world.
     """

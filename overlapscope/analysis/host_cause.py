@@ -67,7 +67,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def noted(rank: int, run: Run, met: Sequence[Met], lead_ns: int) -> tuple[str | None, dict[str, Any]]:
-    """Give what held the rank as far as its notes tell, else None; and the nanoseconds that each thing had more of.
+    """Return what held the rank as far as its notes tell, else None; and the nanoseconds that each thing had more of.
 
     `garbage_collector`, `data_loading`, `throttled` (by the control group's limit), SHARED_CORES (it waited for a
     core), `host` (the training thread stood off its core) or, on one host, `more_work`: its cores are alike, and who
@@ -127,12 +127,12 @@ def _on_one_host(run: Run, members: set[int]) -> bool:
 
 
 def retried(rank: int, run: Run, met: Sequence[Met]) -> int:
-    """Give how many more times than its peers' the rank's allocator gave memory back and asked again."""
+    """Return how many more times than its peers' the rank's allocator gave memory back and asked again."""
     return _rises(rank, run, met, RETRIES)
 
 
 def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> dict[str, Any] | None:
-    """Give the clock of a device that runs below its peers', where nothing says that it was meant to; else None.
+    """Return the clock of a device that runs below its peers', where nothing says that it was meant to; else None.
 
     `slowness` is how many times as long its kernels take: the clock must explain it. Where throttle reasons were read,
     one that holds clocks down must have been there in half of the readings.
@@ -153,7 +153,7 @@ def clocks_down(rank: int, peers: Sequence[int], run: Run, slowness: float) -> d
 
 
 def recording_cost(timeline: RankTimeline) -> float | None:
-    """Give what recording cost in a step, in nanoseconds at most, where capture measured it."""
+    """Return what recording cost in a step, in nanoseconds at most, where capture measured it."""
     told = timeline.recorded.get("overhead")
     cost = told.get("high_ns") if isinstance(told, Mapping) else None
     return float(cost) if isinstance(cost, int | float) and np.isfinite(cost) else None
@@ -167,12 +167,12 @@ class _Running(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, timeline: RankTimeline, reading: str) -> "_Running | None":
-        """Give a reading's course; None where it was not taken."""
+        """Return a reading's course; None where it was not taken."""
         time_ns, value = taken(timeline, reading)
         return cls(time_ns, value) if time_ns.size else None
 
     def within(self, starts: Ints, ends: Ints) -> Floats:
-        """Give how much it rose in each stretch."""
+        """Return how much it rose in each stretch."""
         begun = int(self.time_ns[0])
         at = (self.time_ns - begun).astype(np.float64)
         rose: Floats = np.interp(ends - begun, at, self.value) - np.interp(starts - begun, at, self.value)
@@ -187,7 +187,7 @@ class _Lasting(msgspec.Struct, frozen=True):
 
 
 def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> int:
-    """Give how much more the rank had than the median of its peers, over all its stretches."""
+    """Return how much more the rank had than the median of its peers, over all its stretches."""
     more = 0.0
     for each in met:
         if not each.step.size:
@@ -202,7 +202,7 @@ def more_than_peers(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> in
 
 
 def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
-    """Give how much the rank had in all its stretches."""
+    """Return how much the rank had in all its stretches."""
     total = 0.0
     for each in met:
         row = each.ranks.index(rank)
@@ -212,7 +212,7 @@ def _of(rank: int, met: Sequence[Met], did: Mapping[int, Any]) -> float:
 
 
 def _loading(timeline: RankTimeline) -> Intervals:
-    """Give when batches were fetched: between steps, and in ranges whose names say so."""
+    """Return when batches were fetched: between steps, and in ranges whose names say so."""
     notes = timeline.annotations
     ranges = rows_named(notes.name, timeline.names, LOADING.fullmatch)
     named = (notes.start_ns[ranges], notes.end_ns[ranges])
@@ -221,7 +221,7 @@ def _loading(timeline: RankTimeline) -> Intervals:
 
 
 def _between_steps(timeline: RankTimeline) -> tuple[Ints, Ints]:
-    """Give the gaps between consecutive steps of one recording."""
+    """Return the gaps between consecutive steps of one recording."""
     steps = timeline.steps
     follows = (steps.recording[1:] == steps.recording[:-1]) & (steps.step[1:] == steps.step[:-1] + 1)
     gap = follows & (steps.start_ns[1:] > steps.end_ns[:-1])
@@ -229,14 +229,14 @@ def _between_steps(timeline: RankTimeline) -> tuple[Ints, Ints]:
 
 
 def _pauses(timeline: RankTimeline, reading: str) -> Intervals:
-    """Give the times of a pause that telemetry notes at its end, with its length."""
+    """Return the times of a pause that telemetry notes at its end, with its length."""
     ends, value = taken(timeline, reading)
     ends, value = ends[value < LONGEST_NS], value[value < LONGEST_NS]
     return union((ends - np.rint(value).astype(np.int64), ends))
 
 
 def _rises(rank: int, run: Run, met: Sequence[Met], reading: str) -> int:
-    """Give by how much more than its peers' a count of the rank rose in the steps that it was late in."""
+    """Return by how much more than its peers' a count of the rank rose in the steps that it was late in."""
     steps = unique(np.concatenate([each.step for each in met]))
     members = {member for each in met for member in each.ranks}
     rose = {each: _in_steps(run.ranks[each], reading, steps[steps != NONE]) for each in members}
@@ -253,7 +253,7 @@ def _in_steps(timeline: RankTimeline, reading: str, steps: Ints) -> float:
 
 
 def taken(timeline: RankTimeline, reading: str) -> tuple[Ints, Floats]:
-    """Give a reading's times and values, in order of time."""
+    """Return a reading's times and values, in order of time."""
     if reading not in timeline.names:
         return np.zeros(0, np.int64), np.zeros(0)
     table = timeline.telemetry
@@ -280,7 +280,7 @@ def _setting(timeline: RankTimeline, name: str) -> str | None:
 
 
 def shared_cores(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Give a finding when training threads waited much for a core, with each rank's share; none without readings."""
+    """Return a finding when training threads waited much for a core, with each rank's share; none without readings."""
     shares: dict[int, float] = {}
     waited: dict[int, int] = {}
     for rank, timeline in ranks.items():

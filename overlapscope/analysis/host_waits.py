@@ -37,7 +37,7 @@ class HostWaits(msgspec.Struct, frozen=True, kw_only=True):
     dry, before which it may have waited; else NONE."""
 
     def before(self, moment_ns: int) -> int | None:
-        """Give the span that the host last waited for before it came to a moment; None where it waited for none."""
+        """Return the span that the host last waited for before it came to a moment; None where it waited for none."""
         at = int(np.searchsorted(self.resumed_ns, moment_ns, side="right")) - 1
         return int(self.span[at]) if at >= 0 else None
 
@@ -67,7 +67,7 @@ NO_WAITS: Final = HostWaits(resumed_ns=_NOTHING, span=_NOTHING, dry_ns=_NOTHING)
 def host_waits(
     calls: tuple[Ints, Ints], to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints, by_end: Ints
 ) -> HostWaits:
-    """Give the waits of a host by its calls of synchronisation, which began and ended, and by what its device ran.
+    """Return the waits of a host by its calls of synchronisation, which began and ended, and by what its device ran.
 
     Of each of these spans, whether it copies `to_host`, its launch and its end (`by_end` sorts them); `launched` are
     those with a launch, by launch. A recording that holds any call of synchronisation holds all of them.
@@ -91,7 +91,7 @@ def host_waits(
 
 
 def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: Ints) -> tuple[Ints, Ints]:
-    """Give copies to the host that had ended when it launched again, and that launch."""
+    """Return copies to the host that had ended when it launched again, and that launch."""
     of = launched[:-1]
     at, then = launch[of], launch[launched][1:]
     waited = to_host[of] & (end[of] <= then) & (end[of] > at)
@@ -99,7 +99,7 @@ def _copies(to_host: npt.NDArray[np.bool_], launch: Ints, end: Ints, launched: I
 
 
 def _by_calls(begun: Ints, ended: Ints, launch: Ints, end: Ints, launched: Ints, by_end: Ints) -> tuple[Ints, Ints]:
-    """Give for each call that waited the span launched before it that ended last in it, and when the call returned.
+    """Return for each call that waited the span launched before it that ended last in it, and when the call returned.
 
     Where another thread launched meanwhile, the host as a whole did not wait.
     """
@@ -123,7 +123,7 @@ def _by_calls(begun: Ints, ended: Ints, launch: Ints, end: Ints, launched: Ints,
 
 
 def _by_standing_still(launch: Ints, end: Ints, launched: Ints, after_copies: Ints) -> tuple[Ints, Ints, Ints]:
-    """Give spans that hosts waited for, the launches with which they went on, and after each launch, when the device
+    """Return spans that hosts waited for, the launches with which they went on, and after each launch, when the device
     had run dry, where that does not tell whether the host waited for it."""
     at, then = launch[launched][:-1], launch[launched][1:]
     ends = end[launched]

@@ -31,7 +31,7 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def identity(run: Run) -> dict[str, str]:
-    """Give what is known of a run, by key; nothing that names a machine or a process."""
+    """Return what is known of a run, by key; nothing that names a machine or a process."""
     known: dict[str, object] = dict(run.fingerprint)
     known |= {"world_size": run.world_size, "dtype": _dtype(run), "parallelism": _parallelism(run)}
     if run.ranks:
@@ -48,7 +48,7 @@ def identity(run: Run) -> dict[str, str]:
 
 
 def differences(base: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[str, str]]) -> list[Difference]:
-    """Give the keys known on both sides whose value is not one and the same in all runs; those of the job first."""
+    """Return the keys known on both sides whose value is not one and the same in all runs; those of the job first."""
     found = []
     for key in sorted({key for each in (*base, *candidate) for key in each}):
         ours, theirs = _values(base, key), _values(candidate, key)
@@ -72,7 +72,7 @@ def _values(runs: Iterable[Mapping[str, str]], key: str) -> list[str]:
 
 
 def _plain(values: Any) -> dict[str, object]:
-    """Give those of recorded settings that are one value, or a list of numbers."""
+    """Return those of recorded settings that are one value, or a list of numbers."""
     if not isinstance(values, dict):
         return {}
     plain = {key: value for key, value in values.items() if isinstance(value, (str, int, float))}
@@ -81,7 +81,7 @@ def _plain(values: Any) -> dict[str, object]:
 
 
 def _dtype(run: Run) -> str | None:
-    """Give the type that most of the bytes were moved in."""
+    """Return the type that most of the bytes were moved in."""
     moved: defaultdict[str, float] = defaultdict(float)
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -94,7 +94,7 @@ def _dtype(run: Run) -> str | None:
 
 
 def _parallelism(run: Run) -> str | None:
-    """Give the sizes of the groups whose dimension is known."""
+    """Return the sizes of the groups whose dimension is known."""
     sizes: set[tuple[str, int]] = set()
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -105,7 +105,7 @@ def _parallelism(run: Run) -> str | None:
 
 
 def _parameters(run: Run) -> int | None:
-    """Give the elements of the gradients of one step on the lowest rank; None where they were not recorded."""
+    """Return the elements of the gradients of one step on the lowest rank; None where they were not recorded."""
     gradients = run.ranks[min(run.ranks)].gradients
     if not gradients.step.size:
         return None

@@ -99,7 +99,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def expected_ns(self, table: Kernels, name: Codes) -> Floats:
-        """Give what the kernels of a rank usually take: as such, else by their blocks."""
+        """Return what the kernels of a rank usually take: as such, else by their blocks."""
         grid = np.searchsorted(self.blocks, table.blocks)
         times = self.times_ns[np.searchsorted(self.kernels, name * np.int64(self.blocks.size) + grid)]
         by_block = np.where(table.blocks == NONE, np.nan, self.speeds_ns[name] * table.blocks)
@@ -108,7 +108,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _usual(values: Floats, key: Ints, keys: int) -> Floats:
-    """Give the median of each key's values, of an even number the lower one: of two ranks, the better."""
+    """Return the median of each key's values, of an even number the lower one: of two ranks, the better."""
     order = np.lexsort((values, key))
     many = np.bincount(key, minlength=keys)
     first = np.cumsum(many) - many

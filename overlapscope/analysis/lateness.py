@@ -42,7 +42,7 @@ class Late(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def late_calls(run: Run, splits: Sequence[Split], coverage: Mapping[int, Coverage]) -> list[Late]:
-    """Give what each rank came late to, by more than clocks and noise explain, one for each set of ranks."""
+    """Return what each rank came late to, by more than clocks and noise explain, one for each set of ranks."""
     sets = [_met(run, ranks, [splits[at] for at in places]) for ranks, places in _sets(splits).items()]
     _add_communicated(sets, coverage)
     found = [each for one in sets for each in _late(run, one)]
@@ -107,7 +107,7 @@ def _add_communicated(sets: Sequence[_Meetings], coverage: Mapping[int, Coverage
 
 
 def _late(run: Run, one: _Meetings) -> Iterator[Late]:
-    """Give what each rank of a set came late to, without what it passes on."""
+    """Yield what each rank of a set came late to, without what it passes on."""
     for row in unique(one.last).tolist():
         mine, rank = one.last == row, one.ranks[row]
         usual = np.median(np.delete(one.comm_ns, row, axis=0)[:, mine], axis=0)
@@ -130,7 +130,7 @@ def _late(run: Run, one: _Meetings) -> Iterator[Late]:
 
 
 def blame(late: Sequence[Late]) -> dict[int, int]:
-    """Give what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself.
+    """Return what each rank is to blame for: its leads, and what others pass on to it, less what it passes on itself.
 
     What a rank waited for in calls that could not be split is nobody's.
     """
@@ -155,7 +155,7 @@ def blame(late: Sequence[Late]) -> dict[int, int]:
 def _passed_on(
     late: Sequence[Late], splits: Sequence[Split], coverage: Mapping[int, Coverage]
 ) -> list[dict[int, Ints]]:
-    """Give, for each of these, how much of its leads was waiting for which other rank; rank by rank."""
+    """Return, for each of these, how much of its leads was waiting for which other rank; rank by rank."""
     of_rank: dict[int, list[int]] = {}
     for at, each in enumerate(late):
         of_rank.setdefault(each.rank, []).append(at)
@@ -171,7 +171,7 @@ def _passed_on(
 
 
 def _waits(splits: Sequence[Split], ranks: Collection[int]) -> dict[int, dict[int, Intervals]]:
-    """Give, for each of these ranks, when it waited for which other one, where waiting is known."""
+    """Return, for each of these ranks, when it waited for which other one, where waiting is known."""
     found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
     even = [each for each in splits if each.block.even]
     for members, places in _sets(even).items():

@@ -58,7 +58,7 @@ def match_group(run: Run, group: str | None, members: tuple[int, ...] | None, ro
 
 
 def _numbers(run: Run, ranks: Sequence[int], rows_of: Mapping[int, Codes]) -> Ints | None:
-    """Give the calls' numbers, rank by rank; None where some have none, or the same one twice."""
+    """Return the calls' numbers, rank by rank; None where some have none, or the same one twice."""
     found = []
     for rank in ranks:
         found.append(run.ranks[rank].collectives.seq[rows_of[rank]])
@@ -188,7 +188,7 @@ def _blocks(
     numbered: bool,
     whole: bool,
 ) -> Iterator[tuple[slice, Matched]]:
-    """Give a block for each kind of call, and which columns of the table it has; these stand in the order of kinds."""
+    """Yield a block for each kind of call, and which columns of the table it has; these stand in the order of kinds."""
     rows = calls.row[table]
     made = [run.ranks[rank].collectives for rank in ranks]
     start, end = (

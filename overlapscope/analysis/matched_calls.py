@@ -45,12 +45,12 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows.shape
 
     def rows_of(self, place: int) -> npt.NDArray[np.int64]:
-        """Give the rows of the calls of one of the ranks, by its place among them."""
+        """Return the rows of the calls of one of the ranks, by its place among them."""
         found: npt.NDArray[np.int64] = self.rows[place]
         return found
 
     def put_aside(self, aside: Aside) -> "Matched":
-        """Give the same calls, their arrays put aside: each is read when it is asked for."""
+        """Return the same calls, their arrays put aside: each is read when it is asked for."""
         return _PutMatched.of(self, aside)
 
     def with_values(self, **changed: Any) -> "Matched":
@@ -101,7 +101,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
 
     def put_aside(self, aside: Aside) -> "Matching":
-        """Give the same calls, put aside; those that were put aside already stay where they are."""
+        """Return the same calls, put aside; those that were put aside already stay where they are."""
         blocks, uneven = (
             tuple(each if isinstance(each, _PutMatched) else each.put_aside(aside) for each in kind)
             for kind in (self.blocks, self.uneven)
@@ -110,7 +110,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_ranks(blocks: Sequence[Matched]) -> dict[tuple[int, ...], list[int]]:
-    """Give the places of the blocks of each set of ranks, in the order of the first."""
+    """Return the places of the blocks of each set of ranks, in the order of the first."""
     found: dict[tuple[int, ...], list[int]] = {}
     for at, block in enumerate(blocks):
         found.setdefault(block.ranks, []).append(at)
@@ -123,5 +123,5 @@ def side_by_side(tables: Sequence[Ints]) -> Ints:
 
 
 def bounds(blocks: Sequence[Matched]) -> npt.NDArray[np.int64]:
-    """Give where each block begins when they stand beside each other, and where the last one ends."""
+    """Return where each block begins when they stand beside each other, and where the last one ends."""
     return np.concatenate([[0], np.cumsum([block.calls for block in blocks])])

@@ -58,7 +58,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(table: StepTable, name: str) -> Reals:
-    """Give a figure as reals: NaN where it is missing, or the step was not recorded whole."""
+    """Return a figure as reals: NaN where it is missing, or the step was not recorded whole."""
     values = table.figures[name]
     return np.where(table.recorded & (values != NONE), values, np.nan)
 
@@ -81,13 +81,13 @@ def _over_ranks(table: StepTable, name: str, fold: Callable[[Reals], float], *, 
 
 
 def communicates(table: StepTable) -> bool:
-    """Whether any communication was recorded: without, exposed time is not 0 but not known."""
+    """Return whether any communication was recorded: without, exposed time is not 0 but not known."""
     values = table.figures["comm_ns"]
     return bool((values[table.recorded & (values != NONE)] > 0).any())
 
 
 def _ratio(above: str, *below: str, least: bool = False) -> Callable[[StepTable], Reals]:
-    """Give the ratio of sums over the ranks; with `least`, of the least of the sums below to all of them."""
+    """Return the ratio of sums over the ranks; with `least`, of the least of the sums below to all of them."""
 
     def series(table: StepTable) -> Reals:
         sums = [np.where(table.recorded, _known(table, name), 0.0).sum(axis=0) for name in (above, *below)]
@@ -143,7 +143,7 @@ METRICS: Final = (
 
 
 def metrics(base: Sequence[StepTable], candidate: Sequence[StepTable], *, of_steps: bool) -> list[Metric]:
-    """Give every metric of two sides, each a table of comparable steps a run.
+    """Return every metric of two sides, each a table of comparable steps a run.
 
     Without `of_steps` the tables hold whole recordings: their length is no step time.
     """

@@ -21,7 +21,7 @@ _LISTED_CARDS: Final = "NET/IB : Using ["
 
 
 def nccl_findings(run: Run) -> list[Finding]:
-    """Give the findings of a run's NCCL logs; none without such a log."""
+    """Return the findings of a run's NCCL logs; none without such a log."""
     sources = {source.path for source in run.sources if source.format == FORMAT}
     if not sources:
         return []

@@ -72,7 +72,7 @@ class Occupancy:
         return (int(self.at_ns[0]), int(self.at_ns[-1])) if self.at_ns.size else None
 
     def spent(self, edges_ns: Ints) -> Ints:
-        """Give, for each window between two neighbours of `edges_ns` (ascending), the nanoseconds in each state.
+        """Return, for each window between two neighbours of `edges_ns` (ascending), the nanoseconds in each state.
 
         One row a window, one column a state in the order of `STATES`; a row's sum is the window's length.
         """
@@ -91,12 +91,12 @@ class Occupancy:
         return spent
 
     def before(self, place: int) -> int:
-        """Give the state just before the one at a place begins."""
+        """Return the state just before the one at a place begins."""
         return int(self.state[place - 1]) if place else UNRECORDED
 
 
 def spent_together(ranks: Sequence[Occupancy], start_ns: int, end_ns: int) -> Ints:
-    """Give the nanoseconds that ranks together spend in each state in one window, in the order of `STATES`.
+    """Return the nanoseconds that ranks together spend in each state in one window, in the order of `STATES`.
 
     Each change in the window moves what is left of it from one state to another.
     """
@@ -117,7 +117,7 @@ def spent_together(ranks: Sequence[Occupancy], start_ns: int, end_ns: int) -> In
 
 
 def _merged(at: Ints, change: npt.NDArray[np.int8], state_of: States) -> tuple[Ints, States]:
-    """Give when the state changes, and to which, from what is added and taken away at each moment."""
+    """Return when the state changes, and to which, from what is added and taken away at each moment."""
     order = np.argsort(at, kind="stable")
     at, sums = at[order], np.cumsum(change[order])
     last = np.append(at[1:] != at[:-1], np.ones(min(at.size, 1), np.bool_))

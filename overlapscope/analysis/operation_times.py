@@ -42,7 +42,7 @@ _Figures = tuple[float, float, float, float]
 
 
 def op_times(run: Run, together: Across) -> list[OpTime]:
-    """Give a row for each operation and group, the longest first; a recording without whole steps counts as one."""
+    """Return a row for each operation and group, the longest first; a recording without whole steps counts as one."""
     transfers = together.transfers(run)
     by_rank: dict[_Key, list[_Figures]] = {}
     for rank, timeline in run.ranks.items():

@@ -74,7 +74,7 @@ def _of_rank(rank: int, steps: Sequence[tuple[int, int | None]]) -> list[Odd]:
 
 
 def _median_and_largest_without(ordered: Sequence[int], left_out: int) -> tuple[float, int]:
-    """Give the median and the largest of sorted values without the one at `left_out`."""
+    """Return the median and the largest of sorted values without the one at `left_out`."""
     rest = len(ordered) - 1
 
     def at(row: int) -> int:

@@ -41,7 +41,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def _beside(clocks: Clocks, rank: int, of: int, window: Window) -> Window:
-    """Give what surrounds a window of one rank, on the clock of another."""
+    """Return what surrounds a window of one rank, on the clock of another."""
     begin, end = (told(clocks, rank, of, each) for each in window)
     return begin - MARGIN_NS, end + MARGIN_NS
 
@@ -90,7 +90,7 @@ class Walker:
         return _Walk(self, rank, step, window, most).path()
 
     def last_member(self, rank: int, row: int) -> tuple[int, int]:
-        """Give (rank, row in its `Collectives`) of the last to arrive at a call of those that `is_matched`."""
+        """Return (rank, row in its `Collectives`) of the last to arrive at a call of those that `is_matched`."""
         number, lasts = self._arrived(rank)
         last = int(lasts[row])
         if last not in self._by_call:
@@ -101,13 +101,13 @@ class Walker:
         return last, int(order[np.searchsorted(calls, number[row])])
 
     def awaited(self, rank: int, of: int, window: Window) -> Awaited:
-        """Give what a rank's spans waited for around a window of another."""
+        """Return what a rank's spans waited for around a window of another."""
         beside = _beside(self._clocks, rank, of, window)
         known = self._arrived(rank)[0] != NONE
         return awaited(self._around.of(rank, beside), beside, known, has_device=self.run.ranks[rank].has_device)
 
     def names(self, rank: int, of: int, window: Window, part: Small, row: Ints) -> Codes:
-        """Give the names of a rank's segments around a window of another, each with a row, as codes of its names.
+        """Return the names of a rank's segments around a window of another, each with a row, as codes of its names.
 
         It is the collective's operation, what the host was about to launch, or the span's.
         """
@@ -121,18 +121,18 @@ class Walker:
         return np.where(communicates, op, np.where(host_op >= 0, host_op, spans.name[at]))
 
     def _arrived(self, rank: int) -> tuple[Ints, Ints]:
-        """Give the number of each of a rank's calls, and who came last to it."""
+        """Return the number of each of a rank's calls, and who came last to it."""
         if rank not in self._last:
             arrivals = self._arrivals[rank]
             self._last[rank] = arrivals.call, arrivals.last
         return self._last[rank]
 
     def told(self, rank: int, other: int, time_ns: int) -> int:
-        """Give a time of `other` on the clock of `rank`."""
+        """Return a time of `other` on the clock of `rank`."""
         return told(self._clocks, rank, other, time_ns)
 
     def each_told(self, rank: int, other: int, times_ns: Ints) -> Ints:
-        """Give many times of `other` likewise."""
+        """Return many times of `other` likewise."""
         if rank == other:
             return times_ns
         apart, drift = _apart(self._clocks, rank, other)
@@ -141,7 +141,7 @@ class Walker:
 
 
 def told(clocks: Clocks, rank: int, other: int, time_ns: int) -> int:
-    """Give a time of `other` on the clock of `rank`."""
+    """Return a time of `other` on the clock of `rank`."""
     if rank == other:
         return time_ns
     apart, drift = _apart(clocks, rank, other)

@@ -26,7 +26,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_peers(asked: Mapping[int, Asked], times: Callable[[int], Intervals], clocks: Clocks) -> dict[int, Intervals]:
-    """Give, for each rank that asks, what of the other rank's `times` falls into each piece, on its own clock."""
+    """Return, for each rank that asks, what of the other rank's `times` falls into each piece, on its own clock."""
     ranks = list(asked)
     none = np.empty(0, np.int64)
     if not ranks:
@@ -63,19 +63,19 @@ class _Moved(msgspec.Struct, frozen=True, kw_only=True):
     reference_ns: int
 
     def theirs(self, time_ns: Ints) -> Ints:
-        """Give moments that a clock of those who ask shows as the other clock shows them."""
+        """Return moments that a clock of those who ask shows as the other clock shows them."""
         ahead = (self.apart + self.drift * (time_ns - self.reference_ns)) / (1.0 + self.drift)
         return time_ns - np.rint(ahead).astype(np.int64)
 
     def own(self, time_ns: Ints, piece: Ints) -> Ints:
-        """Give moments of the other clock as it is shown to those who ask."""
+        """Return moments of the other clock as it is shown to those who ask."""
         ahead = self.apart[piece] + self.drift[piece] * (time_ns - self.reference_ns)
         told: Ints = time_ns + np.rint(ahead).astype(np.int64)
         return told
 
 
 def _inside(pieces: Intervals, times: Intervals, moved: _Moved) -> tuple[Ints, Ints, Ints]:
-    """Give what of `times` falls into pieces: the place of the piece, and start and end on its clock."""
+    """Return what of `times` falls into pieces: the place of the piece, and start and end on its clock."""
     first = np.searchsorted(times.ends, moved.theirs(pieces.starts - ROUNDING_NS), side="right")
     until = np.searchsorted(times.starts, moved.theirs(pieces.ends + ROUNDING_NS), side="left")
     counts = np.maximum(until - first, 0)

@@ -53,12 +53,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ideal_bubble_ns(busy_ns: float, stages: int, activations: int) -> float:
-    """Give the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) of a stage that is busy for so long."""
+    """Return the bubble of 1F1B (activations = m) or interleaved 1F1B (v m) of a stage that is busy for so long."""
     return busy_ns * (stages - 1) / activations
 
 
 def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> list[Finding]:
-    """Give a finding for each pipeline one of whose stages is in the bubble for longer than its schedule needs.
+    """Return a finding for each pipeline one of whose stages is in the bubble for longer than its schedule needs.
 
     Abstains where the stages, or the microbatches, cannot be told: unnamed groups, messages without a receiver,
     counts that differ between steps or stages. `stages` holds what `own_stages` gives for every rank.
@@ -67,13 +67,13 @@ def pipeline_bubbles(run: Run, stages: Mapping[int, Mapping[str, Stage]]) -> lis
 
 
 def pipeline_stages(run: Run, windows: Mapping[int, Sequence[StepWindow]]) -> list[tuple[Group, list[Stage]]]:
-    """Give the recorded stages of each pipeline whose microbatches can be told."""
+    """Return the recorded stages of each pipeline whose microbatches can be told."""
     of_rank = groups_by_rank(run.groups)
     return _alike(run, {rank: own_stages(own, of_rank.get(rank, ()), windows[rank]) for rank, own in run.ranks.items()})
 
 
 def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
-    """Give the groups of each rank that has others in them."""
+    """Return the groups of each rank that has others in them."""
     found: dict[int, list[Group]] = {}
     for group in groups:
         if group.ranks is not None and len(group.ranks) > 1:
@@ -83,7 +83,7 @@ def groups_by_rank(groups: Sequence[Group]) -> dict[int, list[Group]]:
 
 
 def own_stages(timeline: RankTimeline, groups: Sequence[Group], windows: Sequence[StepWindow]) -> dict[str, Stage]:
-    """Give the stage that a rank is of each of its groups that is a pipeline, by the group's name."""
+    """Return the stage that a rank is of each of its groups that is a pipeline, by the group's name."""
     calls, names = timeline.collectives, timeline.names
     if PIPELINE not in names:
         return {}
@@ -178,7 +178,7 @@ def _excess(group: str, ranks: Sequence[int], stages: Sequence[Stage]) -> list[F
 
 
 def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, int | None]) -> list[Finding]:
-    """Give at most one finding: the stage with most work, where it has clearly more than the others."""
+    """Return at most one finding: the stage with most work, where it has clearly more than the others."""
     stages = _stages(run)
     by_stage: dict[int, list[int]] = {}
     for rank in work:
@@ -216,7 +216,7 @@ def uneven_stages(run: Run, work: Mapping[int, Work], window_ns: Mapping[int, in
 
 
 def _stages(run: Run) -> dict[int, int]:
-    """Give the stage of every rank of a pipeline group: its place in the group."""
+    """Return the stage of every rank of a pipeline group: its place in the group."""
     found: dict[int, int] = {}
     for group in run.groups:
         if group.ranks is not None and _is_pipeline(group, run):
@@ -225,7 +225,7 @@ def _stages(run: Run) -> dict[int, int]:
 
 
 def _is_pipeline(group: Group, run: Run) -> bool:
-    """Whether the group is described as a pipeline's, or its members do nothing but send and receive in it."""
+    """Return whether the group is described as a pipeline's, or its members do nothing but send and receive in it."""
     told = dimension_of(group.description)
     if told is not None:
         return told == PIPELINE

@@ -100,7 +100,7 @@ def match_pairs(run: Run, clocks: Clocks) -> PairMatching:
 def _spoken(
     rank: int, timeline: RankTimeline, members: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, str | None, int, Ints]]:
-    """Give (operation, group, peer, rows in order of time) of a rank's timed point-to-point calls."""
+    """Yield (operation, group, peer, rows in order of time) of a rank's timed point-to-point calls."""
     calls, names = timeline.collectives, timeline.names
     wanted = [code for code, name in enumerate(names) if name in (SEND, RECV, BOTH)]
     rows = np.flatnonzero(np.isin(calls.op, wanted) & (calls.start_ns != NONE) & (calls.end_ns != NONE))

@@ -47,7 +47,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gbs: tuple[float, ...]
 
     def at(self, size_bytes: int) -> float | None:
-        """Give the bandwidth at a size; None below the smallest."""
+        """Return the bandwidth at a size; None below the smallest."""
         place = bisect_left(self.sizes, size_bytes)
         if place == len(self.sizes):
             return self.busbw_gbs[-1]
@@ -160,7 +160,7 @@ def _held_against(rows: Sequence[CollectiveRow], curves: Sequence[Curve], agains
 
 
 def curves_of(facts: Facts) -> Iterator[Curve]:
-    """Give the measured curves of benchmarks, each source, operation and number of ranks its own.
+    """Yield the measured curves of benchmarks, each source, operation and number of ranks its own.
 
     Figures of single ranks or calls are no benchmark's. Repetitions and both placements of a size: their median.
     """
@@ -184,7 +184,7 @@ def curves_of(facts: Facts) -> Iterator[Curve]:
 
 
 def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | None, int, int], list[CollectiveRow]]:
-    """Give the matched rows of comparable groups, those of one operation, group and size together."""
+    """Return the matched rows of comparable groups, those of one operation, group and size together."""
     members = {group.name: group.ranks for group in run.groups if group.ranks is not None}
     found: dict[tuple[str, str | None, int, int], list[CollectiveRow]] = defaultdict(list)
     for row in rows:
@@ -198,7 +198,7 @@ def _compared(run: Run, rows: Sequence[CollectiveRow]) -> dict[tuple[str, str | 
 
 
 def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tuple[float, str] | None:
-    """Give the first curve's bandwidth for an operation, else for one like it; and where it is from."""
+    """Return the first curve's bandwidth for an operation, else for one like it; and where it is from."""
     for wanted in (op, *_ALIKE.get(op, ())):
         for curve in curves:
             possible = curve.at(volume) if curve.op == wanted and curve.ranks in (ranks, None) else None
@@ -208,7 +208,7 @@ def _reference(curves: Sequence[Curve], op: str, ranks: int, volume: int) -> tup
 
 
 def link_speed(run: Run) -> tuple[float, str] | None:
-    """Give what one device's NVLinks carry, in GB/s and in words, where the job is all devices of one host.
+    """Return what one device's NVLinks carry, in GB/s and in words, where the job is all devices of one host.
 
     A matrix shows the lanes of each pair; behind switches these are the same lanes for every pair, so that the most of
     one pair is a bound from below either way.

@@ -58,7 +58,7 @@ class _Levels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def power_falls(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
-    """Give a finding for each device that falls while at least two devices of other ranks stay up.
+    """Return a finding for each device that falls while at least two devices of other ranks stay up.
 
     Without power readings, or with too few, there is none. The first and the last window of each device do not
     count: there a job begins and ends.
@@ -94,7 +94,7 @@ def power_falls(ranks: Mapping[int, RankTimeline]) -> list[Finding]:
 
 
 def _series(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, str, Ints, Floats]]:
-    """Give (rank, device, times, watts) of each device, in order of time."""
+    """Yield (rank, device, times, watts) of each device, in order of time."""
     for rank, timeline in ranks.items():
         table = timeline.telemetry
         named = rows_named(table.name, timeline.names, POWER.match)
@@ -120,7 +120,7 @@ def _levels(rank: int, device: str, times: Ints, watts: Floats, width: int) -> _
 
 
 def _longest_run(window: Ints, chosen: Flags) -> tuple[int, int] | None:
-    """Give the first and the last position of the longest run of chosen windows; None below FEWEST.
+    """Return the first and the last position of the longest run of chosen windows; None below FEWEST.
 
     A window that is missing ends a run: nothing is known of it.
     """

@@ -112,12 +112,12 @@ def outcomes(predictions: Sequence[Prediction], seen: Iterable[Observed]) -> tup
 
 
 def same_setting(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two sets of knobs are one setting."""
+    """Return whether two sets of knobs are one setting."""
     return a.keys() == b.keys() and all(_same(value, b[name]) for name, value in a.items())
 
 
 def _is_of(knobs: Mapping[str, Any], seen: Observed) -> bool:
-    """Whether a run's settings are these: knob by knob, or all but the caps and the same buckets.
+    """Return whether a run's settings are these: knob by knob, or all but the caps and the same buckets.
 
     torch's default (`bucket_cap_mb=None`: 25 MiB after a first bucket of 1) is another setting than 25, and makes the
     same buckets of some models.
@@ -135,7 +135,7 @@ def joined(noted: Noted, predictions: Sequence[Prediction] = (), tested: Sequenc
 
 
 def trust(tested: Sequence[Outcome]) -> Trust | None:
-    """Give how often predictions held; None where none was tested."""
+    """Return how often predictions held; None where none was tested."""
     if not tested:
         return None
     mean_error = sum(abs(each.error) for each in tested) / len(tested)
@@ -143,7 +143,7 @@ def trust(tested: Sequence[Outcome]) -> Trust | None:
 
 
 def words(knobs: Mapping[str, Any]) -> str:
-    """Give settings as they are written in Python, long lists cut."""
+    """Return settings as they are written in Python, long lists cut."""
     return ", ".join(f"{name}={_word(value)}" for name, value in knobs.items())
 
 
@@ -154,7 +154,7 @@ def _word(value: Any) -> str:
 
 
 def _key(outcome: Outcome) -> tuple[str, str, bytes]:
-    """Give what tells one outcome from another: two recordings predict the same setting otherwise."""
+    """Return what tells one outcome from another: two recordings predict the same setting otherwise."""
     of = outcome.prediction
     content = (of.present, of.present_step_ns, of.knobs, of.step_ns)
     return outcome.run, of.made_at, msgspec.json.encode(content)

@@ -35,7 +35,7 @@ Ranks = tuple[int, ...]
 
 
 def slow_links(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) -> list[Finding]:
-    """Give at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
+    """Return at most one finding, by the evidence that is best: connections, groups beside each other, calls before."""
     return of_connections(flows(run)) or of_groups(run, splits, pairs) or of_before(run, splits)
 
 
@@ -66,7 +66,7 @@ def of_before(run: Run, splits: Sequence[Split]) -> list[Finding]:
 
 
 def _became_slow(split: Split) -> tuple[int, float] | None:
-    """Give the call from which transfers take longer, and how many times as long; None where they do not."""
+    """Return the call from which transfers take longer, and how many times as long; None where they do not."""
     order: Ints = np.argsort(split.block.start_ns[0], kind="stable")
     transfer = split.transfer_ns[order]
     best = None
@@ -116,7 +116,7 @@ def of_groups(run: Run, splits: Sequence[Split], pairs: Sequence[Pairs] = ()) ->
 
 
 def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
-    """Give the messages of a pair by size: how long each took once both ends were there, the shorter of the two."""
+    """Yield the messages of a pair by size: how long each took once both ends were there, the shorter of the two."""
     sent, got = run.ranks[pair.sender].collectives, run.ranks[pair.receiver].collectives
     volumes = sent.bytes[pair.send_rows]
     times = np.minimum(
@@ -128,7 +128,7 @@ def _messages(run: Run, pair: Pairs) -> Iterator[tuple[int, Ints]]:
 
 
 def _own(slow: Collection[Ranks], usual: Collection[Ranks]) -> int | None:
-    """Give the only rank that all slow groups share and no other group has; None for a single group."""
+    """Return the only rank that all slow groups share and no other group has; None for a single group."""
     if len(slow) < 2:
         return None
     shared = set.intersection(*(set(ranks) for ranks in slow)) - {rank for ranks in usual for rank in ranks}
@@ -160,7 +160,7 @@ def _of_transfers(
 
 
 def _spans_hosts(run: Run, ranks: Sequence[int]) -> int | None:
-    """Give the number of hosts that a group spans, where capture recorded them all."""
+    """Return the number of hosts that a group spans, where capture recorded them all."""
     hosts = set()
     for rank in ranks:
         settings = run.ranks[rank].recorded.get("settings") if rank in run.ranks else None

@@ -20,7 +20,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def told(facts: Facts, limit: int = MAX_ROWS) -> dict[str, Told]:
-    """Give the tables that are not empty, at most `limit` rows of each."""
+    """Return the tables that are not empty, at most `limit` rows of each."""
     return {
         name: Told(rows=_rows(facts, name, limit), left_out=max(0, size(getattr(facts, name)) - limit))
         for name in FACT_TABLES

@@ -67,7 +67,7 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
     """The span that each waited for on its device, -1 where it was none, and for matched communication."""
 
     def chain(self, position: int) -> Ints:
-        """Give a span, the one that it waited for, and so on."""
+        """Return a span, the one that it waited for, and so on."""
         found = [position]
         back = self.next_back
         while (position := back[position]) >= 0:
@@ -75,12 +75,12 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
         return np.array(found, np.int64)
 
     def span_of(self, call: int) -> int | None:
-        """Give a call's first span; None where it is not among these."""
+        """Return a call's first span; None where it is not among these."""
         at = int(np.searchsorted(self.call, call))
         return int(self.call_span[at]) if at < self.call.size and self.call[at] == call else None
 
     def on_host_before(self, moment_ns: int) -> int | None:
-        """Give the span of a CPU run that its host was in just before a moment, or that ended last; None before all.
+        """Return the span of a CPU run that its host was in just before a moment, or that ended last; None before all.
 
         What computes around the moment counts, unless something ended in that very nanosecond; what communicates
         around it does so beside the host.
@@ -96,7 +96,7 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: bool) -> Awaited:
-    """Give what was running, or was launched, in [begin, end) on the rank's own clock.
+    """Return what was running, or was launched, in [begin, end) on the rank's own clock.
 
     `around` holds that at least; `calls_matched` says of each of the rank's calls whether the last member is known.
     """
@@ -138,7 +138,7 @@ def awaited(around: Around, window: Window, calls_matched: Mask, *, has_device: 
 
 
 def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
-    """Give when each launch had arrived. What launches take at least is their shortest way, outliers apart."""
+    """Return when each launch had arrived. What launches take at least is their shortest way, outliers apart."""
     linked = launch != NONE
     if not on_device or not linked.any():
         return np.where(linked, np.minimum(launch, start), NONE)
@@ -148,7 +148,7 @@ def _arrived(launch: Ints, start: Ints, *, on_device: bool) -> Ints:
 
 
 def _before_on_lane(lane: Ints) -> Ints:
-    """Give for each span the one before it on its lane; NONE for the first."""
+    """Return for each span the one before it on its lane; NONE for the first."""
     by_lane = order_of(lane)
     before = np.full(lane.size, NONE, np.int64)
     same = lane[by_lane[1:]] == lane[by_lane[:-1]]
@@ -159,7 +159,7 @@ def _before_on_lane(lane: Ints) -> Ints:
 def _on_other_lane(
     start: Ints, ends: Ints, by_end: Ints, lane: Ints, launch: Ints, floor: Ints, may_wait: Mask
 ) -> Ints:
-    """Give for each span the latest end on another lane after `floor`, of what was launched before it; else NONE."""
+    """Return for each span the latest end on another lane after `floor`, of what was launched before it; else NONE."""
     found = np.full(start.size, NONE, np.int64)
     asking = np.flatnonzero(may_wait)
     at = np.searchsorted(ends, start[asking], side="right")

@@ -32,11 +32,11 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     """... and ended; of the whole recording."""
 
     def rows(self, position: Ints) -> Ints:
-        """Give the rows in the rank's `Spans` of some of these."""
+        """Return the rows in the rank's `Spans` of some of these."""
         return position if self.row is None else self.row[position]
 
     def positions(self, row: Ints) -> Ints:
-        """Give where rows of the rank's `Spans` stand in these."""
+        """Return where rows of the rank's `Spans` stand in these."""
         return row if self.row is None else np.searchsorted(self.row, row)
 
 
@@ -51,7 +51,7 @@ class AroundWindows:
         self._aside = Aside()
 
     def of(self, rank: int, window: Window) -> Around:
-        """Give what a rank ran or launched in one of its windows at least."""
+        """Return what a rank ran or launched in one of its windows at least."""
         if rank in self._whole:
             return self._whole[rank]
         if rank not in self._cuts:

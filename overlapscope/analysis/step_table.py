@@ -75,7 +75,7 @@ def step_table(
     together: Across,
     exposed: Mapping[int, ExposedShares],
 ) -> StepTable:
-    """Give the complete steps of the ranks `infos`, which are the run's as `analyze` gives them."""
+    """Return the complete steps of the ranks `infos`, which are the run's as `analyze` gives them."""
     of_rank: dict[int, list[tuple[StepWindow, Breakdown]]] = {}
     for info in infos:
         pairs = zip(windows[info.rank], info.steps, strict=True)
@@ -98,7 +98,7 @@ def step_table(
 def whole_table(
     run: Run, infos: Sequence[RankInfo], together: Across, exposed: Mapping[int, ExposedShares]
 ) -> StepTable:
-    """Give the whole recordings of these ranks: one column."""
+    """Return the whole recordings of these ranks: one column."""
     filling = _Filling(tuple(info.rank for info in infos), (WHOLE,), together, run, exposed)
     for info in infos:
         windows = [(window, 0) for window in whole_windows(run.ranks[info.rank])]
@@ -166,7 +166,7 @@ class _Filling:
         self._figures["blame_ns"][row] = np.where(here & bool(self._together.matched), self._blame(rank, at), NONE)
 
     def done(self) -> StepTable:
-        """Give the table."""
+        """Return the table."""
         return StepTable(
             ranks=self._ranks,
             steps=self._steps,
@@ -178,7 +178,7 @@ class _Filling:
         )
 
     def _blame(self, rank: int, at: Ints) -> Ints:
-        """Give the rank's leads over the second-latest in the calls of each column."""
+        """Return the rank's leads over the second-latest in the calls of each column."""
         blame = np.zeros(self._shape[1], np.float64)
         for split in self._together.splits:
             if rank in split.block.ranks:

@@ -27,7 +27,7 @@ class StepWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_windows(timeline: RankTimeline) -> list[StepWindow]:
-    """Give every annotated step, in order of time; none is left out."""
+    """Return every annotated step, in order of time; none is left out."""
     windows: list[StepWindow] = []
     for recording in range(size(timeline.recordings)):
         build = _device_windows if timeline.has_device else _host_windows
@@ -36,7 +36,7 @@ def step_windows(timeline: RankTimeline) -> list[StepWindow]:
 
 
 def whole_windows(timeline: RankTimeline) -> list[tuple[int, int]]:
-    """Give, for each recording, the time from its first span's start to its last span's end."""
+    """Return, for each recording, the time from its first span's start to its last span's end."""
     spans = timeline.spans
     windows = []
     for recording in range(size(timeline.recordings)):
@@ -90,7 +90,7 @@ def _device_windows(timeline: RankTimeline, recording: int) -> Iterator[StepWind
 
 
 def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Ints, Ints]:
-    """Give the spans that a recording's steps launched, and the place of each one's step (of equals, the last)."""
+    """Return the spans that a recording's steps launched, and the place of each one's step (of equals, the last)."""
     spans = timeline.spans
     order = np.argsort(number, kind="stable")
     ascending = np.append(number[order], NONE)
@@ -100,7 +100,7 @@ def _launched(timeline: RankTimeline, recording: int, number: Ints) -> tuple[Int
 
 
 def _main_lane(timeline: RankTimeline, recording: int) -> int:
-    """Give the lane with the most compute time; the first of equals."""
+    """Return the lane with the most compute time; the first of equals."""
     spans = timeline.spans
     computes = (spans.kind == COMPUTE) & (spans.recording == recording)
     taken = spans.end_ns[computes] - spans.start_ns[computes]
@@ -108,7 +108,7 @@ def _main_lane(timeline: RankTimeline, recording: int) -> int:
 
 
 def _is_complete(recordings: Recordings, recording: int, start: int, end: int, last_span_end: int) -> bool:
-    """Whether the recording holds all of a step that its host ran from `start` to `end`.
+    """Return whether the recording holds all of a step that its host ran from `start` to `end`.
 
     A launch whose device span is missing, later than every launch that has one, shows that the recording ended
     before the device did. A cut file may have lost events of any step.

@@ -57,7 +57,7 @@ def held_by(
     work: Mapping[int, Work],
     not_launched: Mapping[int, Intervals],
 ) -> tuple[str | None, dict[str, Any]]:
-    """Give what held the rank whose late calls these are, with the figures; None where it is no culprit itself.
+    """Return what held the rank whose late calls these are, with the figures; None where it is no culprit itself.
 
     `not_launched` holds what `before_first_launch` gives for every rank.
     `host`, `data_loading`, `garbage_collector`, `allocator`, `throttled`, `more_work`, `slower_compute` or `unknown`.
@@ -105,7 +105,7 @@ def _more_of(rank: int, met: Sequence[Met], coverage: Mapping[int, Coverage]) ->
 
 
 def _busy(coverage: Mapping[int, Coverage], ranks: Sequence[int], begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Give what each member computed in its stretches, and communicated without computing."""
+    """Return what each member computed in its stretches, and communicated without computing."""
     compute = [BusyTime(coverage[rank].compute).within(b, e) for rank, b, e in zip(ranks, begin, end, strict=True)]
     comm = [
         BusyTime(difference(coverage[rank].comm, coverage[rank].compute)).within(b, e)
@@ -138,7 +138,7 @@ def _by_compute(rank: int, met: Sequence[Met], work: Mapping[int, Work]) -> tupl
 
 
 def _launched_late(late: Sequence[Late]) -> int:
-    """Give the leads of calls that the rank's host launched no earlier than they started."""
+    """Return the leads of calls that the rank's host launched no earlier than they started."""
     total = 0
     for each in late:
         started = each.met.end_ns[each.met.ranks.index(each.rank)]
@@ -148,7 +148,7 @@ def _launched_late(late: Sequence[Late]) -> int:
 
 
 def before_first_launch(timeline: RankTimeline) -> Intervals:
-    """Give when a step had begun and its host had launched nothing.
+    """Return when a step had begun and its host had launched nothing.
 
     Where a batch is fetched without a range that says so, this is all that shows of it.
     """
@@ -161,7 +161,7 @@ def before_first_launch(timeline: RankTimeline) -> Intervals:
 
 
 def _idle(times: Intervals, cover: Coverage) -> Intervals:
-    """Give when the device had nothing to do of these times."""
+    """Return when the device had nothing to do of these times."""
     return difference(difference(times, cover.compute), cover.comm)
 
 

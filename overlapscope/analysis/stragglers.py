@@ -96,7 +96,7 @@ def beside_slow_links(held: Sequence[Held], links: Sequence[Finding]) -> list[He
 
 
 def _chances(late: Mapping[int, Sequence[Late]], could: int, *, by_step: bool) -> dict[int, float]:
-    """Give how likely chance alone makes each rank hold others up so much, were it like the others.
+    """Return how likely chance alone makes each rank hold others up so much, were it like the others.
 
     Like all others, or like the members of one of its sets of ranks: whichever says more.
     """
@@ -116,7 +116,7 @@ def _chances(late: Mapping[int, Sequence[Late]], could: int, *, by_step: bool) -
 
 
 def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
-    """Give what the rank's own leads come to, occasion by occasion.
+    """Return what the rank's own leads come to, occasion by occasion.
 
     Of leads that overlap in time, one counts. What comes in one step is one occasion, since a batch makes all of it
     larger; in recordings of few steps each lead is one.
@@ -136,7 +136,7 @@ def _occasions(late: Sequence[Late], *, by_step: bool) -> Reals:
 
 
 def chance_of(gathered: float, occasions: npt.NDArray[np.float64], ranks: int) -> float:
-    """Give an upper bound of how likely one of so many equal ranks gathers so much of these occasions."""
+    """Return an upper bound of how likely one of so many equal ranks gathers so much of these occasions."""
     largest = float(occasions.max()) if occasions.size else 0.0
     if largest <= 0 or gathered <= occasions.sum() / ranks:
         return 1.0

@@ -98,7 +98,7 @@ def _far_below_stated(flow: Flow) -> bool:
 
 
 def whose(slow: set[Pair], fast: set[Pair]) -> int | None:
-    """Give the rank whose link is slow: the only one that all slow pairs share, and that no fast pair has that way.
+    """Return the rank whose link is slow: the only one that all slow pairs share, and that no fast pair has that way.
 
     None for a single pair: the link may be slow at either end.
     """
@@ -141,7 +141,7 @@ def _of_pairs(rank: int | None, slow: Mapping[Pair, float], fastest: float, inte
 
 
 def flows(run: Run) -> list[Flow]:
-    """Give what each rank sent each other one, as far as both recorded their ends of the connection."""
+    """Return what each rank sent each other one, as far as both recorded their ends of the connection."""
     ends: dict[str, int] = {}
     for rank, timeline in run.ranks.items():
         for each in _connections(timeline):

@@ -69,7 +69,7 @@ _DIRECTIONS: Final = {"tx": "out", "xmit": "out", "rx": "in", "rcv": "in"}
 
 
 def readings(run: Run, clocks: Clocks, ranks: Sequence[int]) -> list[Readings]:
-    """Give all readings of the ranks, by measure; those of which there are none are missing."""
+    """Return all readings of the ranks, by measure; those of which there are none are missing."""
     return [
         found
         for measure in MEASURES
@@ -93,14 +93,14 @@ def _of(timeline: RankTimeline, rank: int, measure: Measure, clocks: Clocks) -> 
 
 
 def _rates(time_ns: Floats, value: Floats) -> tuple[Floats, Floats]:
-    """Give what a counter rose by a second, at the end of each interval."""
+    """Return what a counter rose by a second, at the end of each interval."""
     lasted, rose = np.diff(time_ns), np.diff(value)
     good = (lasted > 0) & (rose >= 0)
     return time_ns[1:][good], rose[good] / lasted[good] * NS
 
 
 def thinned(found: Readings, most: int) -> tuple[Floats, Floats]:
-    """Give at most `most` points that hold the least and the greatest value of every stretch."""
+    """Return at most `most` points that hold the least and the greatest value of every stretch."""
     count = found.value.size
     if count <= most:
         return found.time_ns, found.value

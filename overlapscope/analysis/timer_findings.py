@@ -71,7 +71,7 @@ def _imbalance(path: str, timer: str, low: Floats, high: Floats, iteration: Floa
 
 
 def _elapsed(facts: Facts, path: str) -> dict[int, float]:
-    """Give each iteration's time in milliseconds."""
+    """Return each iteration's time in milliseconds."""
     rows = _rows(facts, path, "elapsed_ms")
     return dict(zip(facts.figures.step[rows].tolist(), facts.figures.value[rows].tolist(), strict=True))
 
@@ -81,7 +81,7 @@ _Ranked = tuple[str, Ints, Floats, Floats, Ints]
 
 
 def _extremes(facts: Facts, path: str) -> Iterator[_Ranked]:
-    """Give the timers of which smallest and largest times are logged, side by side."""
+    """Yield the timers of which smallest and largest times are logged, side by side."""
     low, high = _rows(facts, path, "min_ms"), _rows(facts, path, "max_ms")
     high = high[np.isin(high - 1, low)]  # a block with the largest alone has no smallest before it
     figures = facts.figures
@@ -94,7 +94,7 @@ def _extremes(facts: Facts, path: str) -> Iterator[_Ranked]:
 
 
 def _by_rank(facts: Facts, path: str) -> Iterator[_Ranked]:
-    """Give the timers of which each rank's times are logged."""
+    """Yield the timers of which each rank's times are logged."""
     figures = facts.figures
     rows = _rows(facts, path, "ms")
     rows = rows[(figures.rank[rows] != NONE) & (figures.step[rows] != NONE)]
@@ -113,7 +113,7 @@ def _by_rank(facts: Facts, path: str) -> Iterator[_Ranked]:
 
 
 def _rows(facts: Facts, path: str, name: str) -> Ints:
-    """Give the rows of one name from one source, in order."""
+    """Return the rows of one name from one source, in order."""
     figures = facts.figures
     codes = {each: code for code, each in enumerate(facts.names)}
     chosen = (figures.source == codes.get(path, -2)) & (figures.name == codes.get(name, -2))

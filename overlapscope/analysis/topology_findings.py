@@ -54,7 +54,7 @@ class _Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topology_findings(facts: Facts) -> list[Finding]:
-    """Give what is wrong with the hosts' links, as far as their sources show it beyond doubt."""
+    """Return what is wrong with the hosts' links, as far as their sources show it beyond doubt."""
     found: list[Finding] = []
     for host in _hosts(facts):
         found += _lost_links(host)

@@ -36,7 +36,7 @@ def apart(run: Run, matching: Matching, pairs: PairMatching) -> tuple[str, ...]:
 
 
 def _windows(run: Run) -> dict[int, tuple[int, int]]:
-    """Give the first and the last time of each rank's recordings, where they are known."""
+    """Return the first and the last time of each rank's recordings, where they are known."""
     found = {}
     for rank, timeline in run.ranks.items():
         table = timeline.recordings

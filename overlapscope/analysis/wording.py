@@ -11,30 +11,30 @@ MAX_LISTED: Final = 16
 
 
 def group_label(run: Run, group: str) -> str:
-    """Give a group with its description."""
+    """Return a group with its description."""
     description = next((each.description for each in run.groups if each.name == group), None)
     said = "all ranks" if description == DEFAULT else short(description or "")
     return f"group {short(group)!r}" + (f" ({said})" if said else "")
 
 
 def short(text: str) -> str:
-    """Give a name on one line, cut where it is long."""
+    """Return a name on one line, cut where it is long."""
     plain = " ".join(text.split())
     return plain if len(plain) <= 60 else f"{plain[:57]}..."
 
 
 def id_part(group: str | None) -> str:
-    """Give a group as part of a finding's id."""
+    """Return a group as part of a finding's id."""
     return "?" if group is None else short(group)
 
 
 def call_label(standing: Standing) -> str:
-    """Give the collective that a rank waited in."""
+    """Return the collective that a rank waited in."""
     return f"{short(standing.op or 'collective')} #{standing.pending}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Give `rank 3` or `ranks 0, 1, 2`."""
+    """Return `rank 3` or `ranks 0, 1, 2`."""
     ordered = sorted(ranks)
     return (
         f"rank {ordered[0]}"
@@ -44,11 +44,11 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 
 def first_and_count(parts: Sequence[str], limit: int, separator: str) -> str:
-    """Give the first parts, and how many more there are."""
+    """Return the first parts, and how many more there are."""
     shown = separator.join(parts[:limit])
     return shown if len(parts) <= limit else f"{shown} and {len(parts) - limit} more"
 
 
 def first_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the first MAX_LISTED entries."""
+    """Return the first MAX_LISTED entries."""
     return dict(list(told.items())[:MAX_LISTED])

@@ -15,7 +15,7 @@ HALVINGS = 60
 def bucket_waits(
     begin_ns: int, end_ns: int, done_ns: Sequence[int], size_bytes: Sequence[int], *, copies: bool
 ) -> list[tuple[int, int]]:
-    """Give the stretches of [begin, end) spent waiting for buckets, given in the order of the waits.
+    """Return the stretches of [begin, end) spent waiting for buckets, given in the order of the waits.
 
     `begin_ns` is when the last bucket was handed over, `end_ns` the end of backward. With `copies` false
     (`gradient_as_bucket_view`) nothing is copied out.
@@ -36,7 +36,7 @@ def bucket_waits(
 def _waits(
     begin_ns: int, done: Sequence[int], size_bytes: Sequence[int], ns_per_byte: float
 ) -> tuple[list[tuple[int, int]], float]:
-    """Give the waits under a speed of copying, and when the last bucket is copied."""
+    """Return the waits under a speed of copying, and when the last bucket is copied."""
     now = float(begin_ns)
     waits = []
     for at, size in zip(done, size_bytes, strict=True):

@@ -26,7 +26,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     steps_without: int
 
     def as_json(self) -> dict[str, float | int]:
-        """Give the fields as plain values."""
+        """Return the fields as plain values."""
         return {
             "median_ns": self.median_ns,
             "low_ns": self.low_ns,
@@ -51,7 +51,7 @@ def differences(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Times:
 
 
 def overhead(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Overhead | None:
-    """Give the cost of consecutive steps, of which some were left alone; None with too few of either kind.
+    """Return the cost of consecutive steps, of which some were left alone; None with too few of either kind.
 
     Steps left alone between captured ones are compared to their neighbours. Where steps are captured in a block, as by
     a profiler, the medians of both kinds are compared, as far as they stand near each other.

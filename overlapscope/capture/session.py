@@ -191,7 +191,7 @@ class Session:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def timeline(self) -> RankTimeline:
-        """Give the columns of `events` mode."""
+        """Return the columns of `events` mode."""
         recorded = self.recorded()
         ddp = recorded["ddp"]
         buckets: BucketCopies | None = None
@@ -203,7 +203,7 @@ class Session:
         )
 
     def recorded(self) -> dict[str, Any]:
-        """Give how this was recorded, as plain values for `rank.json`."""
+        """Return how this was recorded, as plain values for `rank.json`."""
         cost = overhead(*zip(*self.steps.lasted, strict=True)) if self.steps.lasted else None
         return {
             "mode": self.settings.mode,

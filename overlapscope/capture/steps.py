@@ -62,7 +62,7 @@ class Steps:
         return begun_ns
 
     def mark(self) -> AbstractContextManager[Any]:
-        """Give the range of the step that begins, for a trace."""
+        """Return the range of the step that begins, for a trace."""
         return self._watches.mark(f"{STEP_MARK}#{self.count}")
 
     def cut(self) -> None:

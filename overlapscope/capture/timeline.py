@@ -86,7 +86,7 @@ def timeline_of(
     *,
     buckets: BucketCopies | None,
 ) -> RankTimeline:
-    """Give the timeline of the observed steps; readings are in monotonic time.
+    """Return the timeline of the observed steps; readings are in monotonic time.
 
     With `buckets` (the model is DistributedDataParallel) backward waits at its end for the buckets under way: see
     `bucket_waits`.
@@ -124,7 +124,7 @@ def timeline_of(
 def telemetry_of(
     records: Sequence[StepRecord], readings: Sequence[tuple[str, int, float]], points: Points, names: NameTable
 ) -> Telemetry:
-    """Give the readings of the steps and of the sampler as one table, in order of time."""
+    """Return the readings of the steps and of the sampler as one table, in order of time."""
     rows = [(time_ns, record.number, name, value) for record in records for name, time_ns, value in record.readings]
     rows += [(time_ns, NONE, name, value) for name, time_ns, value in readings]
     rows.sort(key=lambda row: row[0])
@@ -139,7 +139,7 @@ def telemetry_of(
 
 
 def _numbered(records: Sequence[StepRecord]) -> frozenset[str]:
-    """Give the groups whose calls have the same number on every member.
+    """Return the groups whose calls have the same number on every member.
 
     gloo counts sends and receives too, which not every member makes.
     """
@@ -167,7 +167,7 @@ def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], points: 
 
 
 def _end_ns(record: StepRecord, points: Points) -> int:
-    """Give when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
+    """Return when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
     marks = [call.done for call in record.calls] + [each.end for each in (*record.phases, *record.regions)]
     done = [time for time in points.times(marks) if time is not None]
     return max([points.epoch_ns(record.end_ns), *done])
@@ -211,7 +211,7 @@ def _add_step(rows: _Growing, record: StepRecord, window: int) -> None:
 
 
 def _lasted(stretches: Sequence[Stretch], points: Points) -> list[_Lasted]:
-    """Give those of which begin and end are known."""
+    """Return those of which begin and end are known."""
     begins = points.times([each.begin for each in stretches])
     ends = points.times([each.end for each in stretches])
     return [
@@ -222,7 +222,7 @@ def _lasted(stretches: Sequence[Stretch], points: Points) -> list[_Lasted]:
 
 
 def _calls(calls: Sequence[Call], rows: _Growing) -> list[_Timed]:
-    """Give the calls with their times. On a device one group's calls run one after the other."""
+    """Return the calls with their times. On a device one group's calls run one after the other."""
     points, last_done, serial = rows.points, rows.last_done, rows.points.on_device
     ready = points.times([call.ready for call in calls])
     done = points.times([call.done for call in calls])
@@ -245,7 +245,7 @@ def _blocked(
     regions: Sequence[_Lasted],
     calls: Sequence[_Timed],
 ) -> Intervals:
-    """Give when phases were blocked: by waits, by regions that communicate, and on the host by making calls."""
+    """Return when phases were blocked: by waits, by regions that communicate, and on the host by making calls."""
     in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
     return union(
         _arrays([(each.begin_ns, each.end_ns) for each in waits]),
@@ -300,7 +300,7 @@ def _add_regions(rows: _Growing, step: int, window: int, regions: Sequence[_Last
 
 
 def _tails(phases: Sequence[_Lasted], calls: Sequence[_Timed], buckets: BucketCopies) -> list[Intervals]:
-    """Give, for each backward, when it waited at its end for the buckets under way.
+    """Return, for each backward, when it waited at its end for the buckets under way.
 
     DistributedDataParallel enters its last bucket with the last gradient.
     """

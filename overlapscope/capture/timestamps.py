@@ -28,26 +28,26 @@ class Points(Protocol):
         """Take a mark that following ones are measured from; called at the beginning of each step."""
 
     def computes_on(self, stream: Any) -> bool:
-        """Whether the step's computation runs on this stream."""
+        """Return whether the step's computation runs on this stream."""
 
     def holds_up(self, thread: int) -> bool:
-        """Whether what waits on the calling thread (and its current stream) holds up the step's computation.
+        """Return whether what waits on the calling thread (and its current stream) holds up the step's computation.
 
         `thread` is the one that trains.
         """
 
     def done(self, mark: Any) -> bool:
-        """Whether the mark's time can be read without waiting."""
+        """Return whether the mark's time can be read without waiting."""
 
     def resolve(self, mark: Any) -> Any:
-        """Give a mark that holds nothing of the device any more, where its time can be read without waiting."""
+        """Return a mark that holds nothing of the device any more, where its time can be read without waiting."""
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
-        """Give nanoseconds since the epoch; None for a mark that was not taken or is not done."""
+        """Return nanoseconds since the epoch; None for a mark that was not taken or is not done."""
 
 
 def epoch_offset_ns() -> int:
-    """Give what turns `time.monotonic_ns()` into nanoseconds since the epoch; the tightest of a few readings."""
+    """Return what turns `time.monotonic_ns()` into nanoseconds since the epoch; the tightest of a few readings."""
     best = None
     for _ in range(5):
         before = time.monotonic_ns()
@@ -68,7 +68,7 @@ class HostPoints:
         self._offset = epoch_offset_ns()
 
     def mark(self) -> int:
-        """Give the monotonic time in nanoseconds."""
+        """Return the monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
     def epoch_ns(self, monotonic_ns: int) -> int:
@@ -91,7 +91,7 @@ class HostPoints:
         return True
 
     def resolve(self, mark: Any) -> Any:
-        """Give the mark: a clock's holds nothing."""
+        """Return the mark: a clock's holds nothing."""
         return mark
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
@@ -184,7 +184,7 @@ class DevicePoints:
 
 
 def _start_ns(anchor: _Anchor) -> int | None:
-    """Give an anchor's time, measuring along the chain from the last one known."""
+    """Return an anchor's time, measuring along the chain from the last one known."""
     chain = [anchor]
     while chain[-1].start_ns is None and chain[-1].previous is not None:
         chain.append(chain[-1].previous)

@@ -40,7 +40,7 @@ class Kept(NamedTuple):
 
 
 def kept_analysis(run: Path) -> Kept | None:
-    """Give what was kept of a run, None where there is nothing of these files."""
+    """Return what was kept of a run, None where there is nothing of these files."""
     try:
         with opened_own(run / KEPT) as file:
             whole, _, rest = file.read().partition(b"\n")
@@ -82,7 +82,7 @@ def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
 
 
 def told_by(*parts: bytes) -> bytes:
-    """Give the line that tells whether what follows it, part by part, is whole."""
+    """Return the line that tells whether what follows it, part by part, is whole."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
@@ -90,7 +90,7 @@ def told_by(*parts: bytes) -> bytes:
 
 
 def state_of(run: Path) -> bytes | None:
-    """Give what tells whether a run's files are still the same; None where that cannot be told."""
+    """Return what tells whether a run's files are still the same; None where that cannot be told."""
     try:
         return _made_of(run)
     except OSError:
@@ -108,7 +108,7 @@ def _remove_left(run: Path, now: float) -> None:
 
 
 def _made_of(run: Path) -> bytes:
-    """Give the names and states of all files of a run and of the code, with the run's own name."""
+    """Return the names and states of all files of a run and of the code, with the run's own name."""
     told = [f"{__version__}\0{run}\0"]
     for folder in (run, Path(overlapscope.__file__).parent):
         told += sorted(f"{name}\0{file_state(state)}\0" for name, state in _files(folder, ""))
@@ -116,7 +116,7 @@ def _made_of(run: Path) -> bytes:
 
 
 def _files(folder: str | Path, within: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Give the files below a folder, but hidden ones and what Python compiled.
+    """Yield the files below a folder, but hidden ones and what Python compiled.
 
     Links are followed to files alone. Raises OSError for a link to a folder: what changes there would not be seen.
     """

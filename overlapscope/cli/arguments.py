@@ -27,7 +27,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def given_path(text: str) -> Path:
-    """Give the path that a word is; an empty one, as of a variable that is not set, is not the current folder."""
+    """Return the path that a word is; an empty one, as of a variable that is not set, is not the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty: is a variable not set?")
     return Path(text)
@@ -71,7 +71,7 @@ def _workers(text: str) -> int:
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":
-    """Give the reading options; raises UsageError for a bad one."""
+    """Return the reading options; raises UsageError for a bad one."""
     from overlapscope.ingest.options import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
 
     if not 0 < args.max_gib <= 2**30:
@@ -109,7 +109,7 @@ def warn(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None
 
 
 def warnings_of(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> str:
-    """Give what reading each source left to say, a line for each; without names where `args` say so."""
+    """Return what reading each source left to say, a line for each; without names where `args` say so."""
     lines = []
     for source in sources:
         for warning in source.warnings:

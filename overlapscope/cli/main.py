@@ -83,7 +83,7 @@ EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
 def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] | None:
-    """Give what to say of what ended a command, and its exit code; None for a fault of ours."""
+    """Return what to say of what ended a command, and its exit code; None for a fault of ours."""
     code = 3
     match error:
         case OverlapScopeError():
@@ -186,14 +186,14 @@ def require_output(args: argparse.Namespace) -> None:
 
 
 def _paths(args: argparse.Namespace) -> Iterator[Path]:
-    """Give the paths that a command is given besides its output."""
+    """Yield the paths that a command is given besides its output."""
     for name, given in vars(args).items():
         if name != "output":
             yield from (each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Path))
 
 
 def _lacking(folder: Path) -> int | None:
-    """Give the number of the error that a file in a folder would meet."""
+    """Return the number of the error that a file in a folder would meet."""
     if not folder.is_dir():
         return errno.ENOTDIR if folder.exists() else errno.ENOENT
     return None if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES

@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Give a message on one line of bounded length, whatever the names in it hold."""
+    """Return a message on one line of bounded length, whatever the names in it hold."""
     plain = printable(text).replace("\n", "\\x0a")
     return plain if len(plain) <= MAX_LINE else f"{plain[: MAX_LINE - 3]}..."
 

@@ -17,7 +17,7 @@ MAX_BYTES: Final = 16 * 2**20
 
 
 def read_policy(path: Path | None) -> "Policy":
-    """Give the policy of a TOML file, or of a pyproject.toml's `[tool.overlapscope.gate]`.
+    """Return the policy of a TOML file, or of a pyproject.toml's `[tool.overlapscope.gate]`.
 
     Without a path: of the pyproject.toml in the current folder, if it has such a table; else the defaults. Raises
     UsageError, naming the file and the key.
@@ -37,7 +37,7 @@ def read_policy(path: Path | None) -> "Policy":
 
 
 def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
-    """Give `[tool.overlapscope.gate]`; a table beside it is a slip that would go unseen."""
+    """Return `[tool.overlapscope.gate]`; a table beside it is a slip that would go unseen."""
     from overlapscope.gate.policy import unknown  # noqa: PLC0415
 
     ours = _table(_table(document, "tool"), "overlapscope")
@@ -50,7 +50,7 @@ def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
 
 
 def read_floor(path: Path) -> "NoiseFloor":
-    """Give what `gate --calibrate` wrote; raises UsageError for anything else."""
+    """Return what `gate --calibrate` wrote; raises UsageError for anything else."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.gate.calibrate import NoiseFloor  # noqa: PLC0415

@@ -14,7 +14,7 @@ from overlapscope.timeline.store.run_directory import is_run_directory
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:
-    """Give what the runs that paths name keep, all together. Raises InputError where a file cannot be understood."""
+    """Return what the runs that paths name keep, all together. Raises InputError where a file cannot be understood."""
     found = Noted()
     for path in paths:
         for each in runs_of(path)[0]:

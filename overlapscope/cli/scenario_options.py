@@ -25,7 +25,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_of(args: argparse.Namespace) -> "Asked":
-    """Give what was asked for. Raises UsageError for what cannot be."""
+    """Return what was asked for. Raises UsageError for what cannot be."""
     from overlapscope.whatif.requested import Asked  # noqa: PLC0415 - keeps --help light
 
     stages = _numbers("--zero-stage", args.zero_stage, "1,2,3")
@@ -42,7 +42,7 @@ def asked_of(args: argparse.Namespace) -> "Asked":
 
 
 def channel_tables(text: str | None) -> list[tuple[int, Path]]:
-    """Give the tables that an argument lists, e.g. `8=table8.txt`. Raises UsageError for what NCCL does not take."""
+    """Return the tables that an argument lists, e.g. `8=table8.txt`. Raises UsageError for what NCCL does not take."""
     pairs = [each.partition("=") for each in text.split(",")] if text is not None else []
     if not all(name for _, _, name in pairs):
         raise UsageError(f"--channels {text}: give a table of nccl-tests for each number, e.g. 8=table8.txt")
@@ -53,7 +53,7 @@ def channel_tables(text: str | None) -> list[tuple[int, Path]]:
 
 
 def channels_asked(text: str | None) -> list[int]:
-    """Give the numbers of channels to try. Raises UsageError for what NCCL does not take."""
+    """Return the numbers of channels to try. Raises UsageError for what NCCL does not take."""
     found = _numbers("--channels", text, "4,8")
     if any(each != int(each) or not 1 <= each <= MOST_CHANNELS for each in found):
         raise UsageError(f"--channels {text}: give whole numbers from 1 to {MOST_CHANNELS}")

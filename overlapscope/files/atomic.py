@@ -81,7 +81,7 @@ def _flush(handle: int) -> None:
 
 
 def _below(folder: str) -> Iterator["os.DirEntry[str]"]:
-    """Give the files and folders below a folder, each folder behind what is in it; links and pipes are neither."""
+    """Yield the files and folders below a folder, each folder behind what is in it; links and pipes are neither."""
     with os.scandir(folder) as inside:
         for each in inside:
             if each.is_dir(follow_symlinks=False):
@@ -100,7 +100,7 @@ def umask() -> int:
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
-    """Give a file that becomes `path` when the block succeeds, in place of an older one, and goes when it fails.
+    """Yield a file that becomes `path` when the block succeeds, in place of an older one, and goes when it fails.
 
     If it is to be `durable`, it is on disk before it takes the older one's place. Raises OSError.
     """

@@ -22,7 +22,7 @@ def opened_plain(path: Path) -> BinaryIO:
 
 
 def plain_content(path: Path) -> bytes:
-    """Give what a file holds. Raises OSError as `opened_plain` does."""
+    """Return what a file holds. Raises OSError as `opened_plain` does."""
     with opened_plain(path) as file:
         return file.read()
 
@@ -63,7 +63,7 @@ def _must_be_own(state: os.stat_result, kind: int) -> None:
 
 
 def file_state(at: os.stat_result) -> FileState:
-    """Give size, time of the content, number, and time of the last change of whatever kind, in ns.
+    """Return size, time of the content, number, and time of the last change of whatever kind, in ns.
 
     Whoever replaces a file may give the new one the old one's size and time (`cp -p`, `rsync -t`, `touch -r`); its
     number, or the time of the change, nobody can choose. Both may also change without the content, by a link or a

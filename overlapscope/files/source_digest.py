@@ -12,7 +12,7 @@ from overlapscope.version import __version__
 
 @cache
 def source_digest(*packages: str) -> str:
-    """Give a digest of the files of packages: the same on every machine with the same code.
+    """Return a digest of the files of packages: the same on every machine with the same code.
 
     Of a package in an archive (`python -m zipapp`) the archive counts. Where there is no file at all, it is another
     one in each process: then nothing is ever taken for what this code gave.
@@ -30,7 +30,7 @@ def source_digest(*packages: str) -> str:
 
 
 def module_digest(name: str) -> str:
-    """Give a digest of one module's own file, as `source_digest` does."""
+    """Return a digest of one module's own file, as `source_digest` does."""
     try:
         with open(_on_disk(import_module(name).__file__ or ""), "rb") as file:
             return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
@@ -39,7 +39,7 @@ def module_digest(name: str) -> str:
 
 
 def _on_disk(place: str) -> str:
-    """Give the place of a package or module, or the archive that it lies in."""
+    """Return the place of a package or module, or the archive that it lies in."""
     around = place
     while around and not os.path.exists(around):
         around = os.path.dirname(around)
@@ -47,7 +47,7 @@ def _on_disk(place: str) -> str:
 
 
 def _files(place: str, within: str = "") -> Iterator[tuple[str, bytes]]:
-    """Give the files below a folder, but hidden ones and what Python compiled, by their names in it; a file itself."""
+    """Yield the files below a folder, but hidden ones and what Python compiled, by their names in it; a file itself."""
     if os.path.isfile(place):
         with open(place, "rb", buffering=0) as file:
             yield within, file.read()

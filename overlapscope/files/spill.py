@@ -44,11 +44,11 @@ class Held(msgspec.Struct, frozen=True):
         return self.array.nbytes
 
     def values(self) -> npt.NDArray[Any]:
-        """Give the array, not to be written to."""
+        """Return the array, not to be written to."""
         return self.array
 
     def row(self, number: int) -> npt.NDArray[Any]:
-        """Give one row of the array."""
+        """Return one row of the array."""
         found: npt.NDArray[Any] = self.array[number]
         return found
 
@@ -133,7 +133,7 @@ class Aside:
                 left = left[count:]
 
     def _written(self, array: npt.NDArray[Any]) -> int | None:
-        """Give where the file has the array now; None where there is no room for it."""
+        """Return where the file has the array now; None where there is no room for it."""
         try:
             if self._file is None and self._spare < 0:
                 self._open()
@@ -167,7 +167,7 @@ _OPENING: Final = Lock()
 
 
 def _free() -> int:
-    """Give how many bytes may be written where temporary files lie. Raises OSError."""
+    """Return how many bytes may be written where temporary files lie. Raises OSError."""
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
@@ -182,7 +182,7 @@ class PutFields(msgspec.Struct, Generic[V], frozen=True):
     parts: Mapping[str, Any]
 
     def value(self) -> V:
-        """Give it as it was. Raises InputError where it cannot be read."""
+        """Return it as it was. Raises InputError where it cannot be read."""
         return self.kind(**{name: _as_it_was(part) for name, part in self.parts.items()})
 
 

@@ -24,7 +24,7 @@ _TRIES: Final = 100
 
 @contextmanager
 def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Give a new folder whose name begins so; it goes with the block, unless it was renamed.
+    """Yield a new folder whose name begins so; it goes with the block, unless it was renamed.
 
     Folders of the same prefix that killed processes of this user left are removed first. Raises OSError.
     """
@@ -51,7 +51,7 @@ def remove_left(parent: Path, prefix: str) -> None:
 
 
 def left_by_others(parent: Path, prefix: str) -> list[Path]:
-    """Give this user's folders whose names are made of a prefix as `held_folder` makes them, held or not."""
+    """Return this user's folders whose names are made of a prefix as `held_folder` makes them, held or not."""
     named = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
     try:
         with os.scandir(parent) as inside:
@@ -91,7 +91,7 @@ def locked(handle: int) -> bool:
 
 
 def is_same(path: Path, handle: int) -> bool:
-    """Whether a path still leads to what was opened."""
+    """Return whether a path still leads to what was opened."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from overlapscope.frameworks import framework_steps as hosted
 
 
 def batches(scope: Session, accelerator: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Give what goes around each batch, outside of `accelerator.accumulate`.
+    """Return what goes around each batch, outside of `accelerator.accumulate`.
 
     Raises UsageError when `accelerator` is none.
     """

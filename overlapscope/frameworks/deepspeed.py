@@ -20,7 +20,7 @@ from overlapscope.frameworks import framework_steps as hosted
 
 
 def batches(scope: Session, engine: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Give what goes around each micro-batch: forward, `engine.backward` and `engine.step`.
+    """Return what goes around each micro-batch: forward, `engine.backward` and `engine.step`.
 
     Raises UsageError when `engine` is none.
     """

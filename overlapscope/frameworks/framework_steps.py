@@ -23,7 +23,7 @@ class HostedSteps:
 
     @property
     def open(self) -> bool:
-        """Whether a step is open."""
+        """Return whether a step is open."""
         return self._step is not None
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class _Spoiled(Exception):  # noqa: N818 - no error: it never leaves this file
 
 
 def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractContextManager[None]]:
-    """Give what goes around each batch of a loop in which a step takes several.
+    """Yield what goes around each batch of a loop in which a step takes several.
 
     A step begins with the first batch and ends with the one after which `ends()` says so.
     """
@@ -106,7 +106,7 @@ def batches(scope: Session, ends: Callable[[], bool]) -> Callable[[], AbstractCo
 
 
 def imported(names: Sequence[str], install: str) -> list[Any]:
-    """Give those of the modules that the process has imported already, else the first that is installed.
+    """Return those of the modules that the process has imported already, else the first that is installed.
 
     Raises UsageError, naming the package to install, when there is none.
     """

@@ -15,7 +15,7 @@ HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def callback(path: str | PathLike[str], **options: Any) -> Any:
-    """Give a Lightning callback that records into the run directory `path`; options are those of `profile`.
+    """Return a Lightning callback that records into the run directory `path`; options are those of `profile`.
 
     Raises UsageError when Lightning is not installed. Where both packages are in use it is a callback of both.
     """

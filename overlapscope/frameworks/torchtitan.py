@@ -21,7 +21,7 @@ from overlapscope.report.text.analysis import mean
 
 
 def trace_post_processor() -> Any:
-    """Give what `Profiler.Config.trace_post_processor` takes.
+    """Return what `Profiler.Config.trace_post_processor` takes.
 
     Raises UsageError when torchtitan is not installed, or is older than this hook.
     """

@@ -12,7 +12,7 @@ from overlapscope.frameworks.framework_steps import HostedProfile, imported
 
 
 def callback(path: str | PathLike[str], **options: Any) -> Any:
-    """Give a TrainerCallback that records into the run directory `path`; options are those of `profile`.
+    """Return a TrainerCallback that records into the run directory `path`; options are those of `profile`.
 
     Raises UsageError when transformers is not installed.
     """

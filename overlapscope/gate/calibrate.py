@@ -83,7 +83,7 @@ def _noise(metric: Metric) -> list[NoiseOf]:
 def noise_of(
     metric: Metric, by_name: Mapping[str, Metric], floor: NoiseFloor | None
 ) -> tuple[float, int | None] | None:
-    """Give a metric's deviation from run to run, and in how many degrees of freedom it was measured.
+    """Return a metric's deviation from run to run, and in how many degrees of freedom it was measured.
 
     Not calibrated: the documented default, as if known; None where that has nothing to be a share of.
     """
@@ -97,7 +97,7 @@ def noise_of(
 
 
 def own_spread(metric: Metric) -> tuple[float, int] | None:
-    """Give the deviation of runs about the mean of their own side, and its degrees of freedom, two at least.
+    """Return the deviation of runs about the mean of their own side, and its degrees of freedom, two at least.
 
     A machine noisier than the default shows it between the runs that are judged.
     """

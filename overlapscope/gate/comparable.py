@@ -31,7 +31,7 @@ class Mismatch(msgspec.Struct, kw_only=True, frozen=True):
 def mismatches(
     base: Sequence[Replicate], candidate: Sequence[Replicate], comparison: Comparison, allowed: Collection[str]
 ) -> list[Mismatch]:
-    """Give the differences that make runs not comparable, those that the policy allows among them."""
+    """Return the differences that make runs not comparable, those that the policy allows among them."""
     found = [
         Mismatch(key=each.key, base=each.base[:MOST], candidate=each.candidate[:MOST], allowed=each.key in allowed)
         for each in comparison.differences
@@ -46,6 +46,6 @@ def mismatches(
 
 
 def unknown_keys(base: Sequence[Replicate], candidate: Sequence[Replicate]) -> list[str]:
-    """Give the keys of the job that one side does not know, and the other does: whether they differ is not known."""
+    """Return the keys of the job that one side does not know, and the other does: whether they differ is not known."""
     known = [[any(key in run.identity for run in side) for key in JOB] for side in (base, candidate)]
     return [key for key, ours, theirs in zip(JOB, *known, strict=True) if ours != theirs]

@@ -89,7 +89,7 @@ def judge_metrics(
 
 
 def _adjusted(name: str, family: Sequence[str], tests: Mapping[str, _Tested | None]) -> tuple[float, float]:
-    """Give the probabilities of a metric for worse and for better, adjusted for those that gate with it.
+    """Return the probabilities of a metric for worse and for better, adjusted for those that gate with it.
 
     What could not be tested counts as a test that says nothing.
     """

@@ -101,7 +101,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policy_of(table: Mapping[str, Any]) -> Policy:
-    """Give the policy of a TOML table; raises UsageError, naming the key and the nearest known one."""
+    """Return the policy of a TOML table; raises UsageError, naming the key and the nearest known one."""
     known = Policy.__struct_fields__
     for key in table:
         if key not in known:
@@ -111,7 +111,7 @@ def policy_of(table: Mapping[str, Any]) -> Policy:
 
 
 def known_metric(name: str) -> str:
-    """Give the name of a metric that can be judged; raises UsageError for another."""
+    """Return the name of a metric that can be judged; raises UsageError for another."""
     if name in JUDGED:
         return name
     if any(name == each.name for each in METRICS):
@@ -120,14 +120,14 @@ def known_metric(name: str) -> str:
 
 
 def known_key(key: str) -> str:
-    """Give a key that runs may be allowed to differ in; raises UsageError for another."""
+    """Return a key that runs may be allowed to differ in; raises UsageError for another."""
     if key not in BLOCKING:
         raise UsageError(unknown("key that makes runs not comparable", key, BLOCKING))
     return key
 
 
 def known_failure(word: str) -> str:
-    """Give what else the gate may fail on; raises UsageError for another word."""
+    """Return what else the gate may fail on; raises UsageError for another word."""
     if word != INCONCLUSIVE:
         raise UsageError(f"fail_on: {unknown('verdict to fail on', word, (INCONCLUSIVE,))}")
     return word

@@ -27,7 +27,7 @@ _MEDIAN_OF: Final = {1: 1.0, 2: math.sqrt(0.5), 3: 0.6698}
 
 
 def permutation_test(base: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Give the probabilities that runs of unchanged code rank so high, or so low, in the candidate by chance.
+    """Return the probabilities that runs of unchanged code rank so high, or so low, in the candidate by chance.
 
     The exact permutation distribution of the rank sum, ties at their middle rank (Wilcoxon 1945; Mann and Whitney
     1947): the share of all ways to choose the candidate's runs out of all runs whose ranks sum to at least, or at
@@ -51,7 +51,7 @@ def permutation_test(base: Sequence[float], candidate: Sequence[float]) -> tuple
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Give twice the rank of each value, from 2 up; equal values share their middle, so all are integers."""
+    """Return twice the rank of each value, from 2 up; equal values share their middle, so all are integers."""
     _, at, counts = np.unique(np.array(values, np.float64), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     found: list[int] = (2 * last - counts + 1)[at].tolist()
@@ -59,14 +59,14 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 
 
 def _moments(ranks: Sequence[int], size: int) -> tuple[float, float]:
-    """Give mean and standard deviation of the sum of `size` ranks drawn without replacement."""
+    """Return mean and standard deviation of the sum of `size` ranks drawn without replacement."""
     values = np.array(ranks, np.float64)
     share = size * (len(ranks) - size) / (len(ranks) - 1)
     return size * float(values.mean()), math.sqrt(share * float(values.var()))
 
 
 def shift_interval(base: Sequence[float], candidate: Sequence[float], confidence: float) -> tuple[float, float] | None:
-    """Give the interval of the shift that the rank sum test does not reject (Hodges and Lehmann 1963).
+    """Return the interval of the shift that the rank sum test does not reject (Hodges and Lehmann 1963).
 
     Its ends are differences of a run of the candidate and a run of the base; None where there are too few runs for any.
     """
@@ -82,7 +82,7 @@ def shift_interval(base: Sequence[float], candidate: Sequence[float], confidence
 
 
 def _chances_of_pairs(n: int, m: int) -> Reals:
-    """Give for 0, 1, ... pairs the probability that at most so many of all have the candidate above the base."""
+    """Return for 0, 1, ... pairs the probability that at most so many of all have the candidate above the base."""
     most = n * m // 2
     ways = np.zeros((m + 1, most + 1), np.float64)
     ways[0, 0] = 1.0
@@ -97,7 +97,7 @@ def _chances_of_pairs(n: int, m: int) -> Reals:
 
 
 def bootstrap(base: Sequence[Reals], candidate: Sequence[Reals], seed: int) -> Reals | None:
-    """Give the differences of the two sides in resampled steps, sorted; None where a run has too few steps.
+    """Return the differences of the two sides in resampled steps, sorted; None where a run has too few steps.
 
     Each run's steps are drawn in blocks of consecutive ones, as steps resemble their neighbours (Künsch 1989; circular
     blocks: Politis and Romano 1992) of length ceil(cube root of the steps). A run's value is the median of its steps, a
@@ -123,7 +123,7 @@ def _resampled_medians(series: Reals, generator: np.random.Generator) -> Reals:
 
 
 def tail_probabilities(draws: Reals) -> tuple[float, float]:
-    """Give the shares of drawn differences not above 0, and not below: chances of so much growth, or decrease."""
+    """Return the shares of drawn differences not above 0, and not below: chances of so much growth, or decrease."""
     return (1 + int((draws <= 0).sum())) / (1 + draws.size), (1 + int((draws >= 0).sum())) / (1 + draws.size)
 
 
@@ -139,7 +139,7 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def noise_factor(base_runs: int, candidate_runs: int) -> float:
-    """Give the standard deviation of the difference of two sides' medians, as a multiple of that of one run.
+    """Return the standard deviation of the difference of two sides' medians, as a multiple of that of one run.
 
     Exact for normal runs to three a side; above, the limit for many runs, which is a little more.
     """
@@ -148,7 +148,7 @@ def noise_factor(base_runs: int, candidate_runs: int) -> float:
 
 
 def student_quantile(share: float, freedom: int | None) -> float:
-    """Give what a t-distributed value stays below with this probability (at least half); None is a known deviation.
+    """Return what a t-distributed value stays below with this probability (at least half); None is a known deviation.
 
     With t = sqrt(f) tan(a), the density in a is that of cos(a)^(f-1), which is smooth and on a bounded range.
     """

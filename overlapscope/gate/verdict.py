@@ -115,6 +115,6 @@ def _exit_code(verdict: Whole, metrics: Sequence[MetricVerdict], policy: Policy)
 
 
 def _other_job(floor: NoiseFloor, base: Sequence[Replicate]) -> list[str]:
-    """Give the keys of the job whose value the calibration runs had otherwise than the base."""
+    """Return the keys of the job whose value the calibration runs had otherwise than the base."""
     known = {key: value for key, value in floor.identity.items() if key in JOB}
     return [key for key, value in known.items() if any(run.identity.get(key, value) != value for run in base)]

@@ -28,7 +28,7 @@ def save(value: Any, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """Give what was saved; its columns are mapped, so that the folder may go."""
+    """Return what was saved; its columns are mapped, so that the folder may go."""
     sizes, words = pickle.loads((folder / _WORDS).read_bytes())
     mapped = memoryview(b"")
     if sum(sizes):

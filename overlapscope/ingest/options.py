@@ -46,7 +46,7 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
 def given_options(
     *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
 ) -> ReadOptions:
-    """Give the options as a user of the package writes them. Raises UsageError for what they cannot be."""
+    """Return the options as a user of the package writes them. Raises UsageError for what they cannot be."""
     by_name = {"": ranks} if isinstance(ranks, int) else {} if ranks is None else ranks
     if not isinstance(by_name, Mapping) or not all(
         isinstance(name, str) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS for name, rank in by_name.items()
@@ -56,7 +56,7 @@ def given_options(
 
 
 def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    """Give the regular expressions of an argument: one, or several."""
+    """Return the regular expressions of an argument: one, or several."""
     found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(each, str) for each in found):
         raise UsageError(f"{argument}={given!r}: give a regular expression, or several")
@@ -64,14 +64,14 @@ def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def given_workers(workers: object) -> int | None:
-    """Give how many processes a user of the package asks for, None for as many as are worth it. Raises UsageError."""
+    """Return how many processes a user of the package asks for, None for as many as are worth it. Raises UsageError."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
     return workers
 
 
 def given_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
-    """Give who is to read, None for processes of this machine. Raises UsageError for what cannot, or for both."""
+    """Return who is to read, None for processes of this machine. Raises UsageError for what cannot, or for both."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise UsageError(f"executor={executor!r}: give a concurrent.futures.Executor")
     if executor is not None and workers is not None:
@@ -80,7 +80,7 @@ def given_executor(executor: "Executor | None", workers: int | None) -> "Executo
 
 
 def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
-    """Give the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
+    """Return the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
     found = []
     for each in paths:
         if not isinstance(each, (str, PathLike)) or not isinstance(plain := fspath(each), str):

@@ -76,17 +76,17 @@ def _with_format(reading: Reading, name: str) -> Reading:
 
 
 def reason(error: Exception, path: Path) -> str:
-    """Give what an error says, without the path before it."""
+    """Return what an error says, without the path before it."""
     return str(error).removeprefix(f"{shown(path)}: ")
 
 
 def _ends_at_once(path: Path) -> bool:
-    """Whether a file is gzip data of which nothing can be had; not that of an empty file."""
+    """Return whether a file is gzip data of which nothing can be had; not that of an empty file."""
     stream = ByteStream(path)
     return not any(stream.blocks()) and stream.truncated
 
 
 def _is_other_text(head: Head) -> bool:
-    """Whether a file that no reader knows is plain text, which no trace is: it does not begin as JSON would."""
+    """Return whether a file that no reader knows is plain text, which no trace is: it does not begin as JSON would."""
     begin = head.text.lstrip()[:64]
     return is_text(head.content) and re.match(r"\{|\[\s*(?:[\[{\]\",]|$)|$", begin) is None

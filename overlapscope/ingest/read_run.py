@@ -40,7 +40,7 @@ def read_inputs(
 
 
 def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
-    """Give the run if the inputs are one run directory, None without any. Raises UsageError for more than that."""
+    """Return the run if the inputs are one run directory, None without any. Raises UsageError for more than that."""
     inputs = found.inputs
     if not inputs.runs:
         return None
@@ -101,5 +101,5 @@ def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:
 
 
 def _some(paths: Sequence[Path]) -> str:
-    """Give the names of the first files of many."""
+    """Return the names of the first files of many."""
     return ", ".join([*(shown_name(path) for path in paths[:3]), *(["..."] if len(paths) > 3 else [])])

@@ -41,7 +41,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_archive(self) -> bool:
-        """Whether the content is a tar or a zip archive."""
+        """Return whether the content is a tar or a zip archive."""
         return self.content.startswith(*_TAR_MAGIC) or self.content.startswith(ZIP_MAGIC)
 
 

@@ -21,12 +21,12 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_names() -> list[str]:
-    """Give the names of the machines that are known."""
+    """Return the names of the machines that are known."""
     return list(_presets())
 
 
 def reference_bandwidths(name: str) -> Facts:
-    """Give the measurements of a preset, or of a file of any form that is read: nccl-tests' output, a CSV table, ...
+    """Return the measurements of a preset, or of a file of any form that is read: nccl-tests' output, a CSV table, ...
 
     Raises UsageError where there is no such preset or file, InputError where the file holds no bandwidths.
     """

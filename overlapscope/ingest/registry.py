@@ -130,7 +130,7 @@ _FORMS: Final = (
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Give all readers in the order in which they are asked: those of other packages first.
+    """Return all readers in the order in which they are asked: those of other packages first.
 
     Raises InputError, naming the entry point, when one of them cannot be loaded or is no reader.
     """
@@ -156,7 +156,7 @@ def _loaded(point: "EntryPoint") -> Reader:
 
 
 def _guarded(whose: str, reader: Reader) -> Reader:
-    """Give a reader whose failures are errors of ours that name the file and the reader."""
+    """Return a reader whose failures are errors of ours that name the file and the reader."""
 
     def guarded(looks: Callable[[Head], bool], head: Head) -> bool:
         what = f"{shown(head.path)}: {whose} failed to look at it"
@@ -198,7 +198,7 @@ def head_of(path: Path) -> Head:
 
 
 def head_within(path: Path, content: bytes) -> Head:
-    """Give the head of a file that begins with `content`, decompressed where that is gzip."""
+    """Return the head of a file that begins with `content`, decompressed where that is gzip."""
     if content[:2] == GZIP_MAGIC:
         content = _inflated(content)
     return Head(path=path, content=content)
@@ -215,12 +215,12 @@ def _inflated(data: bytes) -> bytes:
 
 
 def reader_of(head: Head) -> Reader | None:
-    """Give the first reader that knows the file; None when none does."""
+    """Return the first reader that knows the file; None when none does."""
     return next(iter(readers_of(head)), None)
 
 
 def readers_of(head: Head) -> list[Reader]:
-    """Give the readers that know the file: one, or all whose lines stand in a log, which may be of several."""
+    """Return the readers that know the file: one, or all whose lines stand in a log, which may be of several."""
     known = next((reader for reader in readers() if reader.recognises(head)), None)
     if known is not None and not known.anywhere:
         return [known]
@@ -242,7 +242,7 @@ def _in_part(head: Head) -> list[Reader]:
 
 
 def may_be_brought(group: str) -> bool:
-    """Whether `importlib.metadata.entry_points(group=group)` may give any; no is certain."""
+    """Return whether `importlib.metadata.entry_points(group=group)` may give any; no is certain."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return True  # packages may be anywhere
     return any(_may_bring(folder or ".", group.encode()) for folder in sys.path)
@@ -275,7 +275,7 @@ def _stands_in(path: str, text: bytes) -> bool:
 
 @cache
 def read_by() -> str:
-    """Give what is another one as soon as our code, or a reader of another package, is another one.
+    """Return what is another one as soon as our code, or a reader of another package, is another one.
 
     Raises InputError where such a reader cannot be loaded.
     """
@@ -294,7 +294,7 @@ def _reader(point: "EntryPoint") -> str:
 
 
 def in_later_text(head: Head, readers: Sequence[Reader]) -> list[Reader]:
-    """Give the readers that recognise a later part of a text; none where the file is no text."""
+    """Return the readers that recognise a later part of a text; none where the file is no text."""
     found: list[Reader] = []
     if not readers or len(head.content) < HEAD_BYTES or not is_text(head.content):
         return found
@@ -322,7 +322,7 @@ def in_text(head: Head, holds: Callable[[Head], bool]) -> bool:
 
 
 def _parts(path: Path) -> Iterator[bytes]:
-    """Give the text from its beginning, in parts that overlap."""
+    """Yield the text from its beginning, in parts that overlap."""
     seen = 0
     before = b""
     for block in ByteStream(path).blocks():
@@ -334,7 +334,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def is_text(content: bytes) -> bool:
-    """Whether the beginning of a file has hardly a byte that no text has."""
+    """Return whether the beginning of a file has hardly a byte that no text has."""
     return len(content) - len(content.translate(None, _CONTROL)) <= len(content) // 1000
 
 

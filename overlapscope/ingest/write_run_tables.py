@@ -81,13 +81,13 @@ def _small_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -
 
 
 def _is_written(name: str, timeline: RankTimeline, whole: Part) -> bool:
-    """Whether a small table is as the file's reader wrote it: what the job tells changes calls alone."""
+    """Return whether a small table is as the file's reader wrote it: what the job tells changes calls alone."""
     same = whole.rows.get(name, 0) == size(getattr(timeline, name))
     return same and (name != "collectives" or whole.calls == calls_digest(timeline))
 
 
 def _as_it_is(timeline: RankTimeline, parts: Sequence[Part]) -> Part | None:
-    """Give the file's timeline that is the rank's, but for its calls; None where it was put together of several."""
+    """Return the file's timeline that is the rank's, but for its calls; None where it was put together of several."""
     places = places_of(timeline.spans, parts)
     if len(places) != 1:
         return None
@@ -118,7 +118,7 @@ def _large_tables(timeline: RankTimeline, parts: Sequence[Part], folder: Path) -
 
 
 def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
-    """Give the places that the rows in an outline's spans stand for."""
+    """Return the places that the rows in an outline's spans stand for."""
     rows = zip(
         spans.correlation.tolist(),
         spans.recording.tolist(),
@@ -133,7 +133,7 @@ def places_of(spans: Spans, parts: Sequence[Part]) -> list[Place]:
 
 
 def stays(place: Place, part: Part, rank: int) -> bool:
-    """Whether a file's tables are its rank's as they are."""
+    """Return whether a file's tables are its rank's as they are."""
     return part.written_rank == rank and (place.recording, place.lane, place.call) == (0, 0, 0)
 
 

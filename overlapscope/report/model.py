@@ -33,12 +33,12 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_of(sheet: Sheet) -> str:
-    """Give the sheet as text for a terminal, ending in a newline."""
+    """Return the sheet as text for a terminal, ending in a newline."""
     return "\n\n".join("\n".join(part) for part in _parts(sheet) if part) + "\n"
 
 
 def tables_of(sheet: Sheet) -> tuple[Table, ...]:
-    """Give all tables, those that say why first."""
+    """Return all tables, those that say why first."""
     return (*([sheet.why_table] if sheet.why_table else []), *sheet.tables)
 
 

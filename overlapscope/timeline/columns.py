@@ -173,7 +173,7 @@ _KIND_OF_TYPE: Final[dict[Any, str]] = {Ints: "int64", Floats: "float64", Codes:
 
 
 def column_kinds(table: type[Columns] | Columns) -> Mapping[str, str]:
-    """Give each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
+    """Return each column's kind: `int64`, `float64`, `name`, `enum` or `bool`."""
     key: Any = table if isinstance(table, type) else type(table)
     return _kinds(key)
 
@@ -184,12 +184,12 @@ def _kinds(table: Any) -> dict[str, str]:
 
 
 def enum_values(table: type[Columns], column: str) -> tuple[str, ...]:
-    """Give the spelled values of an enum column, in the order of its codes."""
+    """Return the spelled values of an enum column, in the order of its codes."""
     return next(tuple(get_args(each.type)[1]) for each in fields(table) if each.name == column)
 
 
 def size(table: Columns) -> int:
-    """Give the number of rows."""
+    """Return the number of rows."""
     return len(getattr(table, table.__struct_fields__[0]))
 
 
@@ -215,12 +215,12 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
 
 @cache
 def _empty(table: Any) -> Any:
-    """Give the table without rows: there is one of each kind, for most ranks have many."""
+    """Return the table without rows: there is one of each kind, for most ranks have many."""
     return table(**{name: np.empty(0, DTYPES[kind]) for name, kind in column_kinds(table).items()})
 
 
 def take(table: T, rows: npt.NDArray[Any]) -> T:
-    """Give the rows chosen by an index or a boolean mask, in that order."""
+    """Return the rows chosen by an index or a boolean mask, in that order."""
     return _plain(table)(**{name: getattr(table, name)[rows] for name in column_kinds(table)})
 
 
@@ -236,17 +236,17 @@ def _plain(table: T) -> type[T]:
 
 
 def held(value: int | None) -> int:
-    """Give a number as columns hold it: NONE for a missing one."""
+    """Return a number as columns hold it: NONE for a missing one."""
     return NONE if value is None else value
 
 
 def or_none(value: int) -> int | None:
-    """Give a number that a column holds; None for a missing one."""
+    """Return a number that a column holds; None for a missing one."""
     return None if value == NONE else value
 
 
 def integers(values: Sequence[int | None]) -> Ints:
-    """Give a column of integers, NONE where one is missing."""
+    """Return a column of integers, NONE where one is missing."""
     try:
         return np.array(values, np.int64)
     except TypeError:

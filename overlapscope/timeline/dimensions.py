@@ -32,7 +32,7 @@ _LONG: Final = {
 
 
 def dimension_of(text: str | None) -> str | None:
-    """Give the dimension that a group's description or name tells; None where it tells none, or several."""
+    """Return the dimension that a group's description or name tells; None where it tells none, or several."""
     words = re.findall(r"[a-z]+", (text or "").lower())
     spelled = _SHORT | _LONG if "mesh" in words[:1] or "parallel" in words else _SHORT
     found = {spelled[word] for word in words if word in spelled}
@@ -64,7 +64,7 @@ def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int]) -> RankTimelin
 def with_dimensions(
     ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
 ) -> dict[int, RankTimeline]:
-    """Give the timelines with the dimension of each collective; what a group's name says comes before all else."""
+    """Return the timelines with the dimension of each collective; what a group's name says comes before all else."""
     named = {group.name: told for group in groups if (told := dimension_of(group.description))}
     for timeline in ranks.values():
         codes = unique(timeline.collectives.group)
@@ -117,7 +117,7 @@ def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], worl
 
 
 def _in_use(ranks: Mapping[int, RankTimeline]) -> tuple[set[str], dict[str, set[str]]]:
-    """Give the groups that calls name, and the operations of each in the forward pass."""
+    """Return the groups that calls name, and the operations of each in the forward pass."""
     used: set[str] = set()
     forward: dict[str, set[str]] = {}
     for timeline in ranks.values():

@@ -215,12 +215,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return any(size(getattr(self, name)) for name in FACT_TABLES)
 
     def name(self, code: int) -> str | None:
-        """Give what a code stands for; None for a missing one."""
+        """Return what a code stands for; None for a missing one."""
         return self.names[code] if code >= 0 else None
 
 
 def with_rank(facts: Facts, rank: int) -> Facts:
-    """Give the facts of a source that turned out to be one rank's, and that did not say which itself."""
+    """Return the facts of a source that turned out to be one rank's, and that did not say which itself."""
     return replace(
         facts,
         progress=replace(facts.progress, rank=_filled(facts.progress.rank, rank)),

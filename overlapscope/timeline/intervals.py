@@ -31,7 +31,7 @@ _FIRST, _LAST = np.array([[np.iinfo(np.int64).min], [np.iinfo(np.int64).max]])
 
 
 def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
-    """Give the set covered by any interval of any part.
+    """Return the set covered by any interval of any part.
 
     Each part is a pair (starts, ends) in any order, overlapping or not; empty and reversed intervals
     (end <= start) cover nothing.
@@ -58,17 +58,17 @@ def _joined(parts: Sequence[Int64s]) -> Int64s:
 
 
 def length(a: Intervals) -> int:
-    """Give the total time covered, in the unit of the intervals."""
+    """Return the total time covered, in the unit of the intervals."""
     return int((a.ends - a.starts).sum())
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """Give the set covered by both."""
+    """Return the set covered by both."""
     return parts_inside(a, b)[0]
 
 
 def parts_inside(a: Intervals, b: Intervals) -> tuple[Intervals, Int64s]:
-    """Give the parts of `a` that `b` covers, and of each the place in `a` of what it is a part of.
+    """Return the parts of `a` that `b` covers, and of each the place in `a` of what it is a part of.
 
     Intervals of `a` may touch, and then so may the parts.
     """
@@ -87,7 +87,7 @@ def parts_inside(a: Intervals, b: Intervals) -> tuple[Intervals, Int64s]:
 
 
 def complement(a: Intervals, start: int, end: int) -> Intervals:
-    """Give the part of [start, end) that `a` does not cover."""
+    """Return the part of [start, end) that `a` does not cover."""
     if end <= start:
         return EMPTY
     inside = clip(a, start, end)
@@ -98,14 +98,14 @@ def complement(a: Intervals, start: int, end: int) -> Intervals:
 
 
 def difference(a: Intervals, b: Intervals) -> Intervals:
-    """Give the set covered by `a` and not by `b`."""
+    """Return the set covered by `a` and not by `b`."""
     if a.starts.size == 0 or b.starts.size == 0:
         return a
     return intersection(a, Intervals(np.concatenate((_FIRST, b.ends)), np.concatenate((b.starts, _LAST))))
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """Give the part of `a` inside [start, end); nothing where that is empty."""
+    """Return the part of `a` inside [start, end); nothing where that is empty."""
     if end <= start:
         return EMPTY
     first = np.searchsorted(a.ends, start, side="right")
@@ -130,7 +130,7 @@ class BusyTime:
         return Intervals(self._starts, self._ends)
 
     def before(self, times: npt.ArrayLike) -> Int64s:
-        """Give the time covered before each of `times`."""
+        """Return the time covered before each of `times`."""
         at = np.asarray(times, np.int64)
         if self._starts.size == 0:
             return np.zeros(at.shape, np.int64)
@@ -140,7 +140,7 @@ class BusyTime:
         return self._prefix[begun] - overhang
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64s:
-        """Give the time covered inside each window [start, end); 0 where the window is empty."""
+        """Return the time covered inside each window [start, end); 0 where the window is empty."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         return np.where(last > first, self.before(last) - self.before(first), 0)
 
@@ -167,7 +167,7 @@ class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self._sums(self.ends - self.starts)
 
     def within(self, busy: BusyTime) -> list[int]:
-        """Give the time covered inside each set."""
+        """Return the time covered inside each set."""
         return self._sums(busy.within(self.starts, self.ends))
 
     def _sums(self, values: Int64s) -> list[int]:

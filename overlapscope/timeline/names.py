@@ -32,15 +32,15 @@ class NameTable:
         return len(self._codes)
 
     def code(self, name: str) -> int:
-        """Give the code of one name, adding it if new."""
+        """Return the code of one name, adding it if new."""
         return self._codes.setdefault(name, len(self._codes))
 
     def codes(self, names: Iterable[str | None]) -> list[int]:
-        """Give the codes of names of which some may be missing; of those it is -1."""
+        """Return the codes of names of which some may be missing; of those it is -1."""
         return [-1 if name is None else self.code(name) for name in names]
 
     def encode(self, names: Sequence[object]) -> Codes:
-        """Give the codes of many names, adding the new ones; what is not a string is named by `str`."""
+        """Return the codes of many names, adding the new ones; what is not a string is named by `str`."""
         codes = self._codes
         try:
             return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
@@ -57,5 +57,5 @@ class NameTable:
         return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
 
     def to_list(self) -> list[str]:
-        """Give all names in the order of their codes."""
+        """Return all names in the order of their codes."""
         return list(self._codes)

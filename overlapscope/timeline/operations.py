@@ -49,12 +49,12 @@ VOLUMELESS: Final = frozenset({"wait", "barrier", "coalesced"})
 
 
 def possible(number: int) -> int | None:
-    """Give the number, or None where it cannot be a count."""
+    """Return the number, or None where it cannot be a count."""
     return number if 0 <= number < MAX_COUNT else None
 
 
 def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_size: int | None) -> int | None:
-    """Give the elements nccl-tests would call the size of the operation.
+    """Return the elements nccl-tests would call the size of the operation.
 
     The gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
     all-to-all and send, what it receives for recv. One of the two may be unknown. None where that is not enough.
@@ -73,13 +73,13 @@ def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_si
 
 
 def volume_bytes(elements: int | None, dtype: str | None) -> int | None:
-    """Give the bytes of so many elements; None where either is unknown or the product is impossible."""
+    """Return the bytes of so many elements; None where either is unknown or the product is impossible."""
     item = ITEM_BYTES.get(dtype or "")
     return possible(elements * item) if elements is not None and item else None
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Give busbw / algbw as nccl-tests computes it (doc/PERFORMANCE.md and each test's `GetBw`)."""
+    """Return busbw / algbw as nccl-tests computes it (doc/PERFORMANCE.md and each test's `GetBw`)."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if op in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):

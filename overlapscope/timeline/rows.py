@@ -23,7 +23,7 @@ SHORT: Final = 1 << 31
 
 
 def order_of(*columns: Column) -> Ints:
-    """Give the places of rows sorted by the first of integer columns, of equals by the next; equals stay in order."""
+    """Return the places of rows sorted by the first of integer columns, of equals by the next; equals stay in order."""
     rows = columns[0].size
     if rows < 2:
         return np.arange(rows)
@@ -45,7 +45,7 @@ def order_of(*columns: Column) -> Ints:
 
 
 def ascending(values: Ints) -> Ints:
-    """Give values in order."""
+    """Return values in order."""
     falls = num_falls(values)
     if not falls:
         return values
@@ -91,7 +91,7 @@ def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]
 
 
 def sum_by(group: Column, values: Ints, groups: int) -> Ints:
-    """Give the sum of the values of each group, 0 for one without rows; `group` holds numbers from 0 on."""
+    """Return the sum of the values of each group, 0 for one without rows; `group` holds numbers from 0 on."""
     if not values.size:
         return np.zeros(groups, np.int64)
     if max(-int(values.min()), int(values.max())) * values.size < EXACT:
@@ -102,12 +102,12 @@ def sum_by(group: Column, values: Ints, groups: int) -> Ints:
 
 
 def largest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints:
-    """Give the largest value of each group, `otherwise` for one without rows."""
+    """Return the largest value of each group, `otherwise` for one without rows."""
     return _extreme_by(np.maximum, group, values, np.full(groups, otherwise, np.int64))
 
 
 def smallest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints:
-    """Give the smallest value of each group likewise."""
+    """Return the smallest value of each group likewise."""
     return _extreme_by(np.minimum, group, values, np.full(groups, otherwise, np.int64))
 
 
@@ -121,7 +121,7 @@ def _extreme_by(most: np.ufunc, group: Column, values: Ints, found: Ints) -> Int
 
 
 def values_in(column: Ints) -> Ints:
-    """Give the distinct values, ascending."""
+    """Return the distinct values, ascending."""
     if not column.size:
         return column
     low, high = int(column.min()), int(column.max())

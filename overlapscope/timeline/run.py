@@ -83,11 +83,11 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return size(self.spans)
 
     def at_hand(self) -> "RankTimeline":
-        """Give the timeline with all its tables in memory."""
+        """Return the timeline with all its tables in memory."""
         return self
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "RankTimeline":
-        """Give the timeline with the dimensions of its collectives; `names` may hold more than before."""
+        """Return the timeline with the dimensions of its collectives; `names` may hold more than before."""
         return replace(self, names=names, collectives=replace(self.collectives, dimension=dimension))
 
 
@@ -160,7 +160,7 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
 
 
 def _behind(part: RankTimeline, names: NameTable, window: int, lane: int, call: int) -> RankTimeline:
-    """Give a part in the codes of `names`, behind so many recording windows, lanes and collectives of others."""
+    """Return a part in the codes of `names`, behind so many recording windows, lanes and collectives of others."""
     recordings, lanes = recode(part.recordings, part.names, names), recode(part.lanes, part.names, names)
     spans, calls = recode(part.spans, part.names, names), recode(part.collectives, part.names, names)
     notes = recode(part.annotations, part.names, names)

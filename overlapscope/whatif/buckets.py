@@ -41,7 +41,7 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.static_graph or not self.find_unused_parameters
 
     def limits(self) -> tuple[int, ...]:
-        """Give the limits in bytes; the last one repeats."""
+        """Return the limits in bytes; the last one repeats."""
         if self.bucket_cap_mb_list:
             return tuple(int(each * MIB) for each in self.bucket_cap_mb_list)
         given = self.bucket_cap_mb is not None
@@ -103,7 +103,7 @@ def ddp_buckets(
     ready_order: Sequence[int] | None = None,
     sparse: Sequence[bool] = (),
 ) -> list[Bucket]:
-    """Give the buckets of all iterations but the first, in the order in which they are launched.
+    """Return the buckets of all iterations but the first, in the order in which they are launched.
 
     Parameters are numbered as the module registers them. `ready_order` tells in which order their gradients became
     ready in the first iteration (rank 0's counts); without it they are taken from the last registered to the first.
@@ -120,7 +120,7 @@ def ddp_buckets(
 def first_iteration(
     sizes_bytes: Sequence[int], kinds: Sequence[Hashable], settings: DdpSettings, *, sparse: Sequence[bool] = ()
 ) -> list[Bucket]:
-    """Give the buckets of the first iteration: one for each kind, where they will be rebuilt and no list is given."""
+    """Return the buckets of the first iteration: one for each kind, where they will be rebuilt and no list is given."""
     if settings.rebuilds and not settings.bucket_cap_mb_list:
         whole = (sum(sizes_bytes) + 1,)
         return assign(sizes_bytes, kinds, whole, sparse=sparse)[::-1]

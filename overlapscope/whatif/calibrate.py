@@ -56,7 +56,7 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_ns(workload: Workload, settings: Settings, slowdown: float) -> float:
-    """Give the replayed step with compute and collectives slowing each other so much."""
+    """Return the replayed step with compute and collectives slowing each other so much."""
     return _replayed(workload, step_job(workload, settings), slowdown).step_ns
 
 
@@ -119,17 +119,17 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The worst miss of a measured step, as a share of it; None without one."""
 
     def times(self, factor: float) -> Self:
-        """Give them with all times so many times as long."""
+        """Return them with all times so many times as long."""
         return replace(
             self, steps_ns=self.steps_ns * factor, exposed_ns=self.exposed_ns * factor, spent_ns=self.spent_ns * factor
         )
 
     def half_width(self, values: Floats) -> Floats:
-        """Give the half of a 90 % interval of something that has a row for each variation, about row 0."""
+        """Return the half of a 90 % interval of something that has a row for each variation, about row 0."""
         return half_width(values, self.variations)
 
     def depends_on(self, place: int) -> dict[str, tuple[float, float]]:
-        """Give for each assumption the least and the greatest step in ns of one setting as it varies."""
+        """Return for each assumption the least and the greatest step in ns of one setting as it varies."""
         found = {}
         for name in dict.fromkeys(self.variations[1:]):
             rows = [number for number, each in enumerate(self.variations) if each == name]
@@ -139,7 +139,7 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def half_width(values: Floats, variations: Sequence[str]) -> Floats:
-    """Give the half of a 90 % interval of values about row 0, with a row for each named variation.
+    """Return the half of a 90 % interval of values about row 0, with a row for each named variation.
 
     Independent causes add up as squares; of the two directions of one the larger counts.
     """
@@ -245,7 +245,7 @@ def _replayed(workload: Workload, job: Job, slowdown: float) -> Replay:
 
 
 def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float], float]:
-    """Give the function that tells by what share, on the mean, a slowdown's replays exceed the measured steps."""
+    """Return the function that tells by what share, on the mean, a slowdown's replays exceed the measured steps."""
     jobs = [step_job(workload, each.settings) for each in measured]
 
     def missed(slowdown: float) -> float:
@@ -256,7 +256,7 @@ def _missed(workload: Workload, measured: Sequence[Measured]) -> Callable[[float
 
 
 def _root(missed: Callable[[float], float]) -> float:
-    """Give the slowdown that misses by nothing, or the end of 1 to `MOST` that is nearest to it.
+    """Return the slowdown that misses by nothing, or the end of 1 to `MOST` that is nearest to it.
 
     False position, Illinois variant (Dowell and Jarratt 1971): the step is nearly linear in the slowdown.
     """
@@ -282,12 +282,12 @@ def _root(missed: Callable[[float], float]) -> float:
 
 
 def prior(reason: str) -> Fit:
-    """Give what holds where nothing tells the slowdown, and why nothing does."""
+    """Return what holds where nothing tells the slowdown, and why nothing does."""
     return Fit(slowdown=PRIOR[1], low=WIDE_PRIOR[0], high=WIDE_PRIOR[1], identified=False, reason=reason)
 
 
 def step_job(workload: Workload, settings: Settings) -> Job:
-    """Give the job of one optimizer step. Raises KeyError where the workload has no curve for what is needed."""
+    """Return the job of one optimizer step. Raises KeyError where the workload has no curve for what is needed."""
     if settings.sharding is not None:
         return sharded_job(workload, settings)
     return priority_job(workload, settings) if settings.priority else ddp_job(workload, settings)

@@ -25,7 +25,7 @@ class CapCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def caps_of(workload: Workload, *others_mb: float | None) -> tuple[float, ...]:
-    """Give caps worth drawing: up to the first that holds all gradients, and the given ones."""
+    """Return caps worth drawing: up to the first that holds all gradients, and the given ones."""
     total = float(workload.gradients.sizes_bytes.sum()) / MIB
     last = next((at for at, cap in enumerate(CAPS_MB) if cap >= total), len(CAPS_MB) - 1)
     return tuple(sorted({*CAPS_MB[: last + 1], *(each for each in others_mb if each is not None)}))

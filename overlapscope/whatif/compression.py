@@ -44,7 +44,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
         return f"PowerSGD rank {self.amount:.0f}" if self.method == "powersgd" else f"top-k {self.amount:g}"
 
     def range(self) -> "list[Compression]":
-        """Give it with the least, the usual and the greatest cost."""
+        """Return it with the least, the usual and the greatest cost."""
         return [replace(self, passes=each) for each in PASSES[self.method]]
 
 
@@ -57,7 +57,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def sent(compression: Compression, shapes: Sequence[Sequence[int]], item_bytes: int, ranks: int) -> list[Sent]:
-    """Give what a bucket of gradients of these shapes sends, in order."""
+    """Return what a bucket of gradients of these shapes sends, in order."""
     if compression.method == "topk":
         kept = max(ceil(compression.amount * sum(map(prod, shapes))), 1) * ranks
         return [Sent("all_gather", kept * item_bytes), Sent("all_gather", kept * INDEX_BYTES)]
@@ -74,14 +74,14 @@ def sent(compression: Compression, shapes: Sequence[Sequence[int]], item_bytes: 
 
 
 def sent_ns(collectives: Sequence[Sent], all_reduce: Curve) -> float:
-    """Give what they take behind each other. An empty one is called all the same, and takes what its latency is."""
+    """Return what they take behind each other. An empty one is called all the same, and takes what its latency is."""
     return sum(
         float(all_reduce.at(max(each.bytes, 1))) * (0.5 if each.op == "all_gather" else 1.0) for each in collectives
     )
 
 
 def compressions_of(text: str) -> list[Compression]:
-    """Give the compressions that an argument lists, e.g. `powersgd:1,topk:0.01`. Raises UsageError for others."""
+    """Return the compressions that an argument lists, e.g. `powersgd:1,topk:0.01`. Raises UsageError for others."""
     found = []
     for each in text.split(","):
         method, _, amount = each.strip().partition(":")

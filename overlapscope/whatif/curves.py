@@ -54,7 +54,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By what share the curve through the other points misses each interior point; NaN for the ends."""
 
     def at(self, sizes_bytes: npt.ArrayLike) -> Floats:
-        """Give the time in ns of each size."""
+        """Return the time in ns of each size."""
         x = np.log(np.maximum(np.asarray(sizes_bytes, np.float64), 1.0))
         known, times = np.log(self.sizes_bytes), np.log(self.times_ns)
         within = _between(x, known, times, self.slopes_before, self.slopes_after)
@@ -74,7 +74,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return INTERPOLATED if 0 < place < self.sizes_bytes.size else EXTRAPOLATED
 
     def error(self, size_bytes: float) -> float:
-        """Give by what share the time of a size may be wrong.
+        """Return by what share the time of a size may be wrong.
 
         What the curve misses by at the points around it when these are left out, halved: the gap is then half as wide.
         Outside the range, where there is no such test, the worst of the large sizes.
@@ -112,7 +112,7 @@ def curve(
     choice: Sequence[str] = (),
     source: str = "",
 ) -> Curve:
-    """Give the curve through points; several of one size become their median. Raises ValueError without a usable one.
+    """Return the curve through points; several of one size become their median. Raises ValueError without a usable one.
 
     `choice` tells the algorithm and protocol of each point. Points of no size or time are left out.
     """
@@ -143,7 +143,7 @@ def curve(
 
 
 def scaled(shape: Curve, size_bytes: float, time_ns: float) -> Curve:
-    """Give a curve of another's shape through the one point that was measured; all else in it is assumed."""
+    """Return a curve of another's shape through the one point that was measured; all else in it is assumed."""
     factor = time_ns / float(shape.at(size_bytes))
     sizes = np.append(shape.sizes_bytes[shape.sizes_bytes != size_bytes], size_bytes)
     order = np.argsort(sizes)
@@ -160,7 +160,7 @@ def scaled(shape: Curve, size_bytes: float, time_ns: float) -> Curve:
 
 
 def isotonic(values: Floats) -> Floats:
-    """Give the nearest values (least squares) that never fall: pool adjacent violators (Ayer et al. 1955)."""
+    """Return the nearest values (least squares) that never fall: pool adjacent violators (Ayer et al. 1955)."""
     level: list[float] = []
     count: list[int] = []
     for value in values.tolist():
@@ -174,14 +174,14 @@ def isotonic(values: Floats) -> Floats:
 
 
 def _switches(choice: Sequence[str], points: int) -> Flags:
-    """Give for each gap between points whether the algorithm switches in it."""
+    """Return for each gap between points whether the algorithm switches in it."""
     if not choice:
         return np.zeros(max(points - 1, 0), np.bool_)
     return np.array([a != b for a, b in pairwise(choice)], np.bool_)
 
 
 def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
-    """Give by what share the curve through the other points misses each point."""
+    """Return by what share the curve through the other points misses each point."""
     missed = np.full(x.size, np.nan)
     for place in range(1, x.size - 1):
         # The curve between two points depends on them and on the next ones on either side.
@@ -193,7 +193,7 @@ def _left_out(x: Floats, y: Floats, choice: Sequence[str]) -> Floats:
 
 
 def _between(x: Floats, known: Floats, times: Floats, before: Floats, after: Floats) -> Floats:
-    """Give the curve with these slopes between known points; held at its ends beyond them."""
+    """Return the curve with these slopes between known points; held at its ends beyond them."""
     straight: Floats = np.interp(x, known, times)
     if known.size < 2:
         return straight
@@ -209,7 +209,7 @@ def _between(x: Floats, known: Floats, times: Floats, before: Floats, after: Flo
 
 
 def _monotone_slopes(x: Floats, y: Floats, switch: Flags) -> tuple[Floats, Floats]:
-    """Give slopes left and right of each point that keep a cubic between points monotone.
+    """Return slopes left and right of each point that keep a cubic between points monotone.
 
     Weighted harmonic means of the neighbouring segments' slopes (Fritsch and Butland 1984); a segment across which the
     algorithm switches is a straight line and does not bend its neighbours.
@@ -235,7 +235,7 @@ def _monotone_slopes(x: Floats, y: Floats, switch: Flags) -> tuple[Floats, Float
 
 
 def _end_slope(width: Floats, secant: Floats) -> float:
-    """Give the slope at an end from the two segments next to it, kept within what is monotone."""
+    """Return the slope at an end from the two segments next to it, kept within what is monotone."""
     if secant.size < 2:
         return float(secant[0])
     slope = ((2 * width[0] + width[1]) * secant[0] - width[0] * secant[1]) / (width[0] + width[1])
@@ -245,7 +245,7 @@ def _end_slope(width: Floats, secant: Floats) -> float:
 
 
 def table_curve(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]:
-    """Give the curve of a table's all-reduces over so many ranks, with what is to be said of it.
+    """Return the curve of a table's all-reduces over so many ranks, with what is to be said of it.
 
     Raises InputError where it holds none; one that does not say over how many ranks is taken to be over these.
     """
@@ -275,7 +275,7 @@ def table_curve(tables: Facts, file: str, ranks: int) -> tuple[Curve, list[str]]
 
 
 def other_curves(tables: Facts, ranks: int) -> tuple[Curve, ...]:
-    """Give the curves of other operations that a table holds for exactly so many ranks."""
+    """Return the curves of other operations that a table holds for exactly so many ranks."""
     rows = tables.measurements
     chosen = {op: _of(tables, op) & (rows.ranks == ranks) for op in OTHERS}
     return tuple(

@@ -74,13 +74,13 @@ class Case(Protocol):
 
     @property
     def halves(self) -> bool:
-        """Whether all gradients are of 32 bits, and sending 16 would halve them."""
+        """Return whether all gradients are of 32 bits, and sending 16 would halve them."""
 
     def build(self, values: Values) -> Workload:
-        """Give the workload under values of the assumptions."""
+        """Return the workload under values of the assumptions."""
 
     def workload(self) -> Workload:
-        """Give it as all assumptions are taken to be."""
+        """Return it as all assumptions are taken to be."""
 
 
 def answer(
@@ -119,7 +119,7 @@ def answer(
 
 
 def _compressed(plan: Case, workload: Workload, compressions: Sequence[Compression]) -> list[Scenario]:
-    """Give the scenarios of compressed gradients: their intervals span what compressing may cost."""
+    """Return the scenarios of compressed gradients: their intervals span what compressing may cost."""
     if compressions and not workload.gradients.shapes:
         raise UsageError("--compress: the shapes of gradients are not known")
     if compressions and not workload.pass_ns_per_byte:
@@ -142,7 +142,7 @@ def scenarios(plan: Case, settings: Sequence[Settings]) -> list[Scenario]:
 
 
 def _missed(plan: Case, replayed: Predictions) -> float:
-    """Give the present step as measured over its replay; 1 where it was not measured.
+    """Return the present step as measured over its replay; 1 where it was not measured.
 
     What the replay misses of the present step it is taken to miss of the others, so that a step agrees with its gain.
     """
@@ -182,7 +182,7 @@ def _other_buckets(plan: Case, workload: Workload, caps_mb: Sequence[float], *, 
 
 
 def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list[Scenario]:
-    """Give a row for each setting: a step that was measured is what was measured, within the noise."""
+    """Return a row for each setting: a step that was measured is what was measured, within the noise."""
     steps, besides = predictions.steps_ns, model_error(predictions)
     measured = [_measured_ns(plan, each) for each in predictions.settings]
     told = np.array([np.nan if each is None else each for each in measured])
@@ -214,12 +214,12 @@ def _scenarios(plan: Case, predictions: Predictions, workload: Workload) -> list
 
 
 def _to_choose(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Give the scenarios that may be recommended."""
+    """Return the scenarios that may be recommended."""
     return [each for each in scenarios if not each.changes_numerics and not each.hypothetical]
 
 
 def _best(scenarios: Sequence[Scenario], noise: float) -> Scenario:
-    """Give the shortest step that changes no numerics; one cap rather than a list where noise does not part them."""
+    """Return the shortest step that changes no numerics; one cap rather than a list where noise does not part them."""
     plain = _to_choose(scenarios)
     best = min(plain, key=lambda each: each.predicted_step_ns)
     simple = [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
@@ -268,13 +268,13 @@ def _waits(plan: Case, base: Scenario) -> bool:
 
 
 def _widest(predictions: Predictions, place: int) -> str:
-    """Give what moves a setting's step most of all that is not known."""
+    """Return what moves a setting's step most of all that is not known."""
     swing = predictions.depends_on(place)
     return max(swing, key=lambda name: swing[name][1] - swing[name][0])
 
 
 def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[str, list[Any]]:
-    """Give the caps whose steps are the best's within the noise."""
+    """Return the caps whose steps are the best's within the noise."""
     near = [
         each.knobs["bucket_cap_mb"]
         for each in _to_choose(scenarios)
@@ -284,7 +284,7 @@ def _flat(scenarios: Sequence[Scenario], best: Scenario, noise: float) -> dict[s
 
 
 def _bounds(workload: Workload, settings: Settings) -> Bounds:
-    """Give bounds without interference: nothing sent; everything hidden that can be; nothing hidden."""
+    """Return bounds without interference: nothing sent; everything hidden that can be; nothing hidden."""
     job = ddp_job(workload, settings)
     moving = sum(each.alone_ns for each in job.transfers)
     first = job.programmes[min(job.programmes)]
@@ -313,6 +313,6 @@ def _assumed(plan: Case, predictions: Predictions, place: int) -> list[Assumed]:
 
 
 def _measured_ns(plan: Case, settings: Settings) -> int | None:
-    """Give the median of the measured steps of these settings; None without one."""
+    """Return the median of the measured steps of these settings; None without one."""
     steps = [each.step_ns for each in plan.measured if each.settings == settings]
     return round(float(np.median(steps))) if steps else None

@@ -63,15 +63,15 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def halves(self) -> bool:
-        """Whether all gradients are of 32 bits, and are sent so."""
+        """Return whether all gradients are of 32 bits, and are sent so."""
         return set(self.recorded.dtypes) == {"float32"}
 
     def workload(self) -> Workload:
-        """Give it as all assumptions are taken to be."""
+        """Return it as all assumptions are taken to be."""
         return self.build(self._nominal())
 
     def build(self, values: Values) -> Workload:
-        """Give the workload under values of the assumptions."""
+        """Return the workload under values of the assumptions."""
         seen = self.recorded
         compute, comm = values[SLOWDOWN], self._comm(values)
         free = self._free(values)
@@ -136,7 +136,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return free - self._overheads(values)
 
     def _overheads(self, values: Values) -> Floats:
-        """Give what launching and filling buckets took before each gradient was ready: a replay adds its own."""
+        """Return what launching and filling buckets took before each gradient was ready: a replay adds its own."""
         sizes = self.recorded.grad_bytes
         filled = np.cumsum(self.recorded.elements)
         closed = np.cumsum(sent_elements(self.recorded))
@@ -146,7 +146,7 @@ class RecordedCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def from_run(run: Run, together: Across | None = None) -> RecordedCase:
-    """Give the workload of a recording. Raises InputError, saying what is missing and what to do."""
+    """Return the workload of a recording. Raises InputError, saying what is missing and what to do."""
     together = together or across(run)
     try:
         seen = recorded_steps(run, together)
@@ -186,7 +186,7 @@ def from_run(run: Run, together: Across | None = None) -> RecordedCase:
 
 
 def _origins(seen: Recorded) -> Floats:
-    """Give (rank, step): from when the last pass is counted: the step's start, or the end of the pass before it."""
+    """Return (rank, step): from when the last pass is counted: the step's start, or the end of the pass before it."""
     if seen.passes == 1:
         return seen.start_ns
     ended: Floats = seen.ready_ns[:, :, -2].max(axis=-1)
@@ -194,14 +194,14 @@ def _origins(seen: Recorded) -> Floats:
 
 
 def _moving(seen: Recorded, rank: int, step: int) -> Floats:
-    """Give rows (start, end) in which all-reduces moved data on a rank."""
+    """Return rows (start, end) in which all-reduces moved data on a rank."""
     begun, done = seen.begun_ns[:, step].max(axis=0), seen.done_ns[rank, step]
     covered = union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
     return np.stack((covered.starts, covered.ends), axis=1).astype(np.float64)
 
 
 def _own_clock(run: Run, rank: int, shared: Intervals, together: Across) -> Intervals:
-    """Give intervals of the shared clock on a rank's own; drift is far below what is asked of them."""
+    """Return intervals of the shared clock on a rank's own; drift is far below what is asked of them."""
     if not shared.starts.size:
         return EMPTY
     zero = together.clocks.aligned(rank, np.array([together.clocks.reference_ns], np.int64))[0]
@@ -216,7 +216,7 @@ def _windows(run: Run, rank: int, seen: Recorded) -> Ints:
 
 
 def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
-    """Give when a rank computed until its last gradient was ready, and waited for nothing."""
+    """Return when a rank computed until its last gradient was ready, and waited for nothing."""
     timeline = run.ranks[rank]
     spans = timeline.spans
     rows = np.flatnonzero(spans.kind == COMPUTE)
@@ -228,7 +228,7 @@ def _computing(run: Run, rank: int, seen: Recorded, at: int) -> Intervals:
 
 
 def _after(run: Run, seen: Recorded, baseline: Settings) -> tuple[float, float]:
-    """Give ns a byte that copying buckets out takes, and what follows the last bucket: mostly the optimizer."""
+    """Return ns a byte that copying buckets out takes, and what follows the last bucket: mostly the optimizer."""
     copied = []
     for rank in seen.ranks if not baseline.gradient_as_bucket_view else ():
         timeline = run.ranks[rank]
@@ -278,7 +278,7 @@ def _medians(moved: Link) -> Floats:
 
 
 def _error(ratios: Floats) -> float:
-    """Give half the 90 % interval of a median of values that scatter about 1."""
+    """Return half the 90 % interval of a median of values that scatter about 1."""
     return float(SPREAD * 1.2533 * 1.4826 * np.median(np.abs(ratios - 1)) / ratios.size**0.5)
 
 

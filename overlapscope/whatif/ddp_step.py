@@ -48,11 +48,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hypothetical(self) -> bool:
-        """Whether no setting alone would bring it about."""
+        """Return whether no setting alone would bring it about."""
         return self.link_speed != 1 or not self.late_ranks or self.priority or self.partition_mb is not None
 
     def knobs(self) -> dict[str, object]:
-        """Give what differs from torch's defaults, in torch's words."""
+        """Return what differs from torch's defaults, in torch's words."""
         found: dict[str, object] = {"bucket_cap_mb": self.ddp.bucket_cap_mb}
         if self.ddp.bucket_cap_mb_list:
             found = {"bucket_cap_mb_list": list(self.ddp.bucket_cap_mb_list)}
@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
-    """Give the buckets of a workload, as places among its gradients, in the order of launch."""
+    """Return the buckets of a workload, as places among its gradients, in the order of launch."""
     gradients = workload.gradients
     by_number = np.argsort(gradients.registered)
     # torch numbers parameters as registered; the workload's gradients stand in the order of readiness.
@@ -95,7 +95,7 @@ def buckets_of(workload: Workload, settings: Settings) -> list[Bucket]:
 
 
 def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
-    """Give the memory that buckets take beside gradients: none where gradients are views of them.
+    """Return the memory that buckets take beside gradients: none where gradients are views of them.
 
     Compression keeps the error of all gradients for the next step. What a stage of ZeRO shards is taken off.
     """
@@ -109,7 +109,7 @@ def bucket_memory_bytes(workload: Workload, settings: Settings) -> int:
 
 
 def ddp_job(workload: Workload, settings: Settings) -> Job:
-    """Give the job of one optimizer step. Ranks that begin at the same time are one: they would do the same.
+    """Return the job of one optimizer step. Ranks that begin at the same time are one: they would do the same.
 
     Raises KeyError where the workload has no curve for a collective that is needed.
     """
@@ -125,7 +125,7 @@ def ddp_job(workload: Workload, settings: Settings) -> Job:
 
 
 def of_ranks(workload: Workload, settings: Settings, body: Sequence[Instruction], transfers: Sequence[Transfer]) -> Job:
-    """Give the job in which all ranks do the same, each as late as it is; all take part in every transfer."""
+    """Return the job in which all ranks do the same, each as late as it is; all take part in every transfer."""
     lateness = (settings.late_ranks and workload.lateness_ns) or (0.0,)
     ranks = tuple(sorted({late: rank for rank, late in reversed(list(enumerate(lateness)))}.values()))
     return Job(
@@ -146,7 +146,7 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 def reductions_of(workload: Workload, settings: Settings) -> list[Reduction]:
-    """Give the reductions of a backward pass in the order of launch: a bucket also waits for those before it.
+    """Return the reductions of a backward pass in the order of launch: a bucket also waits for those before it.
 
     They are the buckets' in order; behind them, where unused parameters are looked for, that of the used ones.
     """
@@ -176,7 +176,7 @@ def reductions_of(workload: Workload, settings: Settings) -> list[Reduction]:
 
 
 def _pieces(size_bytes: float, partition_mb: float | None) -> list[float]:
-    """Give the sizes of the pieces in which a bucket is sent."""
+    """Return the sizes of the pieces in which a bucket is sent."""
     if partition_mb is None:
         return [size_bytes]
     limit = partition_mb * MIB
@@ -193,7 +193,7 @@ def _compressed_ns(workload: Workload, compression: Compression, members: Sequen
 
 
 def _passes(workload: Workload, reductions: Sequence[Reduction], transfers: list[Transfer]) -> list[Instruction]:
-    """Give a forward and a backward pass with its launches, and the waits that end it; adds to `transfers`."""
+    """Return a forward and a backward pass with its launches, and the waits that end it; adds to `transfers`."""
     marks = _placed_marks(workload, transfers)
     waits: list[Instruction] = []
     for each in reductions:

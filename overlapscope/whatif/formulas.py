@@ -55,7 +55,7 @@ def time_ns(stages: Sequence[Stage], links: Mapping[str, Link], *, pipelined: bo
 
 
 def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give the ring. All-reduce: Patarasuk and Yuan, JPDC 69 (2009): reduce-scatter, then all-gather.
+    """Return the ring. All-reduce: Patarasuk and Yuan, JPDC 69 (2009): reduce-scatter, then all-gather.
 
     All-gather, reduce-scatter: half of it each. Broadcast: a chain of many small pieces, so that each link carries the
     size once (its pieces' number goes to infinity). All-to-all: in turn with every other rank (pairwise exchange).
@@ -71,7 +71,7 @@ def ring(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
 
 
 def double_binary_tree(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give two trees, each with half of the data, in which an inner rank of one is a leaf of the other.
+    """Return two trees, each with half of the data, in which an inner rank of one is a leaf of the other.
 
     Sanders, Speck and Träff, Parallel Computing 35 (2009); NCCL since 2.4. In many small pieces: latency is the depth,
     up for a reduction and down for a broadcast, and every rank sends the size once each way it is needed.
@@ -85,7 +85,7 @@ def double_binary_tree(op: str, ranks: int, size_bytes: float, level: str = INTR
 
 
 def recursive_halving_doubling(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give Rabenseifner's algorithm: halves are exchanged at doubling distances, then gathered the same way back.
+    """Return Rabenseifner's algorithm: halves are exchanged at doubling distances, then gathered the same way back.
 
     Rabenseifner, ICCS 2004; Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). All-reduce of a number of ranks that is
     no power of two: the ranks beyond it give their data to a neighbour first and get the result last. The other
@@ -108,7 +108,7 @@ def recursive_halving_doubling(op: str, ranks: int, size_bytes: float, level: st
 
 
 def bruck(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give Bruck's algorithm for any number of ranks: few steps for small messages.
+    """Return Bruck's algorithm for any number of ranks: few steps for small messages.
 
     Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8 (1997). All-gather doubles what it holds; all-to-all sends in
     step k all blocks whose distance has bit k, so it moves more bytes than the ring.
@@ -129,7 +129,7 @@ def binomial(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stag
 
 
 def torus(op: str, ranks: tuple[int, int], size_bytes: float) -> Stages:
-    """Give the two-dimensional torus: along the first dimension, then a part of the data along the second, then back.
+    """Return the two-dimensional torus: along the first dimension, then a part of the data along the second, then back.
 
     Reduce-scatter, all-reduce, all-gather by rings, as in Mikami et al., arXiv 1811.05233 (2018). `ranks` are those of
     the first (`intra`) and second (`inter`) dimension.
@@ -145,7 +145,7 @@ def hierarchical(
     inside: Callable[[str, int, float, str], Stages] = ring,
     between: Callable[[str, int, float, str], Stages] = ring,
 ) -> Stages:
-    """Give any algorithm inside nodes with any between them: `ranks` are those of a node, and the nodes.
+    """Return any algorithm inside nodes with any between them: `ranks` are those of a node, and the nodes.
 
     Cho et al., BlueConnect, MLSys 2019. Each rank of a node talks to its like on the others, so what goes between
     nodes is shared by a node's ranks (and its network cards). All-to-all collects inside a node what goes to one rank
@@ -170,7 +170,7 @@ def hierarchical(
 
 
 def in_network(op: str, ranks: int, size_bytes: float, level: str = INTRA) -> Stages:
-    """Give reduction and multicast by the switch: every rank sends its data up once and gets the result once.
+    """Return reduction and multicast by the switch: every rank sends its data up once and gets the result once.
 
     Graham et al., SHARP, COM-HPC 2016; NVLink SHARP inside a node. One step up and one down; the ways up and down are
     used at once, so the larger counts.

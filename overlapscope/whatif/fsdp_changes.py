@@ -47,7 +47,7 @@ def gathers_of(graph: Graph) -> Gathers:
 
 
 def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
-    """Give the trials for a recording whose steps look like this one, and why others are left out."""
+    """Return the trials for a recording whose steps look like this one, and why others are left out."""
     found, why = [], []
     seen = gathers_of(graph)
     whole = sum(graph.calls[each].bytes for each in seen.forward)
@@ -97,7 +97,7 @@ def fsdp_trials(graph: Graph) -> tuple[list[Trial], list[str]]:
 
 
 def deferred(graph: Graph, seen: Gathers) -> bool:
-    """Whether gathers can be waited for later than they are launched: on a device; else where some were."""
+    """Return whether gathers can be waited for later than they are launched: on a device; else where some were."""
     if graph.width == 1:
         return True
     rank = min(graph.programmes)
@@ -115,7 +115,7 @@ def deferred(graph: Graph, seen: Gathers) -> bool:
 
 
 def not_resharded(graph: Graph) -> Graph:
-    """Give the step whose backward gathers nothing, nor copies what it gathered."""
+    """Return the step whose backward gathers nothing, nor copies what it gathered."""
     backward = set(gathers_of(graph).backward)
     programmes = {rank: _without_copies(graph, items, backward) for rank, items in graph.programmes.items()}
     return without(replace(graph, programmes=programmes), backward)
@@ -162,7 +162,7 @@ def prefetched(graph: Graph, phase: str, depth: int) -> Graph:
 
 
 def _in_turn(items: Sequence[Item], gathers: set[int]) -> list[Item]:
-    """Give what happens at one instant in the order in which FSDP2 does it, alike on all ranks.
+    """Return what happens at one instant in the order in which FSDP2 does it, alike on all ranks.
 
     A reduce-scatter, after the wait for the one before; then the wait for the next gather, and what is gathered ahead.
     """
@@ -214,7 +214,7 @@ def _ahead(items: Sequence[Item], gathers: set[int], depth: int) -> tuple[Item, 
 
 
 def grouped(graph: Graph, many: int, latency_ns: float) -> Graph:
-    """Give the step in which so many neighbouring modules are gathered, and reduced, as one."""
+    """Return the step in which so many neighbouring modules are gathered, and reduced, as one."""
     seen = gathers_of(graph)
     modules = list(dict.fromkeys(graph.calls[each].module for each in seen.forward if graph.calls[each].module))
     number = {module: at // many for at, module in enumerate(modules)}
@@ -267,7 +267,7 @@ def _with_their_group(items: Sequence[Item], kept: Mapping[int, int]) -> tuple[I
 
 
 def _gathered_ahead(items: Sequence[Item], wait: int, gathers: Mapping[int, int]) -> int | None:
-    """Give the place of the gather launched right after a wait, for what comes later; None where there is none."""
+    """Return the place of the gather launched right after a wait, for what comes later; None where there is none."""
     before = after = 0.0
     launch = None
     for at in range(wait + 1, len(items)):

@@ -78,7 +78,7 @@ class Slowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_job(graph: Graph, slowed: Slowed, *, transfer_time: float = 1.0, late_share: float = 0.0) -> Job:
-    """Give the job to replay, where collectives take `transfer_time` times as long.
+    """Return the job to replay, where collectives take `transfer_time` times as long.
 
     Of what a rank saw them end late, `late_share` is time of the link, the rest its own.
     """
@@ -118,7 +118,7 @@ def _free(items: Sequence[Item], slowdown: float, late_share: float) -> list[Ins
 
 
 def without(graph: Graph, calls: Iterable[int]) -> Graph:
-    """Give the step without these calls: nobody launches them or waits for them."""
+    """Return the step without these calls: nobody launches them or waits for them."""
     gone = set(calls)
     return replace(
         graph,
@@ -132,10 +132,10 @@ def without(graph: Graph, calls: Iterable[int]) -> Graph:
 
 
 def retimed(graph: Graph, time_ns: Callable[[Call], float]) -> Graph:
-    """Give the step with other times of its collectives."""
+    """Return the step with other times of its collectives."""
     return replace(graph, calls=tuple(replace(each, own_ns=time_ns(each)) for each in graph.calls))
 
 
 def launch_order(graph: Graph, rank: int) -> list[int]:
-    """Give the calls of a rank in the order in which it launches them."""
+    """Return the calls of a rank in the order in which it launches them."""
     return [each.collective for each in graph.programmes[rank] if isinstance(each, Launch)]

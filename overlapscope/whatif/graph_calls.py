@@ -52,7 +52,7 @@ class StepCalls(msgspec.Struct, frozen=True, eq=False):
 
 
 def step_calls(seen: Mapping[int, Seen], *, on_host: bool) -> StepCalls:
-    """Give the calls that the ranks saw; `on_host` where threads run them, which see their ends when they wake up."""
+    """Return the calls that the ranks saw; `on_host` where threads run them, which see their ends when they wake up."""
     number = np.concatenate([each.call for each in seen.values()])
     of_rank = np.concatenate([np.full(each.call.size, rank, np.int64) for rank, each in seen.items()])
     begin, end = (np.concatenate([getattr(each, name) for each in seen.values()]) for name in ("begin_ns", "end_ns"))
@@ -89,7 +89,7 @@ def _parted(values: Ints, starts: Ints, counts: Ints) -> list[list[int]]:
 
 
 def described(run: Run, calls: StepCalls) -> list[Call]:
-    """Give what each call is; what it took of its link alone is not told yet."""
+    """Return what each call is; what it took of its link alone is not told yet."""
     found = []
     for members, (rank, row), begun, done in zip(
         calls.members, calls.first, calls.begun_ns.tolist(), calls.done_ns.tolist(), strict=True
@@ -128,7 +128,7 @@ def described(run: Run, calls: StepCalls) -> list[Call]:
 
 
 def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[CallKind, float]:
-    """Give what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
+    """Return what a call of each kind usually takes with its link for itself, over all steps, where it ever had."""
     found: dict[CallKind, list[float]] = {}
     for told, calls in steps:
         for places in _by_link(told).values():
@@ -141,7 +141,7 @@ def usual_alone(steps: Sequence[tuple[Sequence[Call], StepCalls]]) -> dict[CallK
 def sharing(
     told: Sequence[Call], computing: Mapping[int, Intervals], calls: StepCalls, usual: Mapping[CallKind, float]
 ) -> list[Call]:
-    """Give the calls with the time of their link that each took, and the share of it beside compute."""
+    """Return the calls with the time of their link that each took, and the share of it beside compute."""
     found = list(told)
     busy = {
         ranks: union(*((computing[rank].starts, computing[rank].ends) for rank in ranks))
@@ -171,7 +171,7 @@ def _kind(call: Call) -> CallKind:
 
 
 def alone_times(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints) -> dict[Kind, list[float]]:
-    """Give for each kind of call the times of those that had their link for themselves."""
+    """Return for each kind of call the times of those that had their link for themselves."""
     found: dict[Kind, list[float]] = {}
     period = _periods(begun_ns, done_ns)
     many = np.bincount(period, minlength=1)
@@ -182,7 +182,7 @@ def alone_times(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints) -> dict[Ki
 
 
 def times_of_link(kinds: Sequence[Kind], begun_ns: Ints, done_ns: Ints, alone_ns: Mapping[Kind, float]) -> Floats:
-    """Give the time of their link that calls took for themselves; they sum to the time that it was busy.
+    """Return the time of their link that calls took for themselves; they sum to the time that it was busy.
 
     `alone_ns` is what calls of a kind take with their link for themselves, where that was seen.
     """

@@ -64,7 +64,7 @@ class GraphCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def graph_case(run: Run, together: Across) -> GraphCase:
-    """Give it. Raises InputError, saying what is missing and what to do."""
+    """Return it. Raises InputError, saying what is missing and what to do."""
     found = recorded_graphs(run, together)
     device = any(each.has_device for each in run.ranks.values())
     measured = np.array([each.measured_ns for each in found.graphs])
@@ -135,7 +135,7 @@ def _assumptions(graphs: tuple[Graph, ...], *, device: bool, partly: bool) -> li
 
 
 def _transfers(graphs: tuple[Graph, ...]) -> tuple[Ints, Floats]:
-    """Give the sizes of the most used operation's calls, and the median time of each."""
+    """Return the sizes of the most used operation's calls, and the median time of each."""
     calls = [each for graph in graphs for each in graph.calls if each.bytes and each.own_ns > 0]
     if not calls:
         return np.empty(0, np.int64), np.empty(0)

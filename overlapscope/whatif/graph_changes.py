@@ -59,7 +59,7 @@ def in_16_bits(name: str, which: Callable[[Call], bool]) -> Trial:
 
 
 def scaled(call: Call, share: float, latency_ns: float) -> float:
-    """Give what a call takes with a share of its bytes: its latency stays, at most half of its time."""
+    """Return what a call takes with a share of its bytes: its latency stays, at most half of its time."""
     base = min(latency_ns, call.own_ns / 2)
     return base + (call.own_ns - base) * share
 
@@ -114,7 +114,7 @@ def straggler_removed(rank: int) -> Trial:
 
 
 def alike(graph: Graph) -> bool:
-    """Whether all ranks launch the same collectives in the same order: only then their work can be compared."""
+    """Return whether all ranks launch the same collectives in the same order: only then their work can be compared."""
     orders = [launch_order(graph, rank) for rank in graph.programmes]
     return len(orders) > 1 and all(each == orders[0] for each in orders)
 
@@ -130,7 +130,7 @@ def _without_hold(graph: Graph, rank: int) -> Graph:
 
 
 def _segments(items: Sequence[Item]) -> list[float]:
-    """Give the time of compute and of the host between launches."""
+    """Return the time of compute and of the host between launches."""
     found = [0.0]
     for each in items:
         if isinstance(each, Launch):

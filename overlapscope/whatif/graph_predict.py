@@ -96,7 +96,7 @@ def answer_graphs(case: GraphCase, run: Run, wanted: Wanted = USUAL, why: str = 
 
 
 def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
-    """Give what can be tried of a case, and why something else cannot."""
+    """Return what can be tried of a case, and why something else cannot."""
     found: list[Trial] = []
     why: list[str] = []
     if case.kind == "fsdp":
@@ -113,7 +113,7 @@ def trials_of(case: GraphCase, wanted: Wanted) -> tuple[list[Trial], list[str]]:
 
 
 def _that_end(case: GraphCase) -> GraphCase:
-    """Give the case without the steps whose own replay cannot end; raises InputError where none does."""
+    """Return the case without the steps whose own replay cannot end; raises InputError where none does."""
     ending = tuple(each for each in case.graphs if not _sticks(each))
     if not ending:
         raise InputError("its ranks launched collectives in orders that cannot end: times or pairing are wrong")
@@ -189,14 +189,14 @@ def _replayed(case: GraphCase, trials: Sequence[Trial]) -> _Replayed:
 
 
 def _few(case: GraphCase) -> list[Graph]:
-    """Give the steps that are varied: as many as time allows, the middle one first."""
+    """Return the steps that are varied: as many as time allows, the middle one first."""
     calls = max(sum(len(each.ranks) for each in case.middle.calls), 1)
     ordered = sorted(case.graphs, key=lambda each: abs(each.measured_ns - case.middle.measured_ns))
     return ordered[: max(MOST_VARIED // calls, 1)]
 
 
 def _all(graph: Graph, trials: Sequence[Trial], values: Mapping[str, float]) -> list[Graph]:
-    """Give a step as it is, and under each trial."""
+    """Return a step as it is, and under each trial."""
     parts = Parts(latency_ns=values["latency_us"] * US, host_share=values.get(HOST_SHARE, 0.0))
     return [graph, *(each.change(graph, parts) for each in trials)]
 

@@ -89,7 +89,7 @@ def _launches(spans: Spans, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _usual(name: Codes, count: Ints) -> Ints:
-    """Give for each step of a name the count that most steps of that name have; of equals, the smallest."""
+    """Return for each step of a name the count that most steps of that name have; of equals, the smallest."""
     kind, first = distinct([name, count])
     often = np.bincount(kind)
     best = first[order_of(name[first], -often, count[first])]
@@ -101,7 +101,7 @@ def _usual(name: Codes, count: Ints) -> Ints:
 
 
 def _compared(name: Codes, launch: Ints, duration: Floats, share: Floats) -> tuple[Ints, Floats, Floats]:
-    """Give for each launch that is free in one step and beside a transfer in another its name and both mean times."""
+    """Return for each launch that is free in one step and beside a transfer in another its name and both mean times."""
     begins = np.ones(name.size, np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (launch[1:] != launch[:-1])
     group = np.cumsum(begins) - 1

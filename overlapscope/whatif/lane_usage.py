@@ -65,7 +65,7 @@ def lanes(workload: Workload, settings: Settings) -> Lanes:
 
 
 def _sizes(workload: Workload, settings: Settings, transfers: int) -> list[int | None]:
-    """Give what each transfer of `ddp_job` holds: a pass has the placed ones first, then its buckets, then a map."""
+    """Return what each transfer of `ddp_job` holds: a pass has the placed ones first, then its buckets, then a map."""
     sizes = workload.gradients.sizes_bytes
     buckets = [int(sizes[list(each.parameters)].sum()) for each in buckets_of(workload, settings)]
     placed: list[int | None] = [None] * len(workload.placed)

@@ -71,7 +71,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def link(bytes_: Ints, begun_ns: Floats, done_ns: Floats, computing_until_ns: Floats) -> Link:
-    """Give what calls tell: `begun_ns` and `done_ns` are (step, call), and compute ends in each step at a time."""
+    """Return what calls tell: `begun_ns` and `done_ns` are (step, call), and compute ends in each step at a time."""
     own, by_bytes, beside = (np.empty_like(begun_ns) for _ in range(3))
     for step in range(begun_ns.shape[0]):
         edges = np.unique(np.concatenate((begun_ns[step], done_ns[step], computing_until_ns[step : step + 1])))
@@ -111,7 +111,7 @@ def _median(values: Floats, chosen: npt.NDArray[np.bool_]) -> float:
 
 
 def own_times(begun_ns: Floats, done_ns: Floats) -> Floats:
-    """Give the time of their link that calls took for themselves, where those under way at once share it."""
+    """Return the time of their link that calls took for themselves, where those under way at once share it."""
     if not begun_ns.size:
         return begun_ns
     edges = np.unique(np.concatenate((begun_ns, done_ns)))
@@ -123,7 +123,7 @@ def own_times(begun_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int, source: str) -> Curve:
-    """Give the curve of what calls take alone, where compute beside them makes them take `slowed` times as long.
+    """Return the curve of what calls take alone, where compute beside them makes them take `slowed` times as long.
 
     Sizes that tell their time are measured; between and around them latency and bandwidth are taken to be constant,
     which is an assumption and marked so. `latency_ns` holds where the sizes do not tell it.
@@ -150,12 +150,12 @@ def transfer_curve(found: Link, slowed: float, latency_ns: float, *, ranks: int,
 
 
 def told_latency(sizes: Ints) -> bool:
-    """Whether sizes lie far enough apart to tell latency from bandwidth."""
+    """Return whether sizes lie far enough apart to tell latency from bandwidth."""
     return bool(sizes.size and sizes.max() >= APART * sizes.min())
 
 
 def line(sizes: Ints, times_ns: Floats, latency_ns: float, *, told: bool = True) -> tuple[float, float]:
-    """Give latency in ns and ns a byte: through all sizes where they tell both, else with the latency given.
+    """Return latency in ns and ns a byte: through all sizes where they tell both, else with the latency given.
 
     `told` is False where the times of single sizes are not to be relied on: their sum is.
     """

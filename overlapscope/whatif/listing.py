@@ -52,7 +52,7 @@ def listing_of(run: Run, refused: Mapping[str, str]) -> Listing:
 
 
 def _of_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
-    """Give what is replayed of a recording of DDP, and why something is not."""
+    """Return what is replayed of a recording of DDP, and why something is not."""
     case = from_run(run)
     refused = unfit(case.workload(), case.baseline)
     if case.fixed:
@@ -66,7 +66,7 @@ def _of_ddp(run: Run) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _of_graphs(run: Run, kind: Kind) -> tuple[dict[str, str], dict[str, str]]:
-    """Give what is replayed of a recording of any other kind, and why something is not."""
+    """Return what is replayed of a recording of any other kind, and why something is not."""
     case = graph_case(run, across(run))
     trials, reasons = trials_of(case, Wanted())
     tried = {knob for each in trials for knob in each.knobs} | {"algorithm"}

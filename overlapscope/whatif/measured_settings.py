@@ -20,7 +20,7 @@ MOST_MB: Final = 1e9
 
 
 def observed(run: Run, name: str, together: Across | None = None) -> Observed:
-    """Give its settings and the median of its steps. Raises InputError, saying what is missing."""
+    """Return its settings and the median of its steps. Raises InputError, saying what is missing."""
     try:
         seen = recorded_steps(run, together or across(run))
         settings, _ = recorded_settings(run, seen)

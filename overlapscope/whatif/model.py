@@ -89,7 +89,7 @@ def _parameter(name: str, shape: tuple[int, ...], dtype: str, operations: float 
 
 
 def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None, tied_to: str) -> Piece:
-    """Give a piece of a described parameter: without operations, those of a matrix used once for each token."""
+    """Return a piece of a described parameter: without operations, those of a matrix used once for each token."""
     numbers = prod(shape)
     own = 0 if tied_to else numbers
     return Piece(
@@ -103,7 +103,7 @@ def piece(name: str, shape: Sequence[int], dtype: str, operations: float | None,
 
 
 def head_of(pieces: Sequence[Piece]) -> int | None:
-    """Give the place of the piece that backward begins with and that is as heavy as a layer: a model's head."""
+    """Return the place of the piece that backward begins with and that is as heavy as a layer: a model's head."""
     heavy = [place for place, each in enumerate(pieces) if each.operations]
     return heavy[-1] if len(heavy) > 1 else None
 
@@ -111,7 +111,7 @@ def head_of(pieces: Sequence[Piece]) -> int | None:
 def gradients_of(
     pieces: Sequence[Piece], forward_ns: float, backward_ns: float, *, head_scale: float = 1.0, device: Hashable = "gpu"
 ) -> Gradients:
-    """Give the gradients in the order of readiness, with times from the pieces' shares of backward operations.
+    """Return the gradients in the order of readiness, with times from the pieces' shares of backward operations.
 
     `head_scale` multiplies the operations of the head, to see what depends on it.
     """
@@ -139,12 +139,12 @@ def gradients_of(
 
 
 def head_share(pieces: Sequence[Piece]) -> float | None:
-    """Give the head's share of backward; None where no piece stands out as one."""
+    """Return the head's share of backward; None where no piece stands out as one."""
     total = sum(each.operations for each in pieces)
     head = head_of(pieces)
     return pieces[head].operations / total if head is not None and total else None
 
 
 def optimizer_bytes(pieces: Sequence[Piece], name: str) -> int:
-    """Give the bytes that one optimizer step reads and writes."""
+    """Return the bytes that one optimizer step reads and writes."""
     return OPTIMIZER_TOUCHES[name] * sum(each.bytes for each in pieces)

@@ -109,7 +109,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(op: str, size_bytes: int, fabric: Fabric, version: tuple[int, ...]) -> Choice | None:
-    """Give NCCL's choice for one collective of a size as nccl-tests counts it; None where the model is not known.
+    """Return NCCL's choice for one collective of a size as nccl-tests counts it; None where the model is not known.
 
     Raises UsageError for a version without a table and an operation without a model.
     """
@@ -129,7 +129,7 @@ def choose(op: str, size_bytes: int, fabric: Fabric, version: tuple[int, ...]) -
 
 
 def constants_of(version: tuple[int, ...]) -> Constants:
-    """Give the constants of a version. Raises UsageError for one that is not known."""
+    """Return the constants of a version. Raises UsageError for one that is not known."""
     full = (*version, 0, 0)[:3]
     for since, constants in VERSIONS:
         if full >= since and full[:2] <= NEWEST:
@@ -178,7 +178,7 @@ def _steps(op: str, ranks: int) -> int:
 
 
 def _bandwidth(op: str, algorithm: str, protocol: str, fabric: Fabric, constants: Constants) -> float:
-    """Give the bandwidth by which the model divides the size, in GB/s; 0 for what it leaves out."""
+    """Return the bandwidth by which the model divides the size, in GB/s; 0 for what it leaves out."""
     gpu, span = GPUS.index(fabric.gpu), min(fabric.nodes, 3) - 1
     inter = fabric.inter_channel_gbs if fabric.inter_channel_gbs is not None else fabric.channel_gbs
     channels, channel = fabric.channels, fabric.channel_gbs if fabric.nodes <= 2 else inter
@@ -215,7 +215,7 @@ def _bandwidth(op: str, algorithm: str, protocol: str, fabric: Fabric, constants
 
 
 def _latency(op: str, algorithm: str, protocol: str, fabric: Fabric, constants: Constants) -> float:
-    """Give the latency in microseconds."""
+    """Return the latency in microseconds."""
     place, nodes, ranks = PROTOCOLS.index(protocol), fabric.nodes, fabric.ranks
     inside = constants.latency[fabric.inside][algorithm][place]
     between = constants.latency[NET][TREE if ranks == nodes else algorithm][place]

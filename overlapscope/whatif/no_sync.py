@@ -9,7 +9,7 @@ from overlapscope.timeline.run import RankTimeline
 
 
 def unsynced_steps(timeline: RankTimeline) -> set[int]:
-    """Give the complete steps with gradients that launch no all-reduce before their optimizer."""
+    """Return the complete steps with gradients that launch no all-reduce before their optimizer."""
     rows = _all_reduces(timeline)
     calls = timeline.collectives
     reducing = calls.step[rows[launch_times(timeline, rows) < optimizer_ns(timeline, calls.step[rows])]]
@@ -18,20 +18,20 @@ def unsynced_steps(timeline: RankTimeline) -> set[int]:
 
 
 def averages_parameters(timeline: RankTimeline) -> bool:
-    """Whether there are all-reduces, and every one follows the optimizer of its step."""
+    """Return whether there are all-reduces, and every one follows the optimizer of its step."""
     rows = _all_reduces(timeline)
     after = launch_times(timeline, rows) >= optimizer_ns(timeline, timeline.collectives.step[rows])
     return bool(rows.size) and bool(after.all())
 
 
 def launch_times(timeline: RankTimeline, rows: Ints) -> Ints:
-    """Give when calls were made, or begun where that is not known."""
+    """Return when calls were made, or begun where that is not known."""
     calls = timeline.collectives
     return np.where(calls.launch_ns[rows] == NONE, calls.start_ns[rows], calls.launch_ns[rows])
 
 
 def optimizer_ns(timeline: RankTimeline, steps: Ints) -> Ints:
-    """Give for each of some steps when its optimizer began on the host; the latest time there is without one."""
+    """Return for each of some steps when its optimizer began on the host; the latest time there is without one."""
     never = np.iinfo(np.int64).max
     named = np.array([OPTIMIZER.match(name) is not None for name in timeline.names], np.bool_)
     found = np.full(steps.size, never)

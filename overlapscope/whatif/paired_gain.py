@@ -28,7 +28,7 @@ from overlapscope.whatif.calibrate import SELF_TEST, Predictions
 
 
 def gains(predictions: Predictions, measured_ns: Floats) -> tuple[Floats, Floats]:
-    """Give the share that each setting saves of the step of the first, and half its 90 % interval.
+    """Return the share that each setting saves of the step of the first, and half its 90 % interval.
 
     `measured_ns` is the measured step of each setting, NaN without one.
     """
@@ -45,7 +45,7 @@ def gains(predictions: Predictions, measured_ns: Floats) -> tuple[Floats, Floats
 
 
 def unlike(spent_ns: Floats, error: float) -> Floats:
-    """Give by how much the ratio of each step to the first may be off, where the first may be off by `error`.
+    """Return by how much the ratio of each step to the first may be off, where the first may be off by `error`.
 
     `spent_ns` has a row for each setting, a column for each state; see the module.
     """

@@ -54,7 +54,7 @@ NOT_REPLAYED: Final = (
 
 
 def unfit_options(kind: Kind) -> dict[str, str]:
-    """Give the options that no recording of a kind has a use for, and why."""
+    """Return the options that no recording of a kind has a use for, and why."""
     if kind == "ddp":
         return {
             "--link-speed": "of DDP links twice as fast stand in every answer, and no others are replayed",
@@ -65,7 +65,7 @@ def unfit_options(kind: Kind) -> dict[str, str]:
 
 
 def kind_of(run: Run) -> Kind:
-    """Give the kind of a recording. One of all-reduces and gradients alone is taken to be DDP's."""
+    """Return the kind of a recording. One of all-reduces and gradients alone is taken to be DDP's."""
     found = set()
     gradients = False
     for timeline in run.ranks.values():

@@ -69,15 +69,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def halves(self) -> bool:
-        """Whether all gradients are of 32 bits."""
+        """Return whether all gradients are of 32 bits."""
         return all(each.dtype == "float32" for each in self.pieces if each.elements)
 
     def workload(self) -> Workload:
-        """Give the workload as all assumptions are taken to be."""
+        """Return the workload as all assumptions are taken to be."""
         return self.build({each.name: each.value for each in self.assumptions})
 
     def build(self, values: Values) -> Workload:
-        """Give the workload under values of the assumptions."""
+        """Return the workload under values of the assumptions."""
         given = self.document.compute
         optimizer_ns = values["optimizer_ms"] * MS if "optimizer_ms" in values else (given.optimizer_ms or 0.0) * MS
         if given.step_ms is not None:
@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[tuple[int, str, Facts]] = ()) -> Plan:
-    """Give the plan of a document; `tables` holds what its collective file told.
+    """Return the plan of a document; `tables` holds what its collective file told.
 
     `by_channels` has numbers of channels, with the name and the content of the table measured with each.
 
@@ -136,7 +136,7 @@ def plan(document: Document, tables: Facts | None = None, by_channels: Sequence[
 
 
 def settings_of(ddp: Ddp) -> Settings:
-    """Give the settings that a section describes."""
+    """Return the settings that a section describes."""
     return Settings(
         ddp=DdpSettings(
             bucket_cap_mb=ddp.bucket_cap_mb,
@@ -170,7 +170,7 @@ def _pieces(document: Document) -> Sequence[Piece]:
 
 
 def _assumptions(document: Document, pieces: Sequence[Piece], found: Curve) -> list[Assumption]:
-    """Give what the document leaves open, with where its value comes from."""
+    """Return what the document leaves open, with where its value comes from."""
     given, memory = document.compute, document.device.memory_gbs
     result = []
     if given.step_ms is not None:
@@ -229,5 +229,5 @@ def _formula_ns(given: Collectives, ranks: int, size_bytes: float) -> float:
 
 
 def _slower(made: Curve, scale: float) -> Curve:
-    """Give the curve with all times multiplied."""
+    """Return the curve with all times multiplied."""
     return replace(made, times_ns=made.times_ns * scale)

@@ -23,7 +23,7 @@ Piece = tuple[int, int]
 
 
 def priority_job(workload: Workload, settings: Settings) -> Job:
-    """Give the job of one step; passes that reduce nothing come first. Needs one reducing pass (see `no_sync`)."""
+    """Return the job of one step; passes that reduce nothing come first. Needs one reducing pass (see `no_sync`)."""
     found = reductions_of(workload, settings)
     transfers = [Transfer(ranks=(), alone_ns=ns) for each in found for ns in each.pieces_ns]
     first = np.cumsum([0, *(len(each.pieces_ns) for each in found)]).tolist()
@@ -56,7 +56,7 @@ def _backward(workload: Workload, found: Sequence[Reduction], first: Sequence[in
 
 
 def sending_order(found: Sequence[Reduction]) -> list[Piece]:
-    """Give the pieces in the order in which one link, never idle while one is ready, sends those most wanted first.
+    """Return the pieces in the order in which one link, never idle while one is ready, sends those most wanted first.
 
     Wanted most is the bucket that was ready last: it holds the layers with which forward begins.
     """
@@ -80,7 +80,7 @@ def sending_order(found: Sequence[Reduction]) -> list[Piece]:
 def _next_forward(
     workload: Workload, settings: Settings, found: Sequence[Reduction], first: Sequence[int]
 ) -> list[Instruction]:
-    """Give the optimizer and the forward of each bucket behind the wait for it, the last one first."""
+    """Return the optimizer and the forward of each bucket behind the wait for it, the last one first."""
     members = [list(each.parameters) for each in buckets_of(workload, settings)]
     gradients = workload.gradients
     sizes = np.array([gradients.sizes_bytes[each].sum() for each in members], np.float64)

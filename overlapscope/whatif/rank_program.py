@@ -61,7 +61,7 @@ class _Stall(msgspec.Struct, frozen=True):
 
 
 def programme(lane: Lane) -> tuple[Item, ...]:
-    """Give what the rank does, in order."""
+    """Return what the rank does, in order."""
     items = list(_merged(_items(lane)))
     return tuple(items if lane.on_device else _handed_over(items))
 
@@ -125,7 +125,7 @@ def _items(lane: Lane) -> Iterator[Item]:
 
 
 def _through(lane: Lane, stall: _Stall, launched: list[int]) -> Iterator[Item]:
-    """Give a stall: the host's time before it could go on, what it launched meanwhile, the waits, and the rest."""
+    """Yield a stall: the host's time before it could go on, what it launched meanwhile, the waits, and the rest."""
     latest = min(max(int(lane.done_ns[stall.calls].max()), stall.start), stall.end)
     launched = sorted(launched, key=lambda place: int(lane.launch_ns[place]))
     needed = set(stall.calls.tolist())
@@ -155,7 +155,7 @@ def _through(lane: Lane, stall: _Stall, launched: list[int]) -> Iterator[Item]:
 
 
 def _host_until(lane: Lane, stall: _Stall) -> int:
-    """Give when the host had launched what follows a stall: before that, the device could not have gone on."""
+    """Return when the host had launched what follows a stall: before that, the device could not have gone on."""
     at = int(np.searchsorted(lane.span_start_ns, stall.end, side="left"))
     if at == lane.span_start_ns.size or lane.span_launch_ns[at] == NONE:
         return stall.start
@@ -224,7 +224,7 @@ def needed(
     end_ns: int,
     zero_ns: int,
 ) -> Ints:
-    """Give for each of a rank's calls when its result is needed; never before it was there.
+    """Return for each of a rank's calls when its result is needed; never before it was there.
 
     Reduced gradients are needed by the next reduce-scatter (FSDP2 then gives its buffer back), at last by the
     optimizer. Gathered parameters where the next gather of the same phase is launched: FSDP2 does that when it has
@@ -256,7 +256,7 @@ def _next(times: Ints, after: int, otherwise: int) -> int:
 
 
 def _optimizer(timeline: RankTimeline, span_start_ns: Ints, end_ns: int, zero_ns: int) -> int:
-    """Give when the optimizer's first computation of the step began; its end where that is not told."""
+    """Return when the optimizer's first computation of the step began; its end where that is not told."""
     if not span_start_ns.size:
         return end_ns
     begin = int(span_start_ns[0])

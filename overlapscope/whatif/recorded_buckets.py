@@ -37,7 +37,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def bucket_of(timeline: RankTimeline, row: int) -> Bucket | None:
-    """Give the bucket that a row of `Collectives` carried; None where that is not known, or it carried none."""
+    """Return the bucket that a row of `Collectives` carried; None where that is not known, or it carried none."""
     calls, table = timeline.collectives, timeline.gradients
     step = int(calls.step[row])
     if step == NONE or not _is_all_reduce(timeline, row):
@@ -58,7 +58,7 @@ def _is_all_reduce(timeline: RankTimeline, row: int) -> bool:
 
 
 def _passes(timeline: RankTimeline, rows: Ints) -> list[Ints]:
-    """Give the gradients of each backward pass of a step; nothing where they are not the same ones in each."""
+    """Return the gradients of each backward pass of a step; nothing where they are not the same ones in each."""
     names = timeline.gradients.name[rows]
     _, often = np.unique(names, return_counts=True)
     if not often.size or (often != often[0]).any() or (names < 0).any():
@@ -94,7 +94,7 @@ def _of_pass(timeline: RankTimeline, row: int, gradients: Ints, within: tuple[in
 
 
 def _only_run(elements: Ints, total: int) -> slice | None:
-    """Give the one stretch of calls that carry so many elements together; None where there is none, or another."""
+    """Return the one stretch of calls that carry so many elements together; None where there is none, or another."""
     sums = np.concatenate(([0], np.cumsum(elements)))
     first = np.flatnonzero(np.isin(sums + total, sums))
     if first.size != 1:
@@ -103,7 +103,7 @@ def _only_run(elements: Ints, total: int) -> slice | None:
 
 
 def _told(timeline: RankTimeline, gradients: Ints, elements: Ints) -> list[Ints] | None:
-    """Give the gradients of each bucket by the names that DDP gave, if they are these buckets."""
+    """Return the gradients of each bucket by the names that DDP gave, if they are these buckets."""
     said: Any = timeline.recorded.get("ddp")
     named = said.get("bucket_parameters") if isinstance(said, dict) else None
     if not isinstance(named, list) or len(named) != elements.size:
@@ -130,7 +130,7 @@ def _bare(name: str) -> str:
 
 
 def _proven(timeline: RankTimeline, gradients: Ints, elements: Ints, launched: Ints) -> list[Ints] | None:
-    """Give the gradients of each all-reduce, if exactly these were ready at its launch and make up its size."""
+    """Return the gradients of each all-reduce, if exactly these were ready at its launch and make up its size."""
     table = timeline.gradients
     filled = np.cumsum(table.elements[gradients])
     ends = np.searchsorted(filled, np.cumsum(elements))

@@ -28,14 +28,14 @@ class RecordedCurve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Through the matched ones, whose transfer is told from waiting; None without two sizes of them."""
 
     def busbw_gbs(self, sizes_bytes: Floats) -> Floats:
-        """Give the curve's bus bandwidth at sizes."""
+        """Return the curve's bus bandwidth at sizes."""
         assert self.curve is not None
         found: Floats = sizes_bytes / self.curve.at(sizes_bytes) * bus_factor(self.op, self.ranks)
         return found
 
 
 def recorded_curves(rows: Sequence[CollectiveRow]) -> list[RecordedCurve]:
-    """Give the curves of an analysis' collectives, in the order in which their operations stand there."""
+    """Return the curves of an analysis' collectives, in the order in which their operations stand there."""
     kinds: dict[tuple[str, int, str | None], list[CollectiveRow]] = defaultdict(list)
     for row in rows:
         if row.busbw_gbs and row.group_size:

@@ -60,7 +60,7 @@ class _Rank(msgspec.Struct, frozen=True, eq=False):
 
 
 def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
-    """Give them. Raises InputError, saying what is missing and what to do."""
+    """Return them. Raises InputError, saying what is missing and what to do."""
     if not run.ranks:
         raise InputError(f"no rank was recorded; {HOW}")
     if len(run.ranks) > 1 and not together.clocks.comparable(tuple(run.ranks)):
@@ -101,7 +101,7 @@ def recorded_graphs(run: Run, together: Across) -> RecordedGraphs:
 
 
 def _numbers(run: Run, together: Across) -> dict[int, Ints]:
-    """Give each call a number, the same on all its members. Raises InputError where too many lack one."""
+    """Return each call a number, the same on all its members. Raises InputError where too many lack one."""
     found = {rank: np.full(size(each.collectives), NONE, np.int64) for rank, each in run.ranks.items()}
     count = 0
     for block in (*together.matching.blocks, *together.matching.uneven):
@@ -152,7 +152,7 @@ def _rows(timeline: RankTimeline, step: int) -> Ints:
 
 
 def _signature(run: Run, step: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Give what makes steps alike: operations and sizes on every rank, in any order."""
+    """Return what makes steps alike: operations and sizes on every rank, in any order."""
     found = []
     for timeline in run.ranks.values():
         calls = timeline.collectives
@@ -192,7 +192,7 @@ def _rank(timeline: RankTimeline, numbers: Ints) -> _Rank:
 
 
 def _zero(together: Across, rank: int, base: int) -> int:
-    """Give what a rank's clock shows when the one that all share shows `base`; within a step no clock drifts."""
+    """Return what a rank's clock shows when the one that all share shows `base`; within a step no clock drifts."""
     first = together.clocks.reference_ns
     here = float(together.clocks.aligned(rank, np.array([base], np.int64))[0])
     zero = base - round(here - (base - first)) if isfinite(here) else POSSIBLE_NS
@@ -202,7 +202,7 @@ def _zero(together: Across, rank: int, base: int) -> int:
 
 
 def _blocked_in_ranges(timeline: RankTimeline) -> Intervals:
-    """Give when a CPU's thread stood in a range of FSDP until the call that it had made there was done.
+    """Return when a CPU's thread stood in a range of FSDP until the call that it had made there was done.
 
     torch's profiler has no span for such a wait: in backward the operation around it looks like computation.
     """
@@ -284,7 +284,7 @@ def _seen(rank: _Rank, step: int, window: tuple[int, int], zero: int) -> Seen:
 
 
 def _come_to(rank: _Rank, launch: Ints, begin: Ints) -> Ints:
-    """Give how far a device's compute had come at each launch of a collective.
+    """Return how far a device's compute had come at each launch of a collective.
 
     It waits for what was launched before it, unless it began earlier: then it needs nothing of that.
     """

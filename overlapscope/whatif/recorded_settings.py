@@ -17,7 +17,7 @@ from overlapscope.whatif.workload import Gradients, Workload
 
 
 def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
-    """Give the settings that make the buckets that were seen."""
+    """Return the settings that make the buckets that were seen."""
     said: Mapping[str, Any] = next(iter(run.ranks.values())).recorded.get("ddp") or {}
     sent = int(seen.bytes.sum()) / int(seen.grad_bytes.sum())
     base = Settings(
@@ -54,12 +54,12 @@ def recorded_settings(run: Run, seen: Recorded) -> tuple[Settings, list[str]]:
 
 
 def has_buckets(seen: Recorded, settings: Settings) -> bool:
-    """Whether torch makes the recorded buckets of the recorded gradients under these settings."""
+    """Return whether torch makes the recorded buckets of the recorded gradients under these settings."""
     return bool(_bucket_elements(seen, settings) == sent_elements(seen).tolist())
 
 
 def sent_elements(seen: Recorded) -> Ints:
-    """Give the elements of each all-reduce."""
+    """Return the elements of each all-reduce."""
     return seen.bytes // np.array([ITEM_BYTES[each] for each in seen.sent_dtypes], np.int64)
 
 

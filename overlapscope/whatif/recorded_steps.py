@@ -65,7 +65,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Complete steps with these gradients and no all-reduce, between those that have some."""
 
     def transfers(self, rank: int) -> Intervals:
-        """Give when the rank at this place transferred: from the last member's begin to its own end."""
+        """Return when the rank at this place transferred: from the last member's begin to its own end."""
         begun, done = self.begun_ns.max(axis=0).ravel(), self.done_ns[rank].ravel()
         return union((np.rint(begun).astype(np.int64), np.rint(done).astype(np.int64)))
 
@@ -121,7 +121,7 @@ def recorded_steps(run: Run, together: Across) -> Recorded:
 
 
 def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str, ...], int]:
-    """Give the gradients of a pass in the order of the usual step, and the passes of a step."""
+    """Return the gradients of a pass in the order of the usual step, and the passes of a step."""
     table = timeline.gradients
     known = (table.elements > 0) & (table.step != NONE) & (table.ready_ns != NONE) & (table.dtype >= 0)
     if not known.any():
@@ -149,7 +149,7 @@ def _gradients(timeline: RankTimeline) -> tuple[tuple[str, ...], Ints, tuple[str
 
 
 def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passes: int) -> dict[int, _Step]:
-    """Give the whole steps of a rank with these gradients, and all-reduces that carry them."""
+    """Return the whole steps of a rank with these gradients, and all-reduces that carry them."""
     table, calls = timeline.gradients, timeline.collectives
     place = {name: at for at, name in enumerate(names)}
     position = np.array([place.get(name, -1) for name in timeline.names], np.int64)
@@ -183,7 +183,7 @@ def _steps_of(timeline: RankTimeline, names: Sequence[str], elements: int, passe
 
 
 def _recent(timeline: RankTimeline) -> set[int]:
-    """Give the steps that are looked at: twice as many as are kept."""
+    """Return the steps that are looked at: twice as many as are kept."""
     return set(np.unique(timeline.steps.step)[-2 * MOST_STEPS :].tolist())
 
 
@@ -204,7 +204,7 @@ def _carrying(timeline: RankTimeline, rows: Ints, ready: Ints, elements: int) ->
 
 
 def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) -> tuple[Any, ...] | None:
-    """Give what makes two steps alike: the sizes of their all-reduces, the same on all ranks; else None."""
+    """Return what makes two steps alike: the sizes of their all-reduces, the same on all ranks; else None."""
     sizes = {
         tuple(run.ranks[rank].collectives.bytes[steps[step].rows].tolist()) for rank, steps in found.items()
     }  # fmt: skip
@@ -212,7 +212,7 @@ def _signature(run: Run, found: Mapping[int, Mapping[int, _Step]], step: int) ->
 
 
 def _times(timeline: RankTimeline, steps: Sequence[_Step], rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Give a rank's windows, gradients' ready times, and launch, begin and end of the calls of `rows`, by step."""
+    """Return a rank's windows, gradients' ready times, and launch, begin and end of the calls of `rows`, by step."""
     launched = np.array([launch_times(timeline, each) for each in rows])
     starts, ends = timeline.collectives.start_ns[rows], timeline.collectives.end_ns[rows]
     if timeline.basis == "events" and not timeline.has_device:
@@ -263,7 +263,7 @@ def _joined(
 
 
 def taken_up(launched: Ints, ended: Ints, workers: int) -> Ints:
-    """Give when each call was taken up by one of so many workers that take calls in order; the last axis is calls.
+    """Return when each call was taken up by one of so many workers that take calls in order; the last axis is calls.
 
     What is noted as a call's start where no worker is seen is its launch: what waits in the queue does not move data.
     """
@@ -277,7 +277,7 @@ def taken_up(launched: Ints, ended: Ints, workers: int) -> Ints:
 
 
 def _on_device(timeline: RankTimeline, times_ns: Ints) -> Ints:
-    """Give when the device had done what the host had launched by each time: the host runs ahead of it."""
+    """Return when the device had done what the host had launched by each time: the host runs ahead of it."""
     spans = timeline.spans
     rows = np.flatnonzero((spans.kind == COMPUTE) & (spans.launch_ns != NONE))
     if not rows.size:

@@ -37,7 +37,7 @@ NOTHING: Final = Asked()
 
 
 def unfit(workload: Workload, base: Settings) -> dict[str, str]:
-    """Give the options that a workload of DistributedDataParallel has no room for, and why."""
+    """Return the options that a workload of DistributedDataParallel has no room for, and why."""
     found = {}
     if workload.placed:
         found = dict.fromkeys(("--zero-stage", "--priority"), "the workload has other collectives than its gradients'")
@@ -80,7 +80,7 @@ def with_asked(told: WhatIf, case: Case, asked: Asked, *, optimizer: str | None 
 
 
 def _sharded(case: Case, workload: Workload, stages: Sequence[Sharding]) -> list[Scenario]:
-    """Give a row for each stage, whose interval spans what its collectives may cost."""
+    """Return a row for each stage, whose interval spans what its collectives may cost."""
     _refuse("--zero-stage", unfit(workload, case.baseline))
     found = []
     for stage in stages:

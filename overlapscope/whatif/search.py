@@ -20,12 +20,12 @@ MOST_WORK: Final = 100_000
 
 
 def with_cap(base: Settings, cap_mb: float | None) -> Settings:
-    """Give the settings with one cap for all buckets."""
+    """Return the settings with one cap for all buckets."""
     return replace(base, ddp=replace(base.ddp, bucket_cap_mb=cap_mb, bucket_cap_mb_list=()))
 
 
 def with_groups(workload: Workload, base: Settings, groups: Sequence[Sequence[int]]) -> Settings:
-    """Give the settings under which torch makes these buckets: groups of gradients in the order of readiness.
+    """Return the settings under which torch makes these buckets: groups of gradients in the order of readiness.
 
     A limit is what its group holds, so that the bucket closes with its last gradient. The last limit repeats.
     """
@@ -96,12 +96,12 @@ def _groups(cuts: frozenset[int] | set[int], count: int) -> list[list[int]]:
 
 
 def can_list(settings: Settings, workload: Workload) -> bool:
-    """Whether a list of caps can make any grouping: buckets are rebuilt, and gradients are of one kind."""
+    """Return whether a list of caps can make any grouping: buckets are rebuilt, and gradients are of one kind."""
     return settings.ddp.rebuilds and len(set(workload.gradients.kinds)) == 1 and not settings.ddp.small_last_bucket
 
 
 def caps_to_try(base: DdpSettings, asked: Sequence[float]) -> list[float | None]:
-    """Give the caps to replay: those asked for, else the usual ones and torch's own, None; always the present one."""
+    """Return the caps to replay: those asked for, else the usual ones and torch's own, None; always the present one."""
     caps: list[float | None] = list(asked) or [*CAPS_MB, None]
     if not base.bucket_cap_mb_list and base.bucket_cap_mb not in caps:
         caps.append(base.bucket_cap_mb)

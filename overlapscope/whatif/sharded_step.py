@@ -18,7 +18,7 @@ from overlapscope.whatif.zero import Sharding, time_ns
 
 
 def sharded_job(workload: Workload, settings: Settings) -> Job:
-    """Give the job of one optimizer step; `settings.sharding` must be there.
+    """Return the job of one optimizer step; `settings.sharding` must be there.
 
     Gradients of every pass are scattered from stage 2 on: a rank has no room for what is not its own.
     """
@@ -58,7 +58,7 @@ class _Step:
         self.transfers: list[Transfer] = []
 
     def call(self, op: str, size_bytes: float) -> int:
-        """Give the number of a collective of the whole group."""
+        """Return the number of a collective of the whole group."""
         self.transfers.append(Transfer(ranks=(), alone_ns=time_ns(self.workload, self.sharding, op, size_bytes)))
         return len(self.transfers) - 1
 

@@ -33,7 +33,7 @@ def told_slowdown(
     computing: Mapping[int, Intervals],
     steps: Mapping[int, Ints],
 ) -> tuple[Fit, tuple[float, ...]]:
-    """Give what a recording tells, else the prior with the reason why not; and what of it holds for each rank.
+    """Return what a recording tells, else the prior with the reason why not; and what of it holds for each rank.
 
     Ranks differ in it, where one shares its core or its memory with what moves the data. The one that slows most is the
     one that all wait for, so that its slowdown is given; of each rank the share of it in which it slows, 0 to 1.
@@ -80,7 +80,7 @@ def _ratio(sums: Floats) -> float:
 
 
 def _of_steps(timeline: RankTimeline, transfers: Intervals, computing: Intervals, steps: Ints) -> Floats | None:
-    """Give for each step the wall time and the time on a core beside transfers, then both free of them."""
+    """Return for each step the wall time and the time on a core beside transfers, then both free of them."""
     table = timeline.telemetry
     code = {name: at for at, name in enumerate(timeline.names)}.get(RAN, -2)
     rows = np.flatnonzero(table.name == code)
@@ -108,7 +108,7 @@ def _ran_within(times: Ints, ran: Floats, within: Intervals) -> float:
 
 
 def piece_slowdown(seen: Recorded, rank: int) -> tuple[float, float, float] | None:
-    """Give the slowdown of the rank at this place with its 90 % interval; None where no piece tells it."""
+    """Return the slowdown of the rank at this place with its 90 % interval; None where no piece tells it."""
     lasted, beside, place = _pieces(seen, rank)
     for kinds, layers in ((np.arange(place.max(initial=-1) + 1), False), (_alike(seen), True)):
         sums = _compared(lasted, beside, place, kinds, layers=layers)
@@ -118,7 +118,7 @@ def piece_slowdown(seen: Recorded, rank: int) -> tuple[float, float, float] | No
 
 
 def _pieces(seen: Recorded, rank: int) -> tuple[Floats, Floats, Ints]:
-    """Give (step, piece of all passes): ns, share beside transfers; and of each piece its place in backward.
+    """Return (step, piece of all passes): ns, share beside transfers; and of each piece its place in backward.
 
     The first gradient's is left out, which holds forward, and the last's layer too: it computes no gradient of its
     input, as others of its shape do.
@@ -147,7 +147,7 @@ def _alike(seen: Recorded) -> Ints:
 
 
 def _compared(lasted: Floats, beside: Floats, place: Ints, kinds: Ints, *, layers: bool) -> Floats | None:
-    """Give for each step the time of compared pieces beside transfers, and what the same take free of them."""
+    """Return for each step the time of compared pieces beside transfers, and what the same take free of them."""
     found = np.zeros((lasted.shape[0], 2))
     total = float((lasted * beside).sum())
     for kind in np.unique(kinds).tolist():
@@ -172,7 +172,7 @@ def _agree(lasted: Floats, chosen: Flags, place: Ints) -> bool:
 
 
 def _with_interval(sums: Floats) -> tuple[float, float, float]:
-    """Give the ratio over all steps and its interval: each step left out in turn (jackknife)."""
+    """Return the ratio over all steps and its interval: each step left out in turn (jackknife)."""
     total = sums.sum(axis=0)
     mean = float(total[0] / total[1])
     without = (total[0] - sums[:, 0]) / (total[1] - sums[:, 1])

@@ -22,7 +22,7 @@ SPLITS: Final = "compile_splits"
 
 
 def split_graphs(timeline: RankTimeline, seen: Recorded) -> str:
-    """Give why no cap can be replayed; empty where nothing shows that graphs were split by it."""
+    """Return why no cap can be replayed; empty where nothing shows that graphs were split by it."""
     why = (
         "torch.compile split the graph where buckets end (DDPOptimizer), so that another cap makes other graphs: "
         "measure it, or record with torch._dynamo.config.optimize_ddp = False"
@@ -34,7 +34,7 @@ def split_graphs(timeline: RankTimeline, seen: Recorded) -> str:
 
 
 def _calls_several(timeline: RankTimeline, seen: Recorded) -> bool:
-    """Whether a region calls several graphs, in most of the steps."""
+    """Return whether a region calls several graphs, in most of the steps."""
     notes, names = timeline.annotations, timeline.names
     regions = np.array([each.startswith(COMPILED_REGION) for each in names], np.bool_)[notes.name]
     graphs = np.flatnonzero(np.array([each == COMPILED_GRAPH for each in names], np.bool_)[notes.name])

@@ -89,7 +89,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def curve_of(workload: Workload, op: str, ranks: int) -> Curve:
-    """Give the curve of an operation. Raises KeyError where none is of that operation and number of ranks."""
+    """Return the curve of an operation. Raises KeyError where none is of that operation and number of ranks."""
     for each in workload.curves:
         if each.op == op and each.ranks in (ranks, None):
             return each
@@ -97,7 +97,7 @@ def curve_of(workload: Workload, op: str, ranks: int) -> Curve:
 
 
 def freed(times_ns: Floats, busy: Floats, slowdown: float) -> Floats:
-    """Give times as they would be without interference.
+    """Return times as they would be without interference.
 
     `busy` has a row (start, end) for each time, rising and without overlap, in which a collective transferred: compute
     advanced there by 1 / `slowdown`. Recorded times are already stretched by it; whoever replays them under another

@@ -155,7 +155,7 @@ def understand(content: dict[str, Any]) -> Document:
 
 
 def _joined(shared: Any, step: Any) -> Any:
-    """Give a measured step with what it leaves open; one cap replaces a list of them."""
+    """Return a measured step with what it leaves open; one cap replaces a list of them."""
     if not isinstance(shared, dict) or not isinstance(step, dict):
         return step
     left = {key: value for key, value in shared.items() if key != "bucket_cap_mb_list" or "bucket_cap_mb" not in step}
@@ -180,7 +180,7 @@ def _check_keys(content: Any, kind: Any, path: str) -> None:
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """Give the section that a key holds, or a list of; None for plain values."""
+    """Return the section that a key holds, or a list of; None for plain values."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in (list, UnionType):

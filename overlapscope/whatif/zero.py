@@ -39,19 +39,19 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the low, usual and high shares of an all-reduce's time are taken."""
 
     def range(self) -> "list[Sharding]":
-        """Give it with the least, the usual and the greatest cost."""
+        """Return it with the least, the usual and the greatest cost."""
         return [replace(self, cost=each) for each in range(3)]
 
 
 def sharding_of(stage: int, optimizer: str) -> Sharding:
-    """Give a stage under an optimizer. Raises UsageError for another stage than 1, 2 or 3."""
+    """Return a stage under an optimizer. Raises UsageError for another stage than 1, 2 or 3."""
     if stage not in STAGES:
         raise UsageError(f"--zero-stage {stage}: there are stages 1, 2 and 3")
     return Sharding(stage=stage, state_bytes=STATE_BYTES[optimizer])
 
 
 def time_ns(workload: Workload, sharding: Sharding, op: str, size_bytes: float) -> float:
-    """Give what a collective of the stage takes: as measured, else its share of the all-reduce of as many bytes."""
+    """Return what a collective of the stage takes: as measured, else its share of the all-reduce of as many bytes."""
     curves = {each.op: each for each in workload.curves if each.ranks in (workload.world_size, None)}
     if op in curves:
         return float(curves[op].at(size_bytes))
@@ -66,7 +66,7 @@ def assumed(workload: Workload) -> list[str]:
 
 
 def saved_bytes(workload: Workload, sharding: Sharding, largest_bucket_bytes: int) -> int:
-    """Give the memory that a rank has more of under the stage; parameters are taken to be of their gradients' types.
+    """Return the memory that a rank has more of under the stage; parameters are taken to be of their gradients' types.
 
     Stage 3 holds two buckets' parameters whole at a time: the one it computes with and the next one.
     """

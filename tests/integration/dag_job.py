@@ -103,7 +103,7 @@ def _ns(dice: random.Random) -> int:
 
 
 def edges(job: Job) -> dict[Node, dict[Node, int]]:
-    """Give what each moment waits for, with the least time between."""
+    """Return what each moment waits for, with the least time between."""
     found: dict[Node, dict[Node, int]] = {}
 
     def after(node: Node, other: Node, ns: int) -> None:
@@ -133,7 +133,7 @@ def edges(job: Job) -> dict[Node, dict[Node, int]]:
 
 
 def times(job: Job) -> dict[Node, int]:
-    """Give when each moment comes: the longest way to it."""
+    """Return when each moment comes: the longest way to it."""
     graph = edges(job)
     at: dict[Node, int] = {}
     for node in TopologicalSorter(graph).static_order():
@@ -142,7 +142,7 @@ def times(job: Job) -> dict[Node, int]:
 
 
 def end_of(job: Job) -> int:
-    """Give when the last kernel of all ranks ends."""
+    """Return when the last kernel of all ranks ends."""
     return max(at for node, at in times(job).items() if node[0] == "end")
 
 
@@ -201,7 +201,7 @@ def op_of(call: int) -> str:
 
 
 def changed(job: Job, rank: int, number: int, ns: int) -> Job:
-    """Give the job with one kernel (on all members of its call) `ns` longer."""
+    """Return the job with one kernel (on all members of its call) `ns` longer."""
     call = job.ranks[rank][number].call
     programs = [
         tuple(
@@ -216,7 +216,7 @@ def changed(job: Job, rank: int, number: int, ns: int) -> Job:
 
 
 def run_of(job: Job) -> Run:
-    """Give what a profiler would have recorded: spans and launches, on each rank's own clock."""
+    """Return what a profiler would have recorded: spans and launches, on each rank's own clock."""
     at = times(job)
     base = 1_700_000_000_000_000_000
     ranks = {}

@@ -42,7 +42,7 @@ def status() -> dict[str, dict[str, str]]:
 
 
 def settled() -> bool:
-    """Whether the recorder has seen that all is done but what waits for ever."""
+    """Return whether the recorder has seen that all is done but what waits for ever."""
     waiting = int(SCENARIO == "missing" and RANK != WORLD - 1)
     return all(
         int(last["last_enqueued_collective"]) - int(last["last_completed_collective"])

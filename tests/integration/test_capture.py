@@ -71,7 +71,7 @@ def passed(trained: Trained) -> Trained:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Trained]]:
-    """Give the run of the DDP job on two ranks in a mode, and what the processes said; each trained once."""
+    """Return the run of the DDP job on two ranks in a mode, and what the processes said; each trained once."""
 
     @cache
     def job(mode: str) -> tuple[Path, Trained]:

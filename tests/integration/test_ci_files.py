@@ -38,7 +38,7 @@ def steps_of_action() -> dict[str, Step]:
 
 
 def inputs_of_action() -> dict[str, str]:
-    """Give the defaults."""
+    """Return the defaults."""
     text = (ROOT / "action.yml").read_text(encoding="utf-8").partition("inputs:\n")[2].partition("\noutputs:")[0]
     found = {}
     for name, body in re.findall(r"^  ([\w-]+):\n((?:    .*\n?)+)", text, re.MULTILINE):

@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Give a function from a scenario to the folder of its dumps; each is run once."""
+    """Return a function from a scenario to the folder of its dumps; each is run once."""
 
     @cache
     def job(scenario: str) -> Path:

@@ -1,4 +1,4 @@
-"""The framework adapters in training loops of fakes that follow the hosts' own sources, named in tests.support.hosts."""
+"""The framework adapters in loops of fakes that follow the hosts' own sources, named in tests.support.hosts."""
 
 import pickle
 import subprocess

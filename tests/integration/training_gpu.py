@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def environment(rank: int, *, log: Path | None = None) -> dict[str, str]:
-    """Give the environment of one rank; ranks that share a device need it. `log` is where NCCL writes its own."""
+    """Return the environment of one rank; ranks that share a device need it. `log` is where NCCL writes its own."""
     known = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

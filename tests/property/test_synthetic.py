@@ -37,7 +37,7 @@ def simulated(request: pytest.FixtureRequest) -> Simulated:
 
 
 def calls_of(simulated: Simulated) -> dict[Any, list[tuple[int, float, float, float]]]:
-    """Give (rank, start, end, transfer) of every member of every collective, in true time."""
+    """Return (rank, start, end, transfer) of every member of every collective, in true time."""
     layout = simulated.job.layout
     found: dict[Any, list[tuple[int, float, float, float]]] = defaultdict(list)
     for record in simulated.records:

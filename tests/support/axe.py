@@ -14,7 +14,7 @@ MAX_BYTES = 5_000_000
 
 
 def axe_script() -> str:
-    """Give the script, or skip the test where it is neither kept nor to be had."""
+    """Return the script, or skip the test where it is neither kept nor to be had."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "overlapscope" / f"axe-core-{VERSION}"
     packed = place / f"axe-core-{VERSION}.tgz"
     if not packed.is_file():

@@ -53,7 +53,7 @@ def raster(pairs: Iterable[tuple[int, int]]) -> Mask:
 
 
 def blocks(cells: Mask) -> list[tuple[int, int]]:
-    """Give the runs of covered cells."""
+    """Return the runs of covered cells."""
     found: list[tuple[int, int]] = []
     begun = None
     for moment, covered in enumerate([*cells.tolist(), False], FIRST_NS):
@@ -66,12 +66,12 @@ def blocks(cells: Mask) -> list[tuple[int, int]]:
 
 
 def pairs_of(value: tuple[Any, Any]) -> list[tuple[int, int]]:
-    """Give starts and ends as a list of pairs."""
+    """Return starts and ends as a list of pairs."""
     return list(zip(value[0].tolist(), value[1].tolist(), strict=True))
 
 
 def columns_of_pairs(pairs: Pairs, offset: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Give pairs as columns of starts and ends, shifted by `offset`."""
+    """Return pairs as columns of starts and ends, shifted by `offset`."""
     starts = np.array([start for start, _ in pairs], np.int64)
     ends = np.array([end for _, end in pairs], np.int64)
     return starts + offset, ends + offset
@@ -116,7 +116,7 @@ def or_none(values: Iterable[int | None]) -> list[int]:
 
 
 def spans_table(spans: Sequence[Span]) -> Spans:
-    """Give spans as columns."""
+    """Return spans as columns."""
     return make(
         Spans,
         len(spans),
@@ -137,7 +137,7 @@ def timeline(
     recordings: Sequence[Recording] = (Recording(start=0, end=10_000),),
     has_device: bool = True,
 ) -> RankTimeline:
-    """Give the timeline of rank 0 without names, collectives or annotations."""
+    """Return the timeline of rank 0 without names, collectives or annotations."""
     return RankTimeline(
         rank=0,
         basis="trace",
@@ -169,7 +169,7 @@ def timeline(
 def full_timeline(
     rank: int = 0, *, start_ns: int = EPOCH_NS, source: str = "trace.json", tag: str = ""
 ) -> RankTimeline:
-    """Give a timeline that has rows in every table, with names and with missing values in every sort of column.
+    """Return a timeline that has rows in every table, with names and with missing values in every sort of column.
 
     It lasts 1000 ns from `start_ns`; `tag` is in the names of its kernel and its lane, to tell it from others.
     """
@@ -239,7 +239,7 @@ def full_timeline(
 
 
 def spelled(table: Columns, names: Sequence[str]) -> dict[str, list[object]]:
-    """Give a table's columns with the names that the codes stand for, and None where a value is missing."""
+    """Return a table's columns with the names that the codes stand for, and None where a value is missing."""
     columns: dict[str, list[object]] = {}
     for column, kind in column_kinds(table).items():
         values = getattr(table, column).tolist()

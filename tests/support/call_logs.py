@@ -63,7 +63,7 @@ def _columns(calls: Sequence[Call], names: NameTable) -> dict[str, Any]:
 
 
 def log(calls: Sequence[Call], rank: int = 0, source: str = "nccl.log") -> RankTimeline:
-    """Give a timeline of calls in order, without times; `launch` is a time where it is given."""
+    """Return a timeline of calls in order, without times; `launch` is a time where it is given."""
     names = NameTable()
     launches = [NONE if call.launch is None else EPOCH_NS + call.launch for call in calls]
     return RankTimeline(
@@ -81,7 +81,7 @@ def log(calls: Sequence[Call], rank: int = 0, source: str = "nccl.log") -> RankT
 
 
 def trace(calls: Sequence[Call], rank: int = 0, source: str = "trace.json", start_ns: int = EPOCH_NS) -> RankTimeline:
-    """Give a timeline with a kernel for each call, 100 ns apart, launched in the order of the list or of `launch`."""
+    """Return a timeline with a kernel for each call, 100 ns apart, launched in the order of the list or of `launch`."""
     names = NameTable()
     rows = len(calls)
     order = np.array([at if call.launch is None else call.launch for at, call in enumerate(calls)], np.int64)
@@ -114,7 +114,7 @@ def trace(calls: Sequence[Call], rank: int = 0, source: str = "trace.json", star
 
 
 def calls_in(timeline: RankTimeline) -> list[Call]:
-    """Give a timeline's calls in the order of its table."""
+    """Return a timeline's calls in the order of its table."""
     table: dict[str, list[Any]] = {}
     for column, kind in column_kinds(timeline.collectives).items():
         values = getattr(timeline.collectives, column).tolist()
@@ -135,7 +135,7 @@ def calls_in(timeline: RankTimeline) -> list[Call]:
 
 
 def members_facts(communicators: dict[str, Sequence[int]], only: Iterable[int] | None = None) -> Facts:
-    """Give the members of communicators by their ranks of the world; `only` those ranks whose logs there are."""
+    """Return the members of communicators by their ranks of the world; `only` those ranks whose logs there are."""
     names = NameTable()
     rows = [
         (names.code(name), member, len(ranks), rank)
@@ -148,12 +148,12 @@ def members_facts(communicators: dict[str, Sequence[int]], only: Iterable[int] |
 
 
 def communicator_groups(communicators: dict[str, Sequence[int]]) -> tuple[Group, ...]:
-    """Give communicators as groups, as a log of all ranks tells them."""
+    """Return communicators as groups, as a log of all ranks tells them."""
     return tuple(Group(name=name, size=len(r), ranks=tuple(sorted(r))) for name, r in communicators.items())
 
 
 def reading(path: str, *timelines: RankTimeline, facts: Facts | None = None, groups: tuple[Group, ...] = ()) -> Reading:
-    """Give what a file holds."""
+    """Return what a file holds."""
     return Reading(
         source=Source(path=path, format="made up"), timelines=timelines, facts=facts or Facts(), groups=groups
     )

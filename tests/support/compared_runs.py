@@ -49,12 +49,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: Mapping[str, str] = {}
 
     def window(self, step: int) -> tuple[int, int]:
-        """Give the window of a step."""
+        """Return the window of a step."""
         return step * STEP_NS, step * STEP_NS + self.lengths[step]
 
 
 def run_of(job: Job, *, basis: str = "trace") -> Run:
-    """Give the job as a CPU run, whose steps are the windows of their annotations."""
+    """Return the job as a CPU run, whose steps are the windows of their annotations."""
     return Run(
         world_size=job.world_size,
         ranks={number: _timeline(job, number, rank, basis) for number, rank in job.ranks.items()},
@@ -168,13 +168,13 @@ def cell(job: Job, number: int, step: int) -> Cell:
 
 
 def complete(job: Job, number: int) -> set[int]:
-    """Give the steps of a rank that were recorded whole."""
+    """Return the steps of a rank that were recorded whole."""
     rank = job.ranks[number]
     return {step for step in range(rank.steps) if step not in rank.cut}
 
 
 def compared_cells(job: Job, ranks: Sequence[int]) -> dict[int, dict[int, Cell]]:
-    """Give by step and rank what is compared: of the steps, those that most of the ranks recorded whole."""
+    """Return by step and rank what is compared: of the steps, those that most of the ranks recorded whole."""
     members = {step: [n for n in ranks if step in complete(job, n)] for step in range(len(job.lengths))}
     most = max((len(each) for each in members.values()), default=0)
     return {
@@ -185,5 +185,5 @@ def compared_cells(job: Job, ranks: Sequence[int]) -> dict[int, dict[int, Cell]]
 
 
 def mean(values: Sequence[int]) -> Fraction:
-    """Give the exact mean."""
+    """Return the exact mean."""
     return Fraction(sum(values), len(values))

@@ -31,12 +31,12 @@ def copy_run(place: Path, run: Path = SAMPLES / "baseline") -> Path:
 
 
 def ids(site: Site) -> dict[str, str]:
-    """Give the id of each run by its name."""
+    """Return the id of each run by its name."""
     return {each.name: each.id for each in site.places().places}
 
 
 def words(component: object) -> str:
-    """Give all text of a component and what is inside it."""
+    """Return all text of a component and what is inside it."""
     if isinstance(component, str):
         return component
     if isinstance(component, (list, tuple)):

@@ -104,12 +104,12 @@ def simulate(made: Made) -> list[_Seen]:
 
 
 def step_ns(made: Made) -> int:
-    """Give how long a step takes, from the first rank's start."""
+    """Return how long a step takes, from the first rank's start."""
     return max(each.end for each in simulate(made)) * TICK_NS
 
 
 def recorded(made: Made, *, shift_ns: Sequence[int] = (0, 0), thread_times: bool = True, drop: str = "") -> Run:
-    """Give the recording of some steps as our own capture has it in `events` mode; `drop` leaves a table out."""
+    """Return the recording of some steps as our own capture has it in `events` mode; `drop` leaves a table out."""
     ranks = {
         rank: _timeline(made, rank, seen, shift_ns[rank], thread_times=thread_times, drop=drop)
         for rank, seen in enumerate(simulate(made))

@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry(call: Entry, record: int, seq: int, backend: str, description: str, pg_id: int) -> dict[str, Any]:
-    """Give one entry of version 2.10, as the pickle has it."""
+    """Return one entry of version 2.10, as the pickle has it."""
     created = BEGUN_NS + record * 1_000_000 if call.at_ns is None else call.at_ns
     written: dict[str, Any] = {
         "frames": [dict(frame) for frame in call.frames],
@@ -73,7 +73,7 @@ def dump(
     first_record: int = 0,
     status: Mapping[str, tuple[int, int, int]] | None = None,
 ) -> dict[str, Any]:
-    """Give a whole dump. `groups` holds description and ranks by name; `status` enqueued, started and completed.
+    """Return a whole dump. `groups` holds description and ranks by name; `status` enqueued, started and completed.
 
     Without `status`, it is what torch would have counted of these calls.
     """
@@ -140,7 +140,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def old_dump(calls: Sequence[Entry], *, ranks: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    """Give a dump of version 1.4 (torch 2.3): one number for all calls of a group, lists of ranks, no status."""
+    """Return a dump of version 1.4 (torch 2.3): one number for all calls of a group, lists of ranks, no status."""
     entries = []
     numbers: dict[str, int] = {}
     for record, call in enumerate(calls):

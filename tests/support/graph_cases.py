@@ -95,17 +95,17 @@ def _lane(call: MadeCall) -> str:
 
 
 def step_ns(made: Made) -> float:
-    """Give the true step."""
+    """Return the true step."""
     return max(timed(made).end.values()) * UNIT_NS
 
 
 def faster(made: Made, speed: float) -> Made:
-    """Give the job over faster links."""
+    """Return the job over faster links."""
     return replace(made, calls=[replace(each, units=each.units / speed) for each in made.calls])
 
 
 def recorded(made: Made, *, shift_ns: Sequence[int] = (), on_host: bool = False) -> Run:
-    """Give the recording of some like steps on devices, by a profiler, or of threads, by our own capture."""
+    """Return the recording of some like steps on devices, by a profiler, or of threads, by our own capture."""
     times = timed(made)
     ranks = {
         rank: _timeline(made, times, rank, shift_ns[rank] if rank < len(shift_ns) else 0) for rank in made.programmes
@@ -212,7 +212,7 @@ def _timeline(made: Made, times: _Times, rank: int, shift: int) -> RankTimeline:
 
 
 def _on_host(made: Made, times: _Times, seen: RankTimeline) -> RankTimeline:
-    """Give the same of a thread that computes, and launches where it has come to."""
+    """Return the same of a thread that computes, and launches where it has come to."""
     order = [each.collective for each in made.programmes[seen.rank] if isinstance(each, Launch)]
     launched = np.array([times.launched[seen.rank, number] for number in order] * STEPS) * UNIT_NS
     period = round(max(times.end.values()) * UNIT_NS) + 50 * UNIT_NS
@@ -238,7 +238,7 @@ def fsdp(
     slow: float = 1.0,
     at_once: bool = False,
 ) -> Made:
-    """Give a step of FSDP2 on two ranks; rank 1 computes `slow` times as long; `many` modules share a gather.
+    """Return a step of FSDP2 on two ranks; rank 1 computes `slow` times as long; `many` modules share a gather.
 
     With `at_once` whatever is launched is waited for there, as FSDP2 does over gloo unless told otherwise.
     """

@@ -8,7 +8,7 @@ from overlapscope.ingest.registry import head_of
 
 
 def read_or_refuse(reader: Reader, path: Path) -> Reading | None:
-    """Give what the reader makes of a file; None where it refuses, on one line that names the file."""
+    """Return what the reader makes of a file; None where it refuses, on one line that names the file."""
     reader.recognises(head_of(path))
     try:
         return reader.read(path, ReadContext())

@@ -76,7 +76,7 @@ def kernel(
     sort: str = "kernel",
     args: Mapping[str, object] | None = None,
 ) -> Event:
-    """Give device work; `sort` may be gpu_memcpy, gpu_memset or gpu_user_annotation, too."""
+    """Return device work; `sort` may be gpu_memcpy, gpu_memset or gpu_user_annotation, too."""
     linked = {} if correlation is None else {"correlation": correlation}
     return Event(
         sort=sort,
@@ -97,13 +97,13 @@ def memcpy(
     stream: int = COMPUTE_STREAM,
     correlation: int | None = None,
 ) -> Event:
-    """Give a copy on the device."""
+    """Return a copy on the device."""
     args = {"bytes": 4096, "memory bandwidth (GB/s)": 0.785}
     return kernel(name, start_ns, duration_ns, stream=stream, correlation=correlation, sort="gpu_memcpy", args=args)
 
 
 def memset(start_ns: int, duration_ns: int, *, stream: int = COMPUTE_STREAM, correlation: int | None = None) -> Event:
-    """Give a fill on the device."""
+    """Return a fill on the device."""
     args = {"bytes": 512}
     return kernel(
         "Memset (Device)", start_ns, duration_ns, stream=stream, correlation=correlation, sort="gpu_memset", args=args
@@ -119,7 +119,7 @@ def launch(
     duration_ns: int = 5 * US,
     process: int = PROCESS,
 ) -> Event:
-    """Give the API call that enqueues device work."""
+    """Return the API call that enqueues device work."""
     return Event(
         sort="cuda_runtime",
         name=name,
@@ -140,7 +140,7 @@ def op(
     sort: str = "cpu_op",
     args: Mapping[str, object] | None = None,
 ) -> Event:
-    """Give a host operation; with `sort="user_annotation"`, an annotation."""
+    """Return a host operation; with `sort="user_annotation"`, an annotation."""
     return Event(
         sort=sort,
         name=name,
@@ -154,19 +154,19 @@ def op(
 def annotation(
     name: str, start_ns: int, duration_ns: int, *, thread: int = MAIN, args: Mapping[str, object] | None = None
 ) -> Event:
-    """Give a user annotation."""
+    """Return a user annotation."""
     return op(name, start_ns, duration_ns, thread=thread, sort="user_annotation", args=args)
 
 
 def step(number: int, start_ns: int, duration_ns: int) -> Event:
-    """Give the profiler's own annotation of a training step."""
+    """Return the profiler's own annotation of a training step."""
     return annotation(f"ProfilerStep#{number}", start_ns, duration_ns)
 
 
 def record_param_comms(
     start_ns: int, duration_ns: int, *, thread: int = BACKWARD, args: Mapping[str, object] | None = None
 ) -> Event:
-    """Give the operation in which torch notes a collective's parameters."""
+    """Return the operation in which torch notes a collective's parameters."""
     return op("record_param_comms", start_ns, duration_ns, thread=thread, args=args)
 
 
@@ -180,7 +180,7 @@ def collective_args(
     ranks: Sequence[int] = (0, 1),
     seq: int | None = None,
 ) -> dict[str, object]:
-    """Give the arguments that torch 2.4 and later write on kernels and `record_param_comms`."""
+    """Return the arguments that torch 2.4 and later write on kernels and `record_param_comms`."""
     numbered = {} if seq is None else {"Seq": seq}
     return {
         "Collective name": name,
@@ -198,24 +198,24 @@ def collective_args(
 
 
 def mark(name: str, at_ns: int) -> Event:
-    """Give one of the profiler's instants, `Iteration Start: PyTorch Profiler` or `Record Window End`."""
+    """Return one of the profiler's instants, `Iteration Start: PyTorch Profiler` or `Record Window End`."""
     return Event(sort=None, name=name, start_ns=at_ns, process="Traces", thread="Trace PyTorch Profiler", phase="i")
 
 
 def flow(phase: str, at_ns: int, number: int, *, process: int = PROCESS, thread: int = MAIN) -> Event:
-    """Give one end of an arrow from launch (`s`) to kernel (`f`)."""
+    """Return one end of an arrow from launch (`s`) to kernel (`f`)."""
     return Event(
         sort="ac2g", name="ac2g", start_ns=at_ns, process=process, thread=thread, phase=phase, args={"number": number}
     )
 
 
 def process_name(name: str) -> Event:
-    """Give the event that names the process."""
+    """Return the event that names the process."""
     return Event(sort=None, name="process_name", start_ns=0, thread=0, phase="M", args={"name": name})
 
 
 def distributed(rank: int, world_size: int = 2, *, backend: str = "nccl") -> dict[str, object]:
-    """Give the metadata that tells the rank and its groups."""
+    """Return the metadata that tells the rank and its groups."""
     return {
         "distributedInfo": {
             "backend": backend,
@@ -237,7 +237,7 @@ def distributed(rank: int, world_size: int = 2, *, backend: str = "nccl") -> dic
 
 
 def training(steps: int = 2, *, first: int = 3) -> list[Event]:
-    """Give a data-parallel training loop of 10 ms a step, each with known figures (`TRAINING_STEP_NS`).
+    """Return a data-parallel training loop of 10 ms a step, each with known figures (`TRAINING_STEP_NS`).
 
     Within a step, in ms: compute 1-4 and 5-6, communication 2-6, a copy 7-7.5, a fill 7.5-7.6.
     """
@@ -284,7 +284,7 @@ TRAINING_STEP_NS = {
 
 
 def event_texts(events: Iterable[Event], dialect: Dialect = TORCH_2024, *, ph_first: bool = True) -> list[bytes]:
-    """Give the text of each event on its own line, so that a test can damage one."""
+    """Return the text of each event on its own line, so that a test can damage one."""
     return [_event(each, dialect, ph_first=ph_first, indent=False) for each in events]
 
 
@@ -299,7 +299,7 @@ def write(
     ph_first: bool = True,
     compress: bool = False,
 ) -> bytes:
-    """Give a whole trace file."""
+    """Return a whole trace file."""
     texts = [_event(each, dialect, ph_first=ph_first, indent=indent) for each in events]
     text = assemble(texts, dialect, metadata=metadata, metadata_after=metadata_after, array=array, indent=indent)
     return gzip.compress(text, mtime=0) if compress else text
@@ -314,7 +314,7 @@ def assemble(
     array: bool = False,
     indent: bool = False,
 ) -> bytes:
-    """Give a trace file of events that are text already, broken or not."""
+    """Return a trace file of events that are text already, broken or not."""
     listed = (b",\n  " if indent else b",").join(texts)
     if array:
         return b"[\n" + listed + b"\n]\n" if indent else b"[" + listed + b"]"

@@ -19,12 +19,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         return self.pid or 4000 + self.rank
 
     def line(self, body: str) -> str:
-        """Give an INFO line."""
+        """Return an INFO line."""
         tid = self.tid or self.number + 1000
         return f"{self.wrapper}{self.stamp}{self.host}:{self.number}:{tid} [{self.device}] NCCL INFO {body}"
 
     def warn(self, body: str, *, place: str = "transport/net_ib.cc:123", stamp: str = "", function: str = "") -> str:
-        """Give a WARN line, and the empty one before it."""
+        """Return a WARN line, and the empty one before it."""
         where = f"{place} ({function})" if function else place
         prefix = f"{self.wrapper}{stamp}{self.host}:{self.number}:{self.number} [{self.device}] {where}"
         return f"\n{prefix} NCCL WARN {body}"
@@ -111,7 +111,7 @@ VERSIONS = (
 def call(
     op: str, seq: int, count: int, *, comm: str, nranks: int, dtype: int = 7, red: int = 0, root: int = 0, end: str = ""
 ) -> str:
-    """Give the text of a call."""
+    """Return the text of a call."""
     return (
         f"{op}: opCount {seq:x} sendbuff 0x7f5b6dec9900 recvbuff (nil) count {count} datatype {dtype} op {red} "
         f"root {root} comm {comm} [nranks={nranks}] stream 0x5581e0{end}"
@@ -121,7 +121,7 @@ def call(
 def choice(
     op: str, size: int, *, algorithm: str = "RING", protocol: str = "SIMPLE", low: int = 0, high: int = 23
 ) -> str:
-    """Give the text of a choice as 2.24 and later write it."""
+    """Return the text of a choice as 2.24 and later write it."""
     return f"{op}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{{low}..{high}}}"
 
 
@@ -132,12 +132,12 @@ class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     pointers: dict[int, str] = {}
 
     def pointer(self, member: int) -> str:
-        """Give the address that a member has for it."""
+        """Return the address that a member has for it."""
         return self.pointers.get(member, f"0x55a7a3{member:04x}00")
 
 
 def initialised(version: Version, process: Process, member: int, nranks: int, comm: Communicator) -> list[str]:
-    """Give what a member's initialisation writes: a ring and a tree of all members in order, over two channels."""
+    """Return what a member's initialisation writes: a ring and a tree of all members in order, over two channels."""
     known = {
         "comm": comm.pointer(member), "rank": member, "nranks": nranks, "dev": process.device,
         "bus": f"{0x10 + process.device:x}1c0", "id": comm.id,

@@ -12,7 +12,7 @@ EPOCH_NS = 1_779_782_330_176_752_435
 
 
 def global_pid(pid: int) -> int:
-    """Give the serialized id of a process on the machine 1."""
+    """Return the serialized id of a process on the machine 1."""
     return (1 << 48) | (pid << 24)
 
 
@@ -173,5 +173,5 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def payload(domain: int, schema: int, body: bytes) -> bytes:
-    """Give a blob: the header, then the payload."""
+    """Return a blob: the header, then the payload."""
     return struct.pack("<IIIIQQ", domain, 0, schema, 0, len(body), 32 + len(body)) + body

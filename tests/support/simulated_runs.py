@@ -20,7 +20,7 @@ JOB = {"world_size": "8", "device": "imagined", "dtype": "bfloat16", "parameters
 def run_of_steps(
     figures: Mapping[str, Sequence[float]], name: str = "run", identity: Mapping[str, str] | None = None, rank: int = 0
 ) -> Replicate:
-    """Give a run of one rank that knows these figures of its steps, in milliseconds, and no others."""
+    """Return a run of one rank that knows these figures of its steps, in milliseconds, and no others."""
     count = len(next(iter(figures.values()), ()))
     columns = {each: np.full((1, count), NONE, np.int64) for each in (*FIGURES, "exposed_wait_ns", "blame_ns")}
     for each, values in figures.items():

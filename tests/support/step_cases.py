@@ -81,7 +81,7 @@ def made(
     fingerprint: Mapping[str, str] = H100,
     description: str | None = None,
 ) -> Run:
-    """Give a run whose ranks all do what `step` gives for each number of a step."""
+    """Return a run whose ranks all do what `step` gives for each number of a step."""
     group = Group(name="g", size=ranks, ranks=tuple(range(ranks)), description=description)
     return Run(
         world_size=ranks,

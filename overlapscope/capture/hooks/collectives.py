@@ -264,7 +264,7 @@ class CollectiveWatch:
 
 
 def _number(group: Any) -> int | None:
-    """Give the number of the call that a group is about to make: it counts from 1. None for backends that do not."""
+    """Return the number of the call that a group is about to make: it counts from 1. None for backends that do not."""
     try:
         return int(group._get_sequence_number_for_group()) + 1
     except RuntimeError:
@@ -272,6 +272,6 @@ def _number(group: Any) -> int | None:
 
 
 def module_of(range_name: str) -> str | None:
-    """Give the module that a range such as `FSDP::all_gather (layers.7)` names."""
+    """Return the module that a range such as `FSDP::all_gather (layers.7)` names."""
     _, _, rest = range_name.partition(" (")
     return rest[:-1] if rest.endswith(")") and len(rest) > 1 else None

@@ -59,7 +59,7 @@ def leave_untraced() -> None:
 
 
 def _codes(members: dict[str, Any], module: str) -> Iterator[CodeType]:
-    """Give the code of the functions that a module or class defines, and of those inside them."""
+    """Yield the code of the functions that a module or class defines, and of those inside them."""
     for value in list(members.values()):
         inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "__wrapped__", value)))
         if isinstance(inner, FunctionType) and inner.__module__ == module:

@@ -46,7 +46,7 @@ class GradientWatch:
         return ready
 
     def table(self, records: Sequence[StepRecord], points: Points, names: NameTable) -> Gradients:
-        """Give the gradients of the recorded steps in the order in which they were ready."""
+        """Return the gradients of the recorded steps in the order in which they were ready."""
         rows = [
             (record.number, order, parameter, points.epoch_ns(ready))
             for record in records

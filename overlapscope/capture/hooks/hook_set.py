@@ -104,7 +104,7 @@ class Watches:
             self._guard("closing", watch.close)
 
     def settle(self, records: Sequence[StepRecord]) -> None:
-        """Give the last collectives' ends a moment to be seen: their marks are taken on threads of the backend."""
+        """Return the last collectives' ends a moment to be seen: their marks are taken on threads of the backend."""
         end = monotonic() + SETTLE_SECONDS
         calls = [call for record in records[-2:] for call in record.calls]
         while monotonic() < end and not all(call.done is not None and self.points.done(call.done) for call in calls):
@@ -168,7 +168,7 @@ class Watches:
             self._collectives.open()
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
-        """Give a range that a trace holds; nothing where none is made."""
+        """Return a range that a trace holds; nothing where none is made."""
         return self.traces.mark(name) if self.traces is not None else nullcontext()
 
 

@@ -49,7 +49,7 @@ class Ranges:
                 return
 
     def around(self, op: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the operation with a range around each call."""
+        """Return the operation with a range around each call."""
 
         def ranged(*args: Any) -> Any:
             name = f"{op}#{next(self._calls)}"
@@ -69,7 +69,7 @@ class Ranges:
 
 
 def ranges(guard: Guard) -> Ranges | None:
-    """Give the ranges of this process; None without CUDA, decided once for a recording."""
+    """Return the ranges of this process; None without CUDA, decided once for a recording."""
     import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():

@@ -31,12 +31,12 @@ class TraceRecorder:
 
     @property
     def recording(self) -> bool:
-        """Whether the profiler records the step that begins now."""
+        """Return whether the profiler records the step that begins now."""
         return self._action in ("RECORD", "RECORD_AND_SAVE")
 
     @property
     def warming(self) -> bool:
-        """Whether the profiler runs in the current step without recording it."""
+        """Return whether the profiler runs in the current step without recording it."""
         return self._action == "WARMUP"
 
     @property
@@ -87,7 +87,7 @@ class TraceRecorder:
             self._profiler.step()
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
-        """Give a range that the profiler records."""
+        """Return a range that the profiler records."""
         from torch import profiler  # noqa: PLC0415
 
         context: AbstractContextManager[Any] = profiler.record_function(name)

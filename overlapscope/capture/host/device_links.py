@@ -35,7 +35,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any]]:
-    """Give the links of one device (CUDA index; NVML's own by `uuid`) to the others of its host, as plain values.
+    """Return the links of one device (CUDA index; NVML's own by `uuid`) to the others of its host, as plain values.
 
     Nothing without a device. Raises NVML's own error where NVML cannot be used at all.
     """
@@ -52,7 +52,7 @@ def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any
 
 
 def links(nvml: Any, only: int | None = None) -> list[Link]:
-    """Give the links of each of the host's devices, or of device `only`, to each other one, in NVML's numbers.
+    """Return the links of each of the host's devices, or of device `only`, to each other one, in NVML's numbers.
 
     `nvml` is pynvml, initialised.
     """
@@ -98,7 +98,7 @@ def _pcie(nvml: Any, handle: Any, other: Any) -> str | None:
 
 
 def _ports(nvml: Any, handle: Any) -> Ports | None:
-    """Give the device's NVLinks; None where NVML cannot tell."""
+    """Return the device's NVLinks; None where NVML cannot tell."""
     to_bus: dict[str, int] = {}
     to_switch = down = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):

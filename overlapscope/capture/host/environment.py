@@ -14,7 +14,7 @@ ALSO = ("OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Give this process's rank and the world size; (0, 1) without a process group."""
+    """Return this process's rank and the world size; (0, 1) without a process group."""
     from torch import distributed  # noqa: PLC0415 - capture is the one room that uses torch
 
     if distributed.is_available() and distributed.is_initialized():
@@ -23,7 +23,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def device() -> tuple[int | None, str | None]:
-    """Give the CUDA index and the UUID of this rank's device; (None, None) without one."""
+    """Return the CUDA index and the UUID of this rank's device; (None, None) without one."""
     import torch  # noqa: PLC0415
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -34,7 +34,7 @@ def device() -> tuple[int | None, str | None]:
 
 
 def groups() -> tuple[Group, ...]:
-    """Give the process groups of this process, with their ranks."""
+    """Return the process groups of this process, with their ranks."""
     from torch import distributed  # noqa: PLC0415
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -48,7 +48,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def fingerprint() -> dict[str, str | int | None]:
-    """Give software and device versions."""
+    """Return software and device versions."""
     import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 
@@ -65,20 +65,20 @@ def fingerprint() -> dict[str, str | int | None]:
 
 
 def settings() -> dict[str, Any]:
-    """Give the host and the variables that steer communication."""
+    """Return the host and the variables that steer communication."""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(STEERING) or name in ALSO}
     return {"host": socket.gethostname(), "pid": os.getpid(), "environment": dict(sorted(chosen.items()))}
 
 
 def peak_memory_bytes() -> int | None:
-    """Give the peak of the device's allocator; None without a device."""
+    """Return the peak of the device's allocator; None without a device."""
     import torch  # noqa: PLC0415
 
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
 
 
 def ddp_buckets(model: Any) -> dict[str, Any]:
-    """Give what DistributedDataParallel says of its buckets; empty for any other model."""
+    """Return what DistributedDataParallel says of its buckets; empty for any other model."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
     found = next((each for each in _modules(model) if isinstance(each, DistributedDataParallel)), None)
@@ -106,7 +106,7 @@ def ddp_buckets(model: Any) -> dict[str, Any]:
 
 
 def _compile_splits(model: Any) -> bool:
-    """Whether torch.compile makes a graph for each bucket: what it compiles runs inside DDP, or is DDP itself.
+    """Return whether torch.compile makes a graph for each bucket: what it compiles runs inside DDP, or is DDP itself.
 
     `_compiled_call_impl` is what `Module.compile()` sets; `torch.compile(module)` gives an OptimizedModule around it.
     """
@@ -120,7 +120,7 @@ def _compile_splits(model: Any) -> bool:
 
 
 def _modules(model: Any) -> Any:
-    """Give the model and what stands inside it; nothing for None."""
+    """Return the model and what stands inside it; nothing for None."""
     return model.modules() if model is not None else ()
 
 

@@ -31,7 +31,7 @@ INTERFACES: Final = Path("/sys/class/net")
 
 
 def rate_bytes_s(interface: str) -> int | None:
-    """Give the rate that an interface states; None where it states none, as loopback and most virtual ones."""
+    """Return the rate that an interface states; None where it states none, as loopback and most virtual ones."""
     try:
         megabits = int((INTERFACES / interface / "speed").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ class SocketWatch:
         return iter(())
 
     def told(self) -> list[dict[str, Any]]:
-        """Give what each connection carried meanwhile, as plain values: the busiest first."""
+        """Return what each connection carried meanwhile, as plain values: the busiest first."""
         found: list[dict[str, Any]] = []
         interfaces = by_address() if self._connections else {}
         for each in list(self._connections.values()):
@@ -124,7 +124,7 @@ class SocketWatch:
 
 
 def _sockets() -> list[int]:
-    """Give the descriptors of this process that are sockets; none where the system does not tell."""
+    """Return the descriptors of this process that are sockets; none where the system does not tell."""
     try:
         names = os.listdir(DESCRIPTORS)
     except OSError:
@@ -138,7 +138,7 @@ def _sockets() -> list[int]:
 
 
 def _seen(descriptor: int) -> tuple[str, str, Counts] | None:
-    """Give the two ends of a connection and its counters; None for what is no TCP connection, or no longer there."""
+    """Return the two ends of a connection and its counters; None for what is no TCP connection, or no longer there."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
@@ -174,7 +174,7 @@ def _counts(told: bytes) -> Counts:
 
 
 def by_address() -> dict[str, str]:
-    """Give the interface of each IPv4 address of this host (of this process's network namespace)."""
+    """Return the interface of each IPv4 address of this host (of this process's network namespace)."""
     try:
         import fcntl  # noqa: PLC0415 - not on Windows
     except ImportError:

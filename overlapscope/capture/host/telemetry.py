@@ -134,7 +134,7 @@ def _rates(rates: Any) -> tuple[float, float]:
 
 
 def _field_value(nvml: Any, handle: Any, field: int) -> float:
-    """Give the sum over all links of the device: without the scope, a throughput is that of link 0."""
+    """Return the sum over all links of the device: without the scope, a throughput is that of link 0."""
     value = nvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)

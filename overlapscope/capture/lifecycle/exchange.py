@@ -12,7 +12,7 @@ POLL_SECONDS = 0.05
 
 
 def store() -> Any:
-    """Give the store that the process group was made with; None without one."""
+    """Return the store that the process group was made with; None without one."""
     from torch import distributed  # noqa: PLC0415 - capture is the one room that uses torch
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -26,7 +26,7 @@ def send(to: Any, key: str, message: dict[str, Any]) -> None:
 
 
 def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Give the messages that arrive within `seconds`.
+    """Return the messages that arrive within `seconds`.
 
     Asks whether a message is there, and never waits in the store, whose timeout is the job's own.
     """

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _date(args: argparse.Namespace) -> str:
-    """Give the date to note; raises UsageError, before anything is read, for what cannot be noted."""
+    """Return the date to note; raises UsageError, before anything is read, for what cannot be noted."""
     from overlapscope.cli.prediction_file import must_keep  # noqa: PLC0415 - keeps --help light
 
     if args.date is not None and not args.record:

@@ -87,7 +87,7 @@ def _with_all_rows(document: str, args: argparse.Namespace) -> str:
 
 
 def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:
-    """Give the text, and the commands to go on with."""
+    """Return the text, and the commands to go on with."""
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 

@@ -97,7 +97,7 @@ def numbers(option: str, value: str | None) -> list[range] | None:
 
 
 def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") -> frozenset[int] | None:
-    """Give those of the known numbers that were asked for; raises UsageError for a range that holds none of them."""
+    """Return those of the known numbers that were asked for; raises UsageError for a range that holds none of them."""
     from overlapscope.errors import UsageError  # noqa: PLC0415
 
     if ranges is None:

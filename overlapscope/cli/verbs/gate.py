@@ -107,7 +107,7 @@ def _judge(args: argparse.Namespace) -> int:
 
 
 def _policy(args: argparse.Namespace) -> "Policy":
-    """Give the policy of the file, with what the command line adds."""
+    """Return the policy of the file, with what the command line adds."""
     from overlapscope.gate.policy import known_failure, known_key  # noqa: PLC0415
 
     policy = read_policy(args.policy)

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def caps_of(text: str | None) -> list[float]:
-    """Give the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
+    """Return the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
     if text is None:
         return []
     try:

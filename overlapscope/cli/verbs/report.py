@@ -97,7 +97,7 @@ def _document(args: argparse.Namespace) -> "Document":
 
 
 def _saved(path: Path) -> "Document | None":
-    """Give the document of a file that says it is one; None for anything else."""
+    """Return the document of a file that says it is one; None for anything else."""
     from overlapscope.report.sheet.document import HEAD_BYTES, decoded, is_document  # noqa: PLC0415
 
     try:

@@ -30,7 +30,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
-    """Give the timeline of a log: its calls in order, no spans, no times."""
+    """Return the timeline of a log: its calls in order, no spans, no times."""
     names = NameTable()
     place = names.code(source)
     columns = {key: [getattr(call, key) for call in calls] for key in (*_NAMES, *_NUMBERS)}
@@ -47,7 +47,7 @@ def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) 
 def calls_alone(
     calls: Collectives, names: NameTable, *, rank: int, source: int, has_device: bool, truncated: bool = False
 ) -> RankTimeline:
-    """Give the timeline; `source` is the code of the log's name among `names`."""
+    """Return the timeline; `source` is the code of the log's name among `names`."""
     return RankTimeline(
         rank=rank,
         basis="log",

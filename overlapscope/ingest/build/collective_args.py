@@ -64,7 +64,7 @@ class CollectiveArgs(msgspec.Struct, gc=False):
 
 
 def dtype_name(spelling: object) -> str | None:
-    """Give torch's name of a dtype spelled by c10, C++ or torch (`Half`, `c10::Half`, `float16`); None if unknown."""
+    """Return torch's name of a dtype spelled by c10, C++ or torch (`Half`, `c10::Half`, `float16`); None if unknown."""
     return _torch_name(spelling) if isinstance(spelling, str) else None
 
 
@@ -76,7 +76,7 @@ def _torch_name(spelling: str) -> str | None:
 
 
 def count(value: object) -> int | None:
-    """Give a non-negative whole number written as number or text; None for anything else."""
+    """Return a non-negative whole number written as number or text; None for anything else."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
@@ -85,12 +85,12 @@ def count(value: object) -> int | None:
 
 
 def function_id(args: CollectiveArgs) -> int | None:
-    """Give the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
+    """Return the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
     return count(args.record_function_id) or None
 
 
 def peer(args: CollectiveArgs) -> int | None:
-    """Give the rank of the world that a send goes to or a recv comes from.
+    """Return the rank of the world that a send goes to or a recv comes from.
 
     torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
     """
@@ -102,7 +102,7 @@ _CALLED_PEER = 2
 
 
 def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
-    """Give the rank of the world that `c10d::send` or `c10d::recv_` names by its place among the group's members.
+    """Return the rank of the world that `c10d::send` or `c10d::recv_` names by its place among the group's members.
 
     Their arguments are (tensors, group, rank in the group, tag); written where shapes are recorded.
     """
@@ -112,7 +112,7 @@ def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:
-    """Give the elements of one tensor's dims, or the sum over a list of tensors; None where no dims stand."""
+    """Return the elements of one tensor's dims, or the sum over a list of tensors; None where no dims stand."""
     if not isinstance(dims, list) or not dims or depth > MAX_NESTED:
         return None
     if all(isinstance(size, int) for size in dims):
@@ -123,13 +123,13 @@ def elements_of(dims: object, depth: int = 0) -> int | None:
 
 
 def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
-    """Give the elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
+    """Return the elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
     dims = args.input_dims if args.input_dims is not None else args.old_input_dims
     return elements_of(dims[position]) if isinstance(dims, list) and len(dims) > position else None
 
 
 def input_dtype(args: CollectiveArgs) -> str | None:
-    """Give the dtype of the first recorded input; None for lists of tensors, whose type is not written."""
+    """Return the dtype of the first recorded input; None for lists of tensors, whose type is not written."""
     types = args.input_type
     return dtype_name(types[0]) if isinstance(types, list) and types else None
 
@@ -138,7 +138,7 @@ _OLD_CONCRETE_INPUTS = 8
 
 
 def from_concrete_inputs(args: CollectiveArgs) -> tuple[int | None, int | None]:
-    """Give (sequence number, group size) from the positional inputs that torch 2.0 to 2.3 record."""
+    """Return (sequence number, group size) from the positional inputs that torch 2.0 to 2.3 record."""
     values = args.concrete_inputs
     if not isinstance(values, list) or len(values) != _OLD_CONCRETE_INPUTS:
         return None, None
@@ -146,7 +146,7 @@ def from_concrete_inputs(args: CollectiveArgs) -> tuple[int | None, int | None]:
 
 
 def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Give the group's ranks, rebuilding lists that the profiler cut after 30 entries.
+    """Return the group's ranks, rebuilding lists that the profiler cut after 30 entries.
 
     Old versions write `[0, 1, ..., 29, ...]`, new ones `[0, ..., 28, ..., 63]`; what is missing comes from the
     group's entry in the trace's own configuration, else from start, stride and size where the visible part agrees.

@@ -47,7 +47,7 @@ class GroupBook:
         self._config = {group.name: group.ranks for group in groups if group.ranks is not None}
 
     def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
-        """Give the group's size, from the collective or from the group; learn the group on the way."""
+        """Return the group's size, from the collective or from the group; learn the group on the way."""
         size = count(args.group_size) or None
         if name is None:
             return size
@@ -67,14 +67,14 @@ class GroupBook:
         return size or known.size
 
     def groups(self) -> tuple[Group, ...]:
-        """Give all groups met."""
+        """Return all groups met."""
         return tuple(self._groups.values())
 
 
 def assemble(
     columns: TraceColumns, spans: DeviceSpans, classifier: Classifier, book: GroupBook
 ) -> tuple[Collectives, Ints]:
-    """Give the collectives of a trace, and for each device span its row among them (NONE for other spans).
+    """Return the collectives of a trace, and for each device span its row among them (NONE for other spans).
 
     One call may run several device spans (copies of a copy-engine collective); those launched within the same
     recorded call are one collective. Spans that a mark of ours alone tells are none. Times are in the trace's own base.
@@ -107,7 +107,7 @@ def assemble(
 
 
 def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -> Ints:
-    """Give the thread of each call's first launch; NONE without one."""
+    """Return the thread of each call's first launch; NONE without one."""
     lane = np.full(launch_ns.size, NONE, np.int64)
     first = (spans.launch_ns[comm] != NONE) & (spans.launch_ns[comm] == launch_ns[call])
     lane[call[first]] = spans.launch_lane[comm][first]
@@ -115,7 +115,7 @@ def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -
 
 
 def _around(columns: TraceColumns, spans: DeviceSpans, comm: Ints, chosen: list[bool]) -> Ints:
-    """Give the innermost range of one kind around the launch of each communication span."""
+    """Return the innermost range of one kind around the launch of each communication span."""
     host = columns.host
     found = np.full(comm.size, NOWHERE, np.int64)
     linked = spans.launch_ns[comm] != NONE

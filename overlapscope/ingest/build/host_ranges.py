@@ -41,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 def innermost(
     lanes: Ints, starts: Ints, ends: Ints, at_lanes: Ints, at: Ints, chosen: npt.NDArray[np.bool_] | None = None
 ) -> Ints:
-    """Give, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
+    """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
 
     Innermost is the one that started last; of those that started together, the shortest. Ranges need not be
     properly nested. `chosen` limits the ranges looked at. NOWHERE where there is none.
@@ -66,7 +66,7 @@ def innermost(
 
 
 def _last_reaching(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
-    """Give the last position <= upto whose end lies past `beyond`; negative where there is none.
+    """Return the last position <= upto whose end lies past `beyond`; negative where there is none.
 
     A few steps back find most; the rest climb and descend a tree of block maxima.
     """
@@ -163,7 +163,7 @@ def _named(pattern: re.Pattern[str], spelled: list[str]) -> Mask:
 
 
 def _autograd_lanes(host: Ranges, spelled: list[str]) -> Ints:
-    """Give the threads that run nothing but the backward pass: autograd's own, one a device."""
+    """Return the threads that run nothing but the backward pass: autograd's own, one a device."""
     backward = unique(host.lane[_named(_AUTOGRAD, spelled)[host.name]])
     others = _named(_PHASES[FORWARD], spelled) | _named(_PHASES[OPTIMIZER], spelled)
     steps = np.array([name.startswith(("ProfilerStep#", "overlapscope.step#")) for name in spelled], np.bool_)

@@ -63,7 +63,7 @@ class Classifier:
         self._known: dict[str, tuple[Placement, bool]] = {}
 
     def place(self, name: str) -> tuple[Placement, bool]:
-        """Give a kernel's placement, and whether one of the user's patterns decided it."""
+        """Return a kernel's placement, and whether one of the user's patterns decided it."""
         known = self._known.get(name)
         if known is None:
             telling = name[:MAX_NAME]
@@ -80,17 +80,17 @@ class Classifier:
 
 
 def speaks_of_comm(name: str) -> bool:
-    """Whether a host range's arguments may tell of a collective."""
+    """Return whether a host range's arguments may tell of a collective."""
     return name == RECORD or any(each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, CALL, SYMMETRIC_MEMORY))
 
 
 def surrounds_collective(name: str) -> bool:
-    """Whether a kernel launched directly inside this host range is a collective's."""
+    """Return whether a kernel launched directly inside this host range is a collective's."""
     return name == RECORD or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
 
 
 def operation(spelling: object) -> str | None:
-    """Give the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if it is not known."""
+    """Return the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if it is not known."""
     if not isinstance(spelling, str) or not spelling:
         return None
     return _canonical(spelling)

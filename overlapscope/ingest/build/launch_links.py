@@ -46,7 +46,7 @@ class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSpans:
-    """Give the device spans of a trace with launch, host operation, kind and note.
+    """Return the device spans of a trace with launch, host operation, kind and note.
 
     Evidence for communication, in this order: the user's patterns; a fused kernel's name (which counts as
     compute); a mark of ours around its launch; the span's own collective arguments; the innermost host range around
@@ -84,7 +84,7 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
 
 
 def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
-    """Give each span's launch (row of the launch columns), by correlation; graphs give many spans one launch.
+    """Return each span's launch (row of the launch columns), by correlation; graphs give many spans one launch.
 
     A correlation that several processes of the file use says nothing: those spans stay without a launch.
     """
@@ -110,7 +110,7 @@ def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
 
 
 def _device_notes(columns: TraceColumns, names: list[str], row: Ints, asked: Mask) -> Ints:
-    """Give the library range on the same stream that holds a span, for the spans asked for."""
+    """Return the library range on the same stream that holds a span, for the spans asked for."""
     notes: Ranges = columns.device_notes
     found = np.full(row.size, NOWHERE, np.int64)
     if notes.name.size == 0 or not asked.any():
@@ -135,7 +135,7 @@ def _kinds(
     device_note: Ints,
     marked: Mask,
 ) -> tuple[Small, Small, Mask]:
-    """Give kind and note of each span, and which communicate by a mark of ours alone."""
+    """Return kind and note of each span, and which communicate by a mark of ours alone."""
     name = columns.device_name[row]
     sort = columns.device_sort[row]
     used = unique(name)
@@ -171,7 +171,7 @@ def _kinds(
 
 
 def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:
-    """Whether the span was launched by an operation of torch itself, which computes."""
+    """Return whether the span was launched by an operation of torch itself, which computes."""
     own = np.array([name.startswith(("aten::", "autograd::")) for name in names] + [False], np.bool_)
     return np.asarray(own[host_name], np.bool_)
 
@@ -190,7 +190,7 @@ def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small,
 
 
 def _launch_bounds(columns: TraceColumns, names: list[str], linked: Ints) -> tuple[int, int]:
-    """Give the last launch with a device span, and the first kernel launch after it, whose span was not recorded."""
+    """Return the last launch with a device span, and the first kernel launch after it, whose span was not recorded."""
     if linked.size == 0:
         return NONE, NONE
     last = int(columns.launch_start_ns[linked].max())

@@ -97,7 +97,7 @@ class RankBuilt(msgspec.Struct, frozen=True, kw_only=True):
 def rank_timelines(
     recording: DeviceRecording, classifier: Classifier, *, source: str, truncated: bool
 ) -> tuple[list[RankBuilt], int]:
-    """Give each rank's timeline, in the order of `rank_units`, and the number of device events of no rank."""
+    """Return each rank's timeline, in the order of `rank_units`, and the number of device events of no rank."""
     work = recording.work
     units, place = rank_units(work.process, work.device, work.sort == KERNEL, work.end_ns - work.start_ns)
     sizes = {
@@ -149,7 +149,7 @@ def _process_id(recording: DeviceRecording, key: int) -> int:
 
 
 def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[TraceColumns, Mask, Ints]:
-    """Give one rank's columns, which of its device events are opaque, and the rows of its host ranges."""
+    """Return one rank's columns, which of its device events are opaque, and the rows of its host ranges."""
     work, launches, ranges = recording.work, recording.launches, recording.ranges
     anyone = unit.process == NONE
     calls = _launches(recording, unit, rows)
@@ -199,7 +199,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
 
 
 def _launches(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> Ints:
-    """Give one rank's launches: what its process launched on other devices is not lost, but another rank's."""
+    """Return one rank's launches: what its process launched on other devices is not lost, but another rank's."""
     work, launches = recording.work, recording.launches
     anyone = unit.process == NONE
     calls = np.arange(launches.process.size) if anyone else np.flatnonzero(launches.process == unit.process)
@@ -234,7 +234,7 @@ def _shown(number: int) -> str:
 
 
 def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
-    """Give the two columns of the distinct pairs, sorted, and for each row the place of its pair."""
+    """Return the two columns of the distinct pairs, sorted, and for each row the place of its pair."""
     firsts, seconds = np.unique(first), np.unique(second)
     packed = np.searchsorted(firsts, first) * seconds.size + np.searchsorted(seconds, second)
     pairs = np.unique(packed)
@@ -246,7 +246,7 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
 def rank_units(
     process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
 ) -> tuple[list[RankUnit], Ints]:
-    """Give the ranks, by device and then process, and for each device event the place of its rank or NO_RANK.
+    """Return the ranks, by device and then process, and for each device event the place of its rank or NO_RANK.
 
     Where nothing ran a kernel, every process on every device is a rank.
     """

@@ -44,7 +44,7 @@ def api_calls(
     payloads: Mapping[int, Payload],
     sizes: Mapping[str, int],
 ) -> dict[int, ApiCall]:
-    """Give what each launching range tells, by row of the ranges given (thread, name code and start of each).
+    """Return what each launching range tells, by row of the ranges given (thread, name code and start of each).
 
     `payloads` by row; `sizes` holds the members of each communicator that is known. A group of one operation tells it,
     one of sends and receives is `send_recv` of what is sent; any other mix tells nothing.

@@ -51,7 +51,7 @@ def device_timeline(
     source: str,
     truncated: bool,
 ) -> Built:
-    """Give the timeline of a trace with device work; `base_ns` is added to its times. `steps` have it added."""
+    """Return the timeline of a trace with device work; `base_ns` is added to its times. `steps` have it added."""
     book = GroupBook(groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
     row = linked.row
@@ -104,7 +104,7 @@ def trace_timeline(
     last_launch_ns: int = NONE,
     lost_launch_ns: int = NONE,
 ) -> RankTimeline:
-    """Give spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
+    """Return spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
     spans = with_marks(spans, columns, steps, base_ns)
     window = columns.window or _seen(columns)
     last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
@@ -158,7 +158,7 @@ def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
 
 
 def _marked(columns: TraceColumns) -> Ints:
-    """Give the rows of annotations, and of the operations by which torch.compile marks its graphs."""
+    """Return the rows of annotations, and of the operations by which torch.compile marks its graphs."""
     compiled = np.array([COMPILED.match(name) is not None for name in columns.names.to_list()], np.bool_)
     host = columns.host
     return (
@@ -169,7 +169,7 @@ def _marked(columns: TraceColumns) -> Ints:
 
 
 def _host_waits(columns: TraceColumns) -> Ints:
-    """Give the rows of the calls that waited for the device, on threads that also give it work.
+    """Return the rows of the calls that waited for the device, on threads that also give it work.
 
     Other threads, a watchdog's for one, hold nobody up by waiting.
     """
@@ -182,14 +182,14 @@ def _host_waits(columns: TraceColumns) -> Ints:
 
 
 def _seen(columns: TraceColumns) -> tuple[int, int]:
-    """Give the first start and last end of anything kept, where the trace has no window of its own."""
+    """Return the first start and last end of anything kept, where the trace has no window of its own."""
     starts = [columns.device_start_ns, columns.launch_start_ns, columns.host.start_ns]
     ends = [columns.device_end_ns, columns.launch_start_ns, columns.host.end_ns]
     return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
 
 
 def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
-    """Give collectives with `base_ns` added to their times, and the step that launched each."""
+    """Return collectives with `base_ns` added to their times, and the step that launched each."""
     launch_ns = shift(collectives.launch_ns, base_ns)
     return replace(
         collectives,

@@ -119,7 +119,7 @@ def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
 
 
 def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str], int]) -> TraceColumns:
-    """Give a part with codes of common tables of names and lanes, which grow."""
+    """Return a part with codes of common tables of names and lanes, which grow."""
     name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
     lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
     ranges: dict[str, Any] = {
@@ -157,6 +157,6 @@ class Growing(msgspec.Struct):
             self.parts.setdefault(name, []).append(values)
 
     def joined(self, name: str, dtype: type = np.int64) -> Any:
-        """Give a column as one array, and forget it."""
+        """Return a column as one array, and forget it."""
         parts = self.parts.pop(name, None)
         return np.concatenate(parts) if parts else np.empty(0, dtype)

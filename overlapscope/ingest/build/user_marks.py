@@ -81,7 +81,7 @@ def with_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) 
 
 
 def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps, int]:
-    """Give the annotated steps in order of time; our own marks where there are any, else the profiler's.
+    """Return the annotated steps in order of time; our own marks where there are any, else the profiler's.
 
     `base_ns` is added to all times. Also gives how many marks repeat the number of an earlier step that had ended.
     """
@@ -113,7 +113,7 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
 
 
 def repeated_steps(repeated: int) -> list[str]:
-    """Give the warning about marks that `host_steps` left out, if there were any."""
+    """Return the warning about marks that `host_steps` left out, if there were any."""
     if not repeated:
         return []
     return [
@@ -122,7 +122,7 @@ def repeated_steps(repeated: int) -> list[str]:
 
 
 def step_at(steps: Steps, at_ns: Ints) -> Ints:
-    """Give the number of the step whose annotation [start, end) holds each time; NONE outside all."""
+    """Return the number of the step whose annotation [start, end) holds each time; NONE outside all."""
     if size(steps) == 0:
         return np.full(at_ns.size, NONE, np.int64)
     row = np.searchsorted(steps.start_ns, at_ns, side="right") - 1
@@ -142,7 +142,7 @@ class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
 def step_ranges(
     lane: Ints, name: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints, names: Sequence[str]
 ) -> StepRanges:
-    """Give the ranges that mark steps, by the rule above; none when no family qualifies."""
+    """Return the ranges that mark steps, by the rule above; none when no family qualifies."""
     marks = {code: mark for code, text in enumerate(names) if (mark := _mark(text)) is not None}
     rows = np.flatnonzero(np.isin(name, list(marks))) if marks else np.empty(0, np.int64)
     families: dict[tuple[str, bool], list[int]] = {}
@@ -175,7 +175,7 @@ def step_ranges(
 
 
 def _mark(text: str) -> tuple[str, int | None] | None:
-    """Give (family, number) of a name that may mark a step; None for any other name."""
+    """Return (family, number) of a name that may mark a step; None for any other name."""
     found = _MARK.fullmatch(text.strip().lower()) if len(text) <= 256 else None
     if not found:
         return None
@@ -186,7 +186,7 @@ def _mark(text: str) -> tuple[str, int | None] | None:
 
 
 def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Give the rows of the thread that has the most, in order of time."""
+    """Return the rows of the thread that has the most, in order of time."""
     lanes, counts = np.unique(lane[rows], return_counts=True)
     rows = rows[lane[rows] == lanes[counts.argmax()]]
     return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range stands before one that begins with it
@@ -208,7 +208,7 @@ class RangeNames:
         self._operations: set[int] = set()
 
     def code(self, text: str) -> int:
-        """Give the code of a range's name."""
+        """Return the code of a range's name."""
         name = _ADDED.sub("", text) if ", " in text else text
         code = self._names.code(name)
         # Only what autograd recorded as an operation has a sequence number.

@@ -20,7 +20,7 @@ _WITHIN: Final = 1024
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file says of itself that it is one."""
+    """Return whether the file says of itself that it is one."""
     return re.search(_MARK, head.content[:_WITHIN]) is not None
 
 

@@ -18,7 +18,7 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 
 
 def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:
-    """Give the run that the readings are parts of; at least one. `given` holds ranks by file name, as the user says.
+    """Return the run that the readings are parts of; at least one. `given` holds ranks by file name, as the user says.
 
     Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
     """
@@ -55,7 +55,7 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
 
 
 def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
-    """Give the groups by name, each as the first tells it that names its ranks, else the first of all."""
+    """Return the groups by name, each as the first tells it that names its ranks, else the first of all."""
     groups: dict[str, Group] = {}
     for reading in told:
         for group in reading.groups:
@@ -111,7 +111,7 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
-    """Give each timeline its rank: as its source says, else as the file's name says, else as the user says.
+    """Return each timeline its rank: as its source says, else as the file's name says, else as the user says.
 
     One alone that says nothing is rank 0; one among many is left out, with the reason.
     """
@@ -147,7 +147,7 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
 
 
 def _unfitting(wrong: str, given: Mapping[str, int], files: int) -> UsageError:
-    """Give the error of a rank that is given for no input, or that may be of several."""
+    """Return the error of a rank that is given for no input, or that may be of several."""
     rank = given[wrong]
     if wrong:
         why = "no input has that name"
@@ -231,7 +231,7 @@ def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
 
 
 def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:
-    """Give the names with the new ones added, and the code of each that it has from now on; that of none is last."""
+    """Return the names with the new ones added, and the code of each that it has from now on; that of none is last."""
     table = NameTable(names)
     codes = np.append(np.arange(len(names), dtype=np.int32), np.int32(-1))
     for old, name in new.items():

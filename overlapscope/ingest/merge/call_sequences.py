@@ -52,7 +52,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
         return self.begin.size
 
     def value(self, column: Ints) -> Ints:
-        """Give each call's value of a column of the source, NONE where its rows differ."""
+        """Return each call's value of a column of the source, NONE where its rows differ."""
         if not self.size:
             return np.empty(0, np.int64)
         values = column[self.rows].astype(np.int64)
@@ -148,7 +148,7 @@ def _ways(single: Calls, seq: Ints, members: int | None, names: NameTable) -> It
 
 
 def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:
-    """Give the calls in these rows, one a row; the names of operations and types are added to `names`."""
+    """Return the calls in these rows, one a row; the names of operations and types are added to `names`."""
     table = timeline.collectives
     dtypes = [_plain_type(name) for name in timeline.names]
     twice = np.array([*(name in _COMPLEX for name in timeline.names), False])[table.dtype[rows]]
@@ -164,7 +164,7 @@ def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:
 
 
 def _plain_type(name: str) -> str:
-    """Give the type a library knows: complex numbers go as pairs, flags and 8-bit floats as bytes."""
+    """Return the type a library knows: complex numbers go as pairs, flags and 8-bit floats as bytes."""
     return _ONE_BYTE if ITEM_BYTES.get(name) == 1 else _COMPLEX.get(name, name)
 
 
@@ -176,7 +176,7 @@ def _coded(codes: Codes, spelled: Sequence[str], names: NameTable) -> Codes:
 
 
 def as_groups(calls: Calls, seq: Ints, members: int | None, names: NameTable, *, collectives: bool) -> Calls:
-    """Give the calls with the sends and receives that the library was given at once put together, and with
+    """Return the calls with the sends and receives that the library was given at once put together, and with
     `collectives` the other calls too.
 
     `seq` has the library's own number of each call: calls of one group share it. Newer libraries do not count calls
@@ -223,7 +223,7 @@ def _sums(values: Ints, begin: Ints) -> Ints:
 
 
 def tokens(short: Calls, long: Calls, names: NameTable) -> tuple[Ints, Ints]:
-    """Give both sequences as tokens: equal ones may be the same call, and WILD may be any.
+    """Return both sequences as tokens: equal ones may be the same call, and WILD may be any.
 
     Calls of one operation are compared in bytes, elements and type as far as both sides tell them.
     """
@@ -261,7 +261,7 @@ def _known(values: Ints) -> float:
 
 
 def contradict(short: Calls, a: Ints, long: Calls, b: Ints, names: NameTable) -> Flags:
-    """Whether calls `a` of one side and `b` of the other, pair by pair, tell different things of one call."""
+    """Return whether calls `a` of one side and `b` of the other, pair by pair, tell different things of one call."""
     any_call = [-1, *(names.code(name) for name in (*ANY_CALL, BARRIER))]
     free = np.isin(short.op[a], any_call) | np.isin(long.op[b], any_call)
     differ: Flags = short.op[a] != long.op[b]
@@ -273,7 +273,7 @@ def contradict(short: Calls, a: Ints, long: Calls, b: Ints, names: NameTable) ->
 
 
 def spelled(calls: Calls, call: int, names: NameTable) -> str:
-    """Give one call as people read it."""
+    """Return one call as people read it."""
     known = names.to_list()
     op, dtype = int(calls.op[call]), int(calls.dtype[call])
     volume = f" of {calls.bytes[call]} bytes" if calls.bytes[call] != NONE else ""

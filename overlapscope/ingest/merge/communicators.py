@@ -27,11 +27,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Whether all members are known."""
+        """Return whether all members are known."""
         return len(self.ranks) == self.size
 
     def may_be(self, other: "Known") -> bool:
-        """Whether both may have the same members."""
+        """Return whether both may have the same members."""
         together = self.ranks | other.ranks
         sizes = {size for size in (self.size, other.size) if size is not None}
         return len(sizes) < 2 and all(len(together) <= size for size in sizes)
@@ -48,7 +48,7 @@ class Served(msgspec.Struct):
 
 
 def communicators_of(logs: Iterable[RankTimeline], groups: Sequence[Group], facts: Facts) -> dict[str, Known]:
-    """Give what is known of every communicator that logs made calls on, or told the members of."""
+    """Return what is known of every communicator that logs made calls on, or told the members of."""
     members: dict[str, set[int]] = {}
     sizes: dict[str, int | None] = {}
     table = facts.members
@@ -122,7 +122,7 @@ def _all(timeline: RankTimeline) -> Flags:
 
 
 def _by_group(timeline: RankTimeline) -> dict[str | None, Ints]:
-    """Give the rows of each group's calls, in order."""
+    """Return the rows of each group's calls, in order."""
     rows = in_order(timeline, _all(timeline))
     codes = timeline.collectives.group[rows]
     order = np.argsort(codes, kind="stable")
@@ -156,12 +156,12 @@ class _Look(msgspec.Struct, frozen=True, kw_only=True):
     served: Served
 
     def rows_of(self, rank: int, names: Iterable[str | None]) -> Ints:
-        """Give the rows of the log's calls on these communicators, in order."""
+        """Return the rows of the log's calls on these communicators, in order."""
         parts = [self.logged[rank][name] for name in names if name in self.logged[rank]]
         return np.sort(np.concatenate([*parts, np.empty(0, np.int64)]))
 
     def fits(self, group: Known) -> dict[str, dict[int, Located]]:
-        """Give for each communicator that may serve the group what looking for its calls there gave, by rank."""
+        """Return for each communicator that may serve the group what looking for its calls there gave, by rank."""
         free = [each for each in self.communicators.values() if each.name not in self.served.groups]
         possible = [each for each in free if group.may_be(each)]
         whole = [each for each in possible if each.whole and each.ranks == group.ranks]

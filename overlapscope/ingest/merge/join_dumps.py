@@ -20,7 +20,7 @@ UNKNOWN_OP: Final = "unknown"
 
 
 def join_flight_recorder(timed: RankTimeline, dump: RankTimeline) -> tuple[RankTimeline, list[Note]]:
-    """Give the timeline with the state of each call, and what else the dump knows and the timeline does not.
+    """Return the timeline with the state of each call, and what else the dump knows and the timeline does not.
 
     The dump holds the last calls before it was written; the others stay as they are.
     """
@@ -87,14 +87,14 @@ def _by_number(
 
 
 def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
-    """Give each call's number; torch counts sends and receives apart."""
+    """Return each call's number; torch counts sends and receives apart."""
     sent = [code for code, name in enumerate(timeline.names) if name in SENDS]
     seq = timeline.collectives.seq[rows]
     return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
 
 
 def _once(keys: Ints) -> Ints:
-    """Give the positions of the keys that stand there once: the calls of a coalesced group share a number."""
+    """Return the positions of the keys that stand there once: the calls of a coalesced group share a number."""
     _, first, counts = np.unique(keys, return_index=True, return_counts=True)
     once: Ints = first[(counts == 1) & (keys[first] != NONE)]
     return once
@@ -153,7 +153,7 @@ def _may_be_one(a: str, b: str) -> bool:
 
 
 def _joined(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
-    """Give the rows of both sides whose id is the same and stands once on each side."""
+    """Return the rows of both sides whose id is the same and stands once on each side."""
     ids, counts = np.unique(ours[ours != NONE], return_counts=True)
     other, other_counts = np.unique(theirs[theirs != NONE], return_counts=True)
     shared = np.intersect1d(ids[counts == 1], other[other_counts == 1])

@@ -64,7 +64,7 @@ def _none(part: RankTimeline) -> Ints:
 
 
 def _ordered(calls: Collectives, border: int) -> Ints | None:
-    """Give the rows of both logs in order, each call once; None where nothing tells it.
+    """Return the rows of both logs in order, each call once; None where nothing tells it.
 
     Rows before the border are the first log's, which is not the shorter one.
     """
@@ -83,7 +83,7 @@ def _ordered(calls: Collectives, border: int) -> Ints | None:
 
 
 def _spliced(a: Ints, b: Ints, first_twin: Ints, second_twin: Ints) -> Ints | None:
-    """Give the rows in order where one log holds the other, or ends with the calls that the other begins with."""
+    """Return the rows in order where one log holds the other, or ends with the calls that the other begins with."""
     if second_twin.size == b.size:
         return a
     if _ends_with(a, first_twin) and _begins_with(b, second_twin):
@@ -94,7 +94,7 @@ def _spliced(a: Ints, b: Ints, first_twin: Ints, second_twin: Ints) -> Ints | No
 
 
 def _twins(calls: Collectives, border: int) -> tuple[Ints, Ints]:
-    """Give the rows of the calls that both hold, by group and sequence number, where these name one call each."""
+    """Return the rows of the calls that both hold, by group and sequence number, where these name one call each."""
     none = np.empty(0, np.int64)
     key = np.stack([calls.group.astype(np.int64), calls.seq])
     if not size(calls) or (calls.seq == NONE).any():
@@ -124,7 +124,7 @@ def _begins_with(rows: Ints, twins: Ints) -> bool:
 
 
 def _order(calls: Collectives, a: Ints, b: Ints, by: str) -> int:
-    """Give 1 where all of `a` is before all of `b` in every group that both have, -1 where it is after, else 0."""
+    """Return 1 where all of `a` is before all of `b` in every group that both have, -1 where it is after, else 0."""
     values = getattr(calls, by)
     signs = set()
     for group in np.intersect1d(calls.group[a], calls.group[b]).tolist():
@@ -136,7 +136,7 @@ def _order(calls: Collectives, a: Ints, b: Ints, by: str) -> int:
 
 
 def _furthest(calls: Collectives, border: int) -> Collectives:
-    """Give both copies of a call the state of the one that had come further."""
+    """Return both copies of a call the state of the one that had come further."""
     first, second = _twins(calls, border)
     state = calls.state.copy()
     state[first] = state[second] = np.maximum(calls.state[first], calls.state[second])
@@ -144,7 +144,7 @@ def _furthest(calls: Collectives, border: int) -> Collectives:
 
 
 def sentences(notes: Iterable[Note]) -> tuple[str, ...]:
-    """Give one sentence for each kind and group."""
+    """Return one sentence for each kind and group."""
     together: dict[tuple[str, str], list[Note]] = {}
     for note in notes:
         together.setdefault((note.kind, note.group or ""), []).append(note)

@@ -56,7 +56,7 @@ def _groups_that_differ(readings: Sequence[tuple[Path, Reading]]) -> Iterator[st
 def _pairs_of(
     members: Mapping[tuple[int, ...], Mapping[int, Path]],
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Give the pairs of sets of ranks that share one."""
+    """Yield the pairs of sets of ranks that share one."""
     seen: dict[int, tuple[int, ...]] = {}
     for ranks in members:
         for rank in ranks:
@@ -159,7 +159,7 @@ def _log(at: int, reading: Reading) -> _Log:
 
 
 def _odd(logs: Sequence[_Log]) -> dict[int, _Odd]:
-    """Give the logs that do not count, by their place."""
+    """Return the logs that do not count, by their place."""
     runs = sorted(_runs(logs), key=lambda run: (not _named(run), -sum(log.calls for log in run), run[0].at))
     owners: dict[int, tuple[Process, list[_Log], int]] = {}
     found: dict[int, _Odd] = {}

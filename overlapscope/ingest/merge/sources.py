@@ -78,7 +78,7 @@ def _by_kind(parts: Sequence[RankTimeline]) -> tuple[dict[str, RankTimeline], li
 
 
 def kind_of(log: RankTimeline) -> str:
-    """Give the kind of a log, by what only this kind knows of a call."""
+    """Return the kind of a log, by what only this kind knows of a call."""
     calls = log.collectives
     if (calls.record_function_id != NONE).any():
         return EXECUTION_TRACE
@@ -128,7 +128,7 @@ def _with_library_logs(
 
 
 def _numbered(timeline: RankTimeline) -> set[str | None]:
-    """Give the groups some of whose calls have a sequence number; None where the group is not known."""
+    """Return the groups some of whose calls have a sequence number; None where the group is not known."""
     codes = np.unique(timeline.collectives.group[timeline.collectives.seq != NONE])
     return {timeline.names[code] if code >= 0 else None for code in codes.tolist()}
 

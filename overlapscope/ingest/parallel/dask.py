@@ -26,7 +26,7 @@ RETRIES: Final = 2
 
 @contextmanager
 def dask_executor(address: str | None) -> Iterator[Executor | None]:
-    """Give the cluster whose scheduler listens at `address` (`tcp://HOST:PORT`), None for None.
+    """Yield the cluster whose scheduler listens at `address` (`tcp://HOST:PORT`), None for None.
 
     Raises UsageError when `distributed` is not installed, or nobody answers.
     """

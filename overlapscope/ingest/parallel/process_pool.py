@@ -119,7 +119,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def is_broken(error: BaseException | None) -> bool:
-    """Whether a task failed because a worker died, its own or another one."""
+    """Return whether a task failed because a worker died, its own or another one."""
     return isinstance(error, BrokenExecutor)
 
 

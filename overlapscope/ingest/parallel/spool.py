@@ -62,7 +62,7 @@ def _state(path: Path) -> tuple[object, ...]:
 
 
 def is_spooled(task: Task) -> bool:
-    """Whether the file was read before."""
+    """Return whether the file was read before."""
     return (task.folder / _SUMMARY).is_file()
 
 

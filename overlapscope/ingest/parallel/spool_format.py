@@ -92,7 +92,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_part(folder: Path) -> Part:
-    """Give a timeline by its folder. Raises OSError, msgspec.DecodeError for a damaged one."""
+    """Return a timeline by its folder. Raises OSError, msgspec.DecodeError for a damaged one."""
     return _part(folder, _summary(folder.parent).timelines[int(folder.name)])
 
 

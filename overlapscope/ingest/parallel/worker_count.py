@@ -19,7 +19,7 @@ _OWN: Final = Path("/proc/self/cgroup")
 
 
 def processes_for(asked: int | None, files: Sequence[Path], worth: int = BYTES_WORTH_A_PROCESS) -> int:
-    """Give how many processes should read the files: as many as asked for, else as there are cores for.
+    """Return how many processes should read the files: as many as asked for, else as there are cores for.
 
     `worth` is how many bytes of traces are worth a process.
     """
@@ -27,12 +27,12 @@ def processes_for(asked: int | None, files: Sequence[Path], worth: int = BYTES_W
 
 
 def shares_for(asked: int | None, file: Path, worth: int = BYTES_WORTH_A_PROCESS) -> int:
-    """Give how many processes should read one file, each a part of it; what lies elsewhere by one if nobody asks."""
+    """Return how many processes should read one file, each a part of it; what lies elsewhere by one if nobody asks."""
     return min(_worth(asked, [file] if os.path.exists(file) else [], worth), MOST_SHARES)
 
 
 def shares_among(asked: int | None, files: Sequence[Path], worth: int = BYTES_WORTH_A_PROCESS) -> list[int]:
-    """Give how many processes should read each of the files, which are read side by side where there are several."""
+    """Return how many processes should read each of the files, which are read side by side where there are several."""
     if len(files) == 1:
         return [shares_for(asked, files[0], worth)]
     most = min(_worth(asked, files, worth) // max(1, len(files)), MOST_SHARES)
@@ -46,7 +46,7 @@ def _worth(asked: int | None, files: Sequence[Path], worth: int) -> int:
 
 
 def bytes_in(path: Path) -> int:
-    """Give about how many bytes of trace a file holds."""
+    """Return about how many bytes of trace a file holds."""
     try:
         return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
     except OSError:
@@ -54,14 +54,14 @@ def bytes_in(path: Path) -> int:
 
 
 def _usable_cores() -> int:
-    """Give the number of cores, at least 1."""
+    """Return the number of cores, at least 1."""
     bound = available_cores()
     granted = [_granted(_GROUPS / each) for each in _own_groups()]
     return max(1, min([bound, *(math.ceil(cores) for cores in granted if cores is not None)]))
 
 
 def _own_groups() -> list[Path]:
-    """Give the control group of this process and those around it, below where groups are mounted.
+    """Return the control group of this process and those around it, below where groups are mounted.
 
     In a container its own group may be what is mounted, whatever path the system tells.
     """
@@ -76,7 +76,7 @@ def _own_groups() -> list[Path]:
 
 
 def _granted(group: Path) -> float | None:
-    """Give the cores' worth of time that a group may use; None without a limit."""
+    """Return the cores' worth of time that a group may use; None without a limit."""
     quota, _, period = _text(group / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = (_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))

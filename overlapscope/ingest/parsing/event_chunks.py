@@ -51,7 +51,7 @@ _BEHIND_ARRAY = re.compile(rb'\s*(?:,\s*(?:"(?:[^"\\]++|\\.)*+(?:"\s*(?::|$)|$)|
 
 
 def _decodes(array: bytes) -> bool:
-    """Whether the text of an array is whole events."""
+    """Return whether the text of an array is whole events."""
     try:
         _objects.decode(array)
     except _BROKEN:
@@ -115,7 +115,7 @@ class EventChunks(msgspec.Struct):
 
     @property
     def is_array(self) -> bool:
-        """Whether the trace is a bare array."""
+        """Return whether the trace is a bare array."""
         return self.head == b"["
 
     def _taken(self, cut: int | None, take: Callable[[bytes], bool] | None) -> bytes | None:
@@ -172,12 +172,12 @@ class EventChunks(msgspec.Struct):
 
 
 def _is_blank(block: bytes) -> bool:
-    """Whether a block is blanks alone, and longer than those inside a name."""
+    """Return whether a block is blanks alone, and longer than those inside a name."""
     return len(block) >= _MANY_BLANKS and not block[:64].strip(_BLANKS) and not block.translate(None, _BLANKS)
 
 
 def _guessed_boundary(buffer: bytes) -> int | None:
-    """Give the place of a late comma that an event stands before."""
+    """Return the place of a late comma that an event stands before."""
     for searched in _SEARCH_BYTES:
         candidates = list(_BETWEEN.finditer(buffer, max(len(buffer) - searched, 0)))
         for before, after in reversed(list(pairwise(candidates[-65:]))):
@@ -190,7 +190,7 @@ def _guessed_boundary(buffer: bytes) -> int | None:
 
 
 def _seeming_boundary(buffer: bytes) -> int | None:
-    """Give the place of the last comma behind which something begins like an event."""
+    """Return the place of the last comma behind which something begins like an event."""
     begin = max(len(buffer) - DAMAGED_BYTES, 0)
     last = None
     for found in _BETWEEN_KNOWN.finditer(buffer, begin):
@@ -199,7 +199,7 @@ def _seeming_boundary(buffer: bytes) -> int | None:
 
 
 def last_event(text: bytes) -> int:
-    """Give the place of the last text that surely is an event's; -1 without one."""
+    """Return the place of the last text that surely is an event's; -1 without one."""
     place = -1
     for found in EVENT.finditer(text):
         place = found.start()
@@ -207,7 +207,7 @@ def last_event(text: bytes) -> int:
 
 
 def closes_array(text: bytes, at: int, last: int) -> bool:
-    """Whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does.
+    """Return whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does.
 
     `last` is `last_event(text)`.
     """
@@ -215,7 +215,7 @@ def closes_array(text: bytes, at: int, last: int) -> bool:
 
 
 def object_end(text: bytes, start: int, limit: int) -> int | None:
-    """Give the end of the object or list that begins at `start`; None when it is not closed within `limit` bytes."""
+    """Return the end of the object or list that begins at `start`; None when it is not closed within `limit` bytes."""
     depth = 0
     for token in _TOKEN.finditer(text, start, min(start + limit, len(text))):
         byte = text[token.start()]

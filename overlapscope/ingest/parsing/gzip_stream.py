@@ -165,7 +165,7 @@ class ByteStream(msgspec.Struct):
 
 @cache
 def _fast_gzip() -> ModuleType | None:
-    """Give the library that decompresses three times as fast as zlib; None where there is none for the processor."""
+    """Return the library that decompresses three times as fast as zlib; None where there is none for the processor."""
     try:
         from isal import isal_zlib  # noqa: PLC0415 - for gzip alone
     except ImportError:
@@ -179,7 +179,7 @@ def _from_begin(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _behind(blocks: Iterator[bytes], given: int) -> Iterator[bytes]:
-    """Give what comes behind so many bytes."""
+    """Yield what comes behind so many bytes."""
     for block in blocks:
         if given < len(block):
             yield block[given:] if given else block
@@ -187,7 +187,7 @@ def _behind(blocks: Iterator[bytes], given: int) -> Iterator[bytes]:
 
 
 def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
-    """Give what can still be had: an error loses the output of its own call, so calls become small, then one byte."""
+    """Return what can still be had: an error loses the output of its own call, so calls become small, then one byte."""
     out = bytearray()
     for size in (512, 1):
         before = member.copy()

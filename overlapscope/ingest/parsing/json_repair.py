@@ -76,7 +76,7 @@ class _Tally(msgspec.Struct):
 
 
 def mend(text: bytes, *, last: bool) -> Mended:
-    """Give the whole events of a piece of an event array; the last piece may hold the array's end and more."""
+    """Return the whole events of a piece of an event array; the last piece may hold the array's end and more."""
     tally = _Tally(kept=[])
     end: int | None = None
     for good, start, stop in _regions(text):
@@ -272,7 +272,7 @@ def _escape_inner_quotes(text: bytes) -> bytes:
 
 
 def _array_end(text: bytes) -> int | None:
-    """Give the place of the bracket that closes the event array in text whose strings are out of balance."""
+    """Return the place of the bracket that closes the event array in text whose strings are out of balance."""
     last = None
     for found in _ARRAY_END.finditer(text):
         last = found.end() - 1

@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 30
 
 
 def is_utf8(text: bytes) -> bool:
-    """Whether the text is UTF-8 throughout: the decoder looks only at what it keeps."""
+    """Return whether the text is UTF-8 throughout: the decoder looks only at what it keeps."""
     if text.isascii():
         return True
     try:
@@ -60,12 +60,12 @@ def correlations(values: Sequence[Any]) -> Ints:
 
 
 def _fits(value: object) -> bool:
-    """Whether it is a whole number of 64 bits."""
+    """Return whether it is a whole number of 64 bits."""
     return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def blocks(grids: Sequence[object]) -> Ints:
-    """Give the thread blocks of each grid; NONE for what is none, or an impossible one."""
+    """Return the thread blocks of each grid; NONE for what is none, or an impossible one."""
     rows = [row for row, grid in enumerate(grids) if grid is not None]
     found = np.full(len(grids), NONE)
     known: list[Any] = [grids[row] for row in rows]
@@ -97,7 +97,7 @@ class NotWhole(Exception):  # noqa: N818 - a signal to the caller, not an error 
 
 
 def whole_numbers(values: Sequence[object]) -> Ints:
-    """Give whole numbers as they are, true and false as 1 and 0. Raises NotWhole.
+    """Return whole numbers as they are, true and false as 1 and 0. Raises NotWhole.
 
     `struct` takes nothing but integers, and takes a third of the time of `numpy.array`.
     """
@@ -108,7 +108,7 @@ def whole_numbers(values: Sequence[object]) -> Ints:
 
 
 def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[bytes, ByteStream]:
-    """Give the content of a file as UTF-8 and the stream it came from; other bytes are replaced, with a warning.
+    """Return the content of a file as UTF-8 and the stream it came from; other bytes are replaced, with a warning.
 
     Raises InputError when it cannot be read or is too large.
     """
@@ -117,7 +117,7 @@ def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None
 
 
 def read_json(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[Any, ByteStream]:
-    """Give the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
+    """Return the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
 
     Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
     """
@@ -126,7 +126,7 @@ def read_json(path: Path, max_bytes: int, progress: Callable[[int], None] | None
 
 
 def decode_json(content: bytes, stream: ByteStream) -> Any:
-    """Give the decoded content of a stream, of which it notes what was replaced. Raises InputError as `read_json`."""
+    """Return the decoded content of a stream, of which it notes what was replaced. Raises InputError as `read_json`."""
     return _decoded(_as_utf8(content, stream), stream)
 
 

@@ -76,7 +76,7 @@ class SqliteFile:
         return frozenset(self._tables)
 
     def columns(self, table: str) -> tuple[str, ...]:
-        """Give the stored columns of a table; none for a table that is absent."""
+        """Return the stored columns of a table; none for a table that is absent."""
         return self._tables.get(table, ())
 
     def rows(self, table: str, integers: Sequence[str], texts: Sequence[str] = (), where: str = "") -> Iterator[Any]:
@@ -114,11 +114,11 @@ class SqliteFile:
             self._damaged(table, where, error)
 
     def is_key(self, table: str, column: str) -> bool:
-        """Whether rows of the table are found by this column without reading all of it."""
+        """Return whether rows of the table are found by this column without reading all of it."""
         return self._keys.get(table) == column
 
     def text_of(self, table: str, key: str, column: str, value: int) -> str | None:
-        """Give the text in the row whose key has a value; None without one."""
+        """Return the text in the row whose key has a value; None without one."""
         query = (
             f"SELECT substr({_quoted(column)},1,{MAX_TEXT}) FROM {_quoted(table)} NOT INDEXED WHERE {_quoted(key)}=?"
         )
@@ -176,7 +176,7 @@ def _said(error: Exception) -> str:
 
 
 def as_text(value: object) -> str | None:
-    """Give a stored text, or bytes as text; None for anything else."""
+    """Return a stored text, or bytes as text; None for anything else."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else None

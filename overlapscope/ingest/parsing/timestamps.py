@@ -54,7 +54,7 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: Sequence[object]) -> npt.NDArray[Any]:
-    """Give whole numbers as they are, others as doubles: all of them, if there are any."""
+    """Return whole numbers as they are, others as doubles: all of them, if there are any."""
     try:
         return whole_numbers(values)
     except NotWhole:

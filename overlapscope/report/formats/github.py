@@ -11,7 +11,7 @@ TITLE: Final = "OverlapScope"
 
 
 def annotations(gate: Gate) -> list[str]:
-    """Give an error for each metric and budget that failed, else one for the whole; none where the gate passed."""
+    """Return an error for each metric and budget that failed, else one for the whole; none where the gate passed."""
     if gate.exit_code == 0:
         words = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "inconclusive"]
         return [_command("warning", each) for each in words[:MOST]]
@@ -26,6 +26,6 @@ def annotations(gate: Gate) -> list[str]:
 
 
 def _command(level: Literal["error", "warning"], message: str) -> str:
-    """Give one workflow command; a message can neither end it nor begin another."""
+    """Return one workflow command; a message can neither end it nor begin another."""
     plain = inert(message).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} title={TITLE}::{plain}"

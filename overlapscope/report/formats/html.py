@@ -33,7 +33,7 @@ PATTERNS: Final = (
 
 
 def render(document: Document) -> str:
-    """Give the page, ending in a newline. The same document gives the same bytes."""
+    """Return the page, ending in a newline. The same document gives the same bytes."""
     return page(sheet_of(document), charts_of(document), next_steps(document), _state(document))
 
 
@@ -69,7 +69,7 @@ class _Section(NamedTuple):
 
 
 def _sections(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...]) -> Iterator[_Section]:
-    """Give what is read in its order: how much it is, why, what to do; then all figures."""
+    """Yield what is read in its order: how much it is, why, what to do; then all figures."""
     numbered = list(enumerate(charts))
     shown = {kind: [_figure(each, at) for at, each in numbered if each.tells == kind] for kind in ("how much", "why")}
     yield _Section("how-much", "How much", tuple(shown["how much"]))

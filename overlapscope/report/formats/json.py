@@ -6,14 +6,14 @@ import msgspec
 
 
 def render(document: msgspec.Struct) -> str:
-    """Give one of `documents.DOCUMENTS` under its schema, indented, ending in a newline."""
+    """Return one of `documents.DOCUMENTS` under its schema, indented, ending in a newline."""
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
     text += "\n"  # in place: of a large run these are many megabytes
     return text
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Give the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
+    """Return the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
     from overlapscope.report.sheet.document import DOCUMENTS  # noqa: PLC0415 - one is rendered without the types of the others
 
     content: dict[str, Any] = _plain(msgspec.json.schema(DOCUMENTS[name]))
@@ -21,7 +21,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Give the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
+    """Return the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
     if isinstance(content, dict):
         return {
             key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)

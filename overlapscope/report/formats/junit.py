@@ -27,7 +27,7 @@ class _Case(NamedTuple):
 
 
 def render(document: Document) -> str:
-    """Give the XML, ending in a newline. It holds no times of day, so the same input gives the same bytes."""
+    """Return the XML, ending in a newline. It holds no times of day, so the same input gives the same bytes."""
     suite = f"overlapscope.{document.schema_.removeprefix('overlapscope.').partition('/')[0]}"
     cases = list(_cases(document))
     root = ElementTree.Element("testsuites", name="overlapscope")

@@ -20,7 +20,7 @@ stop before a blank or a digit are plain; before a letter they could make a link
 
 
 def render(sheet: Sheet) -> str:
-    """Give the page, ending in a newline, below GitHub's limit."""
+    """Return the page, ending in a newline, below GitHub's limit."""
     parts = [f"### {escaped(sheet.title)}"]
     parts += ["  \n".join(escaped(line) for line in sheet.lead)] if sheet.lead else []
     parts += ["  \n".join(escaped(line) for line in sheet.why)] if sheet.why else []
@@ -31,7 +31,7 @@ def render(sheet: Sheet) -> str:
 
 
 def escaped(text: str) -> str:
-    """Give text that stands in a line, or in a cell of a table, for itself."""
+    """Return text that stands in a line, or in a cell of a table, for itself."""
     plain = " ".join(inert(text).split())
     return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};{APART if match[0] in '@#' else ''}", plain)
 

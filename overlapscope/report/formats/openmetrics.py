@@ -36,7 +36,7 @@ class _Family(NamedTuple):
 
 
 def render(document: Document) -> str:
-    """Give the exposition, ending in `# EOF` and a newline."""
+    """Return the exposition, ending in `# EOF` and a newline."""
     lines = []
     for family in _families(document):
         if family.samples:

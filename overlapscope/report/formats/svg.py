@@ -23,7 +23,7 @@ MARKED: Final = 120
 
 
 def svg(chart: Chart, number: int) -> str:
-    """Give the chart as an element; `number` tells it from the others of the page."""
+    """Return the chart as an element; `number` tells it from the others of the page."""
     body, height = _lines(chart) if chart.kind == "lines" else _bars(chart)
     head = (
         f'<svg role="img" aria-labelledby="c{number}t c{number}d" viewBox="0 0 {WIDTH} {height}" '
@@ -34,7 +34,7 @@ def svg(chart: Chart, number: int) -> str:
 
 
 def ticks(most: float) -> list[float]:
-    """Give round values from 0 to at least `most`, about five."""
+    """Return round values from 0 to at least `most`, about five."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / TICKS
@@ -126,5 +126,5 @@ def _by_category(chart: Chart) -> Iterator[list[float]]:
 
 
 def escaped(text: str) -> str:
-    """Give text on one line, without control characters, CI commands, elements or quotes."""
+    """Return text on one line, without control characters, CI commands, elements or quotes."""
     return escape(" ".join(inert(text).split()), quote=True)

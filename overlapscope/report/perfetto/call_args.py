@@ -45,7 +45,7 @@ class CallWords:
 
 
 def _main_causes(timeline: RankTimeline, causes: Causes) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Give for each collective the cause of most of its exposed time; -1 where none of it is exposed."""
+    """Return for each collective the cause of most of its exposed time; -1 where none of it is exposed."""
     mine = owned(timeline)
     rows = np.flatnonzero(mine.row != NONE)
     shares = np.array([causes.busy[each].within(mine.start_ns[rows], mine.until_ns[rows]) for each in CAUSES])

@@ -90,7 +90,7 @@ class EventWriter(msgspec.Struct):
             yield f',\n{{"ph":"e",{same},"ts":{microseconds(start + length)}}}'
 
     def _said(self, shown: Slices, rows: Ints) -> Iterator[tuple[int, int, str, str]]:
-        """Give, for each slice, its start, its length, and its category and name and its arguments as text."""
+        """Yield, for each slice, its start, its length, and its category and name and its arguments as text."""
         starts = (shown.start_ns[rows] - self.base_ns).tolist()
         lengths = np.maximum(shown.end_ns[rows] - shown.start_ns[rows], 0).tolist()
         for row, start, length in zip(rows.tolist(), starts, lengths, strict=True):
@@ -110,7 +110,7 @@ class EventWriter(msgspec.Struct):
 
 
 def microseconds(ns: int) -> str:
-    """Give nanoseconds (0 or more) as microseconds, exactly."""
+    """Return nanoseconds (0 or more) as microseconds, exactly."""
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
@@ -145,7 +145,7 @@ def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
 
 
 def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
-    """Give the first track whose open slices the next one lies in, or that has none open; else a new one's number."""
+    """Return the first track whose open slices the next one lies in, or that has none open; else a new one's number."""
     for track, ends in enumerate(open_ends):
         while ends and ends[-1] <= start:
             ends.pop()
@@ -155,7 +155,7 @@ def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
 
 
 def joined(pieces: Iterable[str], head: Mapping[str, Any]) -> Iterator[str]:
-    """Give the whole document: the head's keys, then the events."""
+    """Yield the whole document: the head's keys, then the events."""
     opening = json.dumps(head)[:-1]
     yield f'{opening}, "traceEvents": ['
     first = True

@@ -64,12 +64,12 @@ class PerfettoTrace(msgspec.Struct):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing that ran has times."""
+        """Return whether nothing that ran has times."""
         timelines = [self.run.ranks[rank] for rank in self.ranks]
         return not any(each.num_spans or size(each.annotations) for each in timelines)
 
     def pieces(self) -> Iterator[str]:
-        """Give the text, piece by piece."""
+        """Yield the text, piece by piece."""
         figures = _figures(self.run, self.choice, self.together)
         clocks = figures.together.clocks
         starts = [_earliest(self.run.ranks[rank], rank, clocks) for rank in self.ranks]
@@ -128,7 +128,7 @@ def _meets(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -
 
 
 def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks) -> frozenset[int] | None:
-    """Give the steps whose paths are followed: those chosen, of a window those with a part in it."""
+    """Return the steps whose paths are followed: those chosen, of a window those with a part in it."""
     if choice.window is None:
         return choice.steps
     inside = {
@@ -198,7 +198,7 @@ def _counters(
 
 
 def _reach(timeline: RankTimeline, windows: Sequence[StepWindow], steps: frozenset[int]) -> Intervals:
-    """Give the chosen steps' time: on the device, and on the host, which is ahead of it."""
+    """Return the chosen steps' time: on the device, and on the host, which is ahead of it."""
     chosen = np.isin(timeline.steps.step, list(steps))
     return union(_union(windows), (timeline.steps.start_ns[chosen], timeline.steps.end_ns[chosen]))
 

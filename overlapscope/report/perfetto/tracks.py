@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
-    """Give times of a rank as the middle clock of the ranks shows them, to the nanosecond."""
+    """Return times of a rank as the middle clock of the ranks shows them, to the nanosecond."""
     apart = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
     moved: Ints = times_ns - np.rint(apart).astype(np.int64)
     return moved
@@ -43,7 +43,7 @@ def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
 
 
 def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
-    """Give the windows of steps, with their main figures."""
+    """Return the windows of steps, with their main figures."""
     shown = [(each, each.window) for each in windows if each.window is not None]
 
     def args(row: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
 
 
 def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
-    """Give exposed time by cause, cut to the chosen time."""
+    """Return exposed time by cause, cut to the chosen time."""
     parts = []
     for cause in CAUSES:
         times = causes.busy[cause].intervals
@@ -93,7 +93,7 @@ def lanes(
     reach: Intervals | None,
     steps: frozenset[int] | None,
 ) -> Iterator[Slices]:
-    """Give what ran on each lane: in the chosen time, or launched in a chosen step."""
+    """Yield what ran on each lane: in the chosen time, or launched in a chosen step."""
     spans = timeline.spans
     chosen = touches(spans.start_ns, spans.end_ns, reach)
     if steps is not None:
@@ -116,7 +116,7 @@ def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, told: CallWords)
 
 
 def annotations(timeline: RankTimeline, reach: Intervals | None) -> Iterator[Slices]:
-    """Give the named ranges of each host thread."""
+    """Yield the named ranges of each host thread."""
     notes = timeline.annotations
     for lane, rows in _by_lane(notes.lane, touches(notes.start_ns, notes.end_ns, reach)):
         yield _note_slices(timeline, lane, rows)
@@ -134,7 +134,7 @@ def _note_slices(timeline: RankTimeline, lane: int, rows: Ints) -> Slices:
 
 
 def _by_lane(lanes: Ints, chosen: Mask) -> Iterator[tuple[int, Ints]]:
-    """Give each lane with its chosen rows."""
+    """Yield each lane with its chosen rows."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(lanes[rows], kind="stable")]
     found, first = np.unique(lanes[rows], return_index=True)
@@ -174,7 +174,7 @@ def _span_args(timeline: RankTimeline, row: int, of_call: CallWords) -> dict[str
 
 
 def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
-    """Give the segments of all paths that were followed, on the common clock."""
+    """Return the segments of all paths that were followed, on the common clock."""
     starts, ends = [], []
     said: list[str] = []
     told: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
 
 
 def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
-    """Give the rank, the part and, where there is a row, the name of each segment."""
+    """Return the rank, the part and, where there is a row, the name of each segment."""
     words = np.full(segments.row.size, "", object)
     for rank in np.unique(segments.rank).tolist():
         own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))

@@ -26,7 +26,7 @@ MAX_FINDINGS = 30
 
 
 def sheet_of(document: Document) -> Sheet:
-    """Give the sheet of an analysis, a comparison, a gate result, a history or a scaling study."""
+    """Return the sheet of an analysis, a comparison, a gate result, a history or a scaling study."""
     if isinstance(document, Gate):
         return sheet_of_gate(document)
     if isinstance(document, History):
@@ -95,7 +95,7 @@ def _ranks(analysis: Analysis) -> Table:
 
 
 def call_name(row: CollectiveRow) -> str:
-    """Give operation, type and group of a kind of collective."""
+    """Return operation, type and group of a kind of collective."""
     return short(" ".join(filter(None, (row.op, row.dtype, f"group {row.group}" if row.group else ""))))
 
 

@@ -40,7 +40,7 @@ PARTS = {
 
 
 def charts_of(document: Document) -> tuple[Chart, ...]:
-    """Give the charts of a document, those that have anything to show."""
+    """Return the charts of a document, those that have anything to show."""
     comparison = comparison_of(document)
     if comparison is not None:
         found = [*_of_comparison(comparison)]

@@ -43,12 +43,12 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 def is_document(head: bytes) -> bool:
-    """Whether a file that begins so is JSON of one of these."""
+    """Return whether a file that begins so is JSON of one of these."""
     return _HEAD.match(head) is not None
 
 
 def decoded(content: bytes) -> Document:
-    """Give the document of a saved file; raises InputError where it is not what its schema says."""
+    """Return the document of a saved file; raises InputError where it is not what its schema says."""
     head = _HEAD.match(content)
     if head is None:
         raise InputError("is no JSON of analyze, compare, gate or report")
@@ -63,7 +63,7 @@ def decoded(content: bytes) -> Document:
 
 
 def comparison_of(document: Document) -> Comparison | None:
-    """Give the comparison of a document that has one."""
+    """Return the comparison of a document that has one."""
     if isinstance(document, Gate):
         return document.comparison
     return document if isinstance(document, Comparison) else None

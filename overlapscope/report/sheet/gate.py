@@ -36,7 +36,7 @@ WORTH = 0.05
 
 
 def sheet_of_gate(gate: Gate) -> Sheet:
-    """Give the sheet of a gate result."""
+    """Return the sheet of a gate result."""
     return Sheet(
         title=headline(gate),
         lead=tuple(metric_words(each) for each in gate.metrics if each.gates and _needs_words(each)),
@@ -47,7 +47,7 @@ def sheet_of_gate(gate: Gate) -> Sheet:
 
 
 def headline(gate: Gate) -> str:
-    """Give the verdict in one line, with the figures that made it."""
+    """Return the verdict in one line, with the figures that made it."""
     gating = [each for each in gate.metrics if each.gates]
     word = GATE[gate.verdict].words.upper()
     if gate.verdict == "not_comparable":
@@ -70,7 +70,7 @@ def headline(gate: Gate) -> str:
 
 
 def label(name: str) -> str:
-    """Give what people call a metric; the name itself where it has no other."""
+    """Return what people call a metric; the name itself where it has no other."""
     return NAMES.get(name, short(name))
 
 
@@ -214,7 +214,7 @@ class Grown(NamedTuple):
 
 
 def grown_collectives(comparison: Comparison) -> list[Grown]:
-    """Give the kinds of collective whose exposed time grew the most."""
+    """Return the kinds of collective whose exposed time grew the most."""
     if comparison.attribution is None:
         return []
     rows = comparison.collectives
@@ -225,7 +225,7 @@ def grown_collectives(comparison: Comparison) -> list[Grown]:
 
 
 def grown_causes(comparison: Comparison) -> list[Grown]:
-    """Give the causes of exposed time that grew the most."""
+    """Return the causes of exposed time that grew the most."""
     if comparison.attribution is None:
         return []
     shares = comparison.attribution.exposed_by_cause
@@ -233,7 +233,7 @@ def grown_causes(comparison: Comparison) -> list[Grown]:
 
 
 def grown_activities(comparison: Comparison) -> list[Grown]:
-    """Give what of a step grew the most: compute, exposed communication, copies, idle."""
+    """Return what of a step grew the most: compute, exposed communication, copies, idle."""
     if comparison.attribution is None:
         return []
     shares = comparison.attribution.step_time

@@ -13,12 +13,12 @@ SIDES = (1, 3)
 
 
 def render(gate: Gate) -> str:
-    """Give the whole text, ending in a newline."""
+    """Return the whole text, ending in a newline."""
     return text_of(sheet_of_gate(gate))
 
 
 def render_floor(floor: NoiseFloor, alpha: float, gating: tuple[str, ...]) -> str:
-    """Give the noise of the metrics that gate, and the smallest differences that will be told with it."""
+    """Return the noise of the metrics that gate, and the smallest differences that will be told with it."""
     rows = []
     for each in floor.metrics:
         if each.name in gating:

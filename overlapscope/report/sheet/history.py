@@ -21,7 +21,7 @@ MAX_NOTES: Final = 12
 
 
 def sheet_of_history(found: History) -> Sheet:
-    """Give the sheet of a history: the first run against the last, the largest growth, then a row a run."""
+    """Return the sheet of a history: the first run against the last, the largest growth, then a row a run."""
     shown = list(enumerate(found.runs))[-MAX_ROWS:]
     note = "Medians over complete steps; means over ranks." if found.window == "step" else "Whole recordings."
     if len(shown) < len(found.runs):

@@ -25,7 +25,7 @@ class NextStep(NamedTuple):
 
 
 def next_steps(document: Document) -> tuple[NextStep, ...]:
-    """Give what to do next, the most useful first."""
+    """Return what to do next, the most useful first."""
     comparison = comparison_of(document)
     found: list[NextStep] = []
     if comparison is not None:

@@ -18,7 +18,7 @@ UNITS: Final = {"weak": "rank steps/s", "strong": "steps/s"}
 
 
 def sheet_of_scaling(found: Scaling) -> Sheet:
-    """Give the sheet of a scaling study."""
+    """Return the sheet of a scaling study."""
     first, last = found.points[0], found.points[-1]
     most = next((part for part in last.parts if part.loss_ns > 0), None)
     lead = [
@@ -102,5 +102,5 @@ def _name(name: str, *, exposed: bool) -> str:
 
 
 def render(found: Scaling) -> str:
-    """Give the text, ending in a newline."""
+    """Return the text, ending in a newline."""
     return text_of(sheet_of_scaling(found))

@@ -27,7 +27,7 @@ def waiting_words(analysis: Analysis) -> tuple[str, ...]:
 
 
 def straggler_table(analysis: Analysis) -> Table:
-    """Give the ranks that the others waited for, with what held each and the evidence for it."""
+    """Return the ranks that the others waited for, with what held each and the evidence for it."""
     shown = analysis.skew.stragglers[:MAX_STRAGGLERS]
     rows = [
         (f"rank {each.rank}", each.held_by.replace("_", " "), evidence_words(each.evidence), ms(each.blame_ns))
@@ -42,7 +42,7 @@ def straggler_table(analysis: Analysis) -> Table:
 
 
 def waiting_table(analysis: Analysis) -> Table:
-    """Give each rank's waiting, the most blamed first."""
+    """Return each rank's waiting, the most blamed first."""
     ranked = sorted(analysis.skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
     rows = [
         (f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last))

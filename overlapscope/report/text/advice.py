@@ -10,7 +10,7 @@ PAGES: Final = "docs/advice"
 
 
 def render(recommendations: Sequence[Recommendation], reasons: Sequence[str]) -> str:
-    """Give the whole text, ending in a newline."""
+    """Return the whole text, ending in a newline."""
     parts = [_one(number, each) for number, each in enumerate(recommendations, 1)] or ["Nothing to recommend."]
     parts += ["\n".join(f"- {each}" for each in reasons)] if reasons else []
     return "\n\n".join(parts) + "\n"
@@ -33,7 +33,7 @@ def _one(number: int, each: Recommendation) -> str:
 
 
 def shortly(recommendations: Sequence[Recommendation], most: int = 3) -> str:
-    """Give the first few, a line each with its gain; empty where there are none."""
+    """Return the first few, a line each with its gain; empty where there are none."""
     if not recommendations:
         return ""
     lines = [

@@ -43,7 +43,7 @@ LONGEST_NAME = 48
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
-    """Give the whole text, lines of at most about 110 characters, ending in a newline.
+    """Return the whole text, lines of at most about 110 characters, ending in a newline.
 
     `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
     """
@@ -78,7 +78,7 @@ def headline(analysis: Analysis) -> str:
 
 
 def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
-    """Give each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
+    """Return each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
     by_rank: dict[int, list[Breakdown]] = {}
     for rank in analysis.ranks:
         by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
@@ -112,7 +112,7 @@ def sentence(analysis: Analysis) -> str:
 
 
 def mean(chosen: Sequence[Breakdown]) -> Breakdown:
-    """Give the mean of several windows, whose parts add up as theirs do; its ratios are those of the sums."""
+    """Return the mean of several windows, whose parts add up as theirs do; its ratios are those of the sums."""
     names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
     means: dict[str, Any] = {}
     for name in names:
@@ -156,7 +156,7 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
 
 
 def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
-    """Give the ranks with the most exposed time, in the order of their numbers."""
+    """Return the ranks with the most exposed time, in the order of their numbers."""
     chosen = sorted(ranks, key=lambda rank: -(rank.whole.exposed_comm_ns or 0))[:limit]
     return sorted(chosen, key=lambda rank: rank.rank)
 
@@ -216,7 +216,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
 
 
 def page(finding: str) -> str:
-    """Give the name of the page on a finding's kind, the part of its id before the first colon."""
+    """Return the name of the page on a finding's kind, the part of its id before the first colon."""
     return f"{finding.split(':', 1)[0]}.md"
 
 
@@ -232,7 +232,7 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
 
 
 def place(row: CollectiveRow) -> str:
-    """Give the dimension, phase and module of a kind of call in a few words; empty where none is known."""
+    """Return the dimension, phase and module of a kind of call in a few words; empty where none is known."""
     return _short(" ".join(each for each in (row.dimension, row.phase, row.module) if each))
 
 
@@ -241,7 +241,7 @@ def _short(words: str) -> str:
 
 
 def where(exposed: ExposedBy) -> str:
-    """Give a line for each way of placing that places anything; nothing where none does."""
+    """Return a line for each way of placing that places anything; nothing where none does."""
     lines = []
     for kind in PLACES:
         sums: dict[str, int] = getattr(exposed, kind)
@@ -254,7 +254,7 @@ def where(exposed: ExposedBy) -> str:
 
 
 def lines(found: CriticalPath) -> str:
-    """Give the text; where no path is told, why."""
+    """Return the text; where no path is told, why."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
         return f"No critical path is told: {found.reason}." if found.reason else ""

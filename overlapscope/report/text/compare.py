@@ -52,7 +52,7 @@ SHORT = 11
 
 
 def render(comparison: Comparison, *, all_rows: bool = False) -> str:
-    """Give the whole text, ending in a newline; `all_rows` shows every metric, collective, kernel and finding."""
+    """Return the whole text, ending in a newline; `all_rows` shows every metric, collective, kernel and finding."""
     warnings, others = titles(comparison.findings)
     shown = others if all_rows else others[:MAX_FINDINGS]
     lines = [f"{SEVERITY_MARKS['info']} {one_row(each)}" for each in shown]
@@ -86,7 +86,7 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def sentence(comparison: Comparison) -> str:
-    """Give the two figures that matter: exposed communication and step time."""
+    """Return the two figures that matter: exposed communication and step time."""
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
     by_name = {each.name: each for each in comparison.metrics}
@@ -146,14 +146,14 @@ def _spreads(chosen: Sequence[Metric]) -> list[str]:
 
 
 def value_words(metric: Metric, side: Estimate) -> str:
-    """Give one side of a metric, in milliseconds or as a share."""
+    """Return one side of a metric, in milliseconds or as a share."""
     if metric.name == "comm_comp_ratio":
         return NOT_APPLICABLE if side.value is None else f"{side.value:.3f}"
     return ms(side.value) if metric.unit == "ns" else percent(side.value)
 
 
 def difference_words(metric: Metric) -> str:
-    """Give the difference of a metric with its sign: milliseconds, or points."""
+    """Return the difference of a metric with its sign: milliseconds, or points."""
     if metric.difference is None:
         return NOT_APPLICABLE
     if metric.unit == "ns":
@@ -162,7 +162,7 @@ def difference_words(metric: Metric) -> str:
 
 
 def relative_words(metric: Metric) -> str:
-    """Give the relative difference of a time; empty for a share, whose points say it."""
+    """Return the relative difference of a time; empty for a share, whose points say it."""
     return signed_percent(metric.relative) if metric.unit == "ns" else ""
 
 

@@ -45,7 +45,7 @@ LEAST_CHANCE: Final = 1e-4
 
 
 def lines(analysis: Analysis, *, all_rows: bool) -> str:
-    """Give the text, the most blamed first; of runs without matched calls only why there are none."""
+    """Return the text, the most blamed first; of runs without matched calls only why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
     parts += matched_words(skew)
@@ -66,7 +66,7 @@ def matched_words(skew: Skew) -> list[str]:
 
 
 def straggler_words(analysis: Analysis, limit: int) -> list[str]:
-    """Give a sentence for each rank that the others waited for, the most blamed first."""
+    """Return a sentence for each rank that the others waited for, the most blamed first."""
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
     bound = "at most " if analysis.run.missing_ranks else ""
     return [
@@ -103,7 +103,7 @@ def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
 
 
 def _amount(straggler: Straggler, listed: Mapping[int, int]) -> str:
-    """Give the time, with the part of it that the table does not hold."""
+    """Return the time, with the part of it that the table does not hold."""
     more = straggler.blame_ns - listed.get(straggler.rank, 0)
     time = f"{ms(straggler.blame_ns)} ms"
     if straggler.blame_ns <= APART * listed.get(straggler.rank, 0):
@@ -136,7 +136,7 @@ def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
 
 
 def evidence_words(evidence: Mapping[str, Any]) -> str:
-    """Give the figures in one line; of times those that are more than nothing."""
+    """Return the figures in one line; of times those that are more than nothing."""
     told = [_words(key).format(_figure(key, value)) for key, value in evidence.items() if _tells(key, value)]
     chance = evidence.get(CHANCE)
     if isinstance(chance, int | float):
@@ -146,7 +146,7 @@ def evidence_words(evidence: Mapping[str, Any]) -> str:
 
 
 def _tells(key: str, value: Any) -> bool:
-    """Whether a figure has something to say: flags are told by the sentence, lists are too long for it."""
+    """Return whether a figure has something to say: flags are told by the sentence, lists are too long for it."""
     if key in (CHANCE, "throttle_reasons") or isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return value > 0 or not key.endswith("_ns")
@@ -163,7 +163,7 @@ def _figure(key: str, value: float) -> str:
 
 
 def missing_words(missing: Collection[int], unread: Collection[int]) -> str:
-    """Give both numbers, e.g. `6 not recorded, 1 not readable`; nothing where no rank is missing."""
+    """Return both numbers, e.g. `6 not recorded, 1 not readable`; nothing where no rank is missing."""
     lost = len({*unread}.intersection(missing)) if missing else len(unread)
     parts = ((len(missing) - (lost if missing else 0), "not recorded"), (lost, "not readable"))
     return ", ".join(f"{number} {what}" for number, what in parts if number)

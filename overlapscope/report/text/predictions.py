@@ -12,7 +12,7 @@ MAX_ROWS: Final = 12
 
 
 def rows(tested: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Give a row for each outcome, under `HEAD`."""
+    """Return a row for each outcome, under `HEAD`."""
     return [
         (
             words(each.prediction.knobs),
@@ -29,7 +29,7 @@ def rows(tested: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def table(tested: Sequence[Outcome]) -> str:
-    """Give the last outcomes as a table, and how often predictions held; empty without any."""
+    """Return the last outcomes as a table, and how often predictions held; empty without any."""
     held = trust(tested)
     if held is None:
         return ""
@@ -38,7 +38,7 @@ def table(tested: Sequence[Outcome]) -> str:
 
 
 def earned(tested: Sequence[Outcome]) -> str:
-    """Give how often predictions held, in a sentence; empty without any."""
+    """Return how often predictions held, in a sentence; empty without any."""
     held = trust(tested)
     if held is None:
         return ""
@@ -49,7 +49,7 @@ def earned(tested: Sequence[Outcome]) -> str:
 
 
 def earlier(kept: Noted) -> str:
-    """Give what a run keeps of earlier predictions; empty where it keeps none."""
+    """Return what a run keeps of earlier predictions; empty where it keeps none."""
     if not kept.predictions:
         return ""
     last = kept.predictions[-1]
@@ -60,7 +60,7 @@ def earlier(kept: Noted) -> str:
 
 
 def tables(tested: Sequence[Outcome]) -> tuple[Table, ...]:
-    """Give the last outcomes as a table of a sheet; none without any."""
+    """Return the last outcomes as a table of a sheet; none without any."""
     if not tested:
         return ()
     return (Table(head=HEAD, rows=tuple(rows(tested[-MAX_ROWS:])), note=earned(tested)),)

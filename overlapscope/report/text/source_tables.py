@@ -11,7 +11,7 @@ MAX_CELL = 60
 
 
 def told_tables(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
-    """Give one text table each, without the columns that no row has; long ones are cut, and the text says so."""
+    """Return one text table each, without the columns that no row has; long ones are cut, and the text says so."""
     return "\n\n".join(_table(name, each, len(each.rows) if all_rows else MAX_ROWS) for name, each in tables.items())
 
 

@@ -38,7 +38,7 @@ def render(
     missing: Sequence[int],
     waiting: Waited | None = None,
 ) -> str:
-    """Give the text; `missing` are ranks whose word did not arrive in time, `waiting` a part of what is exposed."""
+    """Return the text; `missing` are ranks whose word did not arrive in time, `waiting` a part of what is exposed."""
     known = [each for each in ranks if each.step_ns is not None]
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
     lines += [*_figures(known, waiting), *_cost(known, mode)]
@@ -54,7 +54,7 @@ def render(
 
 
 def _figures(known: Sequence[RankSummary], waiting: Waited | None) -> list[str]:
-    """Give the means over ranks."""
+    """Return the means over ranks."""
     if not known:
         return ["  no complete step was recorded; there may be nothing to analyze"]
     step, exposed = fmean(each.step_ns or 0 for each in known), fmean(each.exposed_ns or 0 for each in known)

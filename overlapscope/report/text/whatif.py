@@ -15,7 +15,7 @@ NOT_ADVISED = frozenset({"zero_stage", "channels"})
 
 
 def render(answer: WhatIf, *, recorded: bool = False) -> str:
-    """Give the whole text, ending in a newline; `recorded` for what a recording tells, rather than a description."""
+    """Return the whole text, ending in a newline; `recorded` for what a recording tells, rather than a description."""
     told = _rests_on(answer, "measured" if recorded else "fitted")
     parts = [
         _headline(answer),
@@ -114,7 +114,7 @@ def _reasons(answer: WhatIf) -> str:
 
 
 def _trials(answer: WhatIf) -> str:
-    """Give what may be tried without a gain that is known."""
+    """Return what may be tried without a gain that is known."""
     lines = ["To try, without a gain that is known:"] if answer.trials else []
     for each in answer.trials:
         lines.append(f"  {_knobs(each.knobs, {})}: {each.why}")
@@ -145,7 +145,7 @@ def _next(answer: WhatIf, *, recorded: bool) -> str:
 
 
 def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
-    """Give settings as they are written in Python: caps, and what is not as at present; long lists cut."""
+    """Return settings as they are written in Python: caps, and what is not as at present; long lists cut."""
     shown = []
     for name, value in knobs.items():
         if isinstance(value, list):
@@ -157,7 +157,7 @@ def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
 
 
 def render_list(listing: Listing) -> str:
-    """Give the whole text, ending in a newline."""
+    """Return the whole text, ending in a newline."""
     heading = f"kind of this recording: {listing.kind}."
     if listing.reason:
         return f"{heading} Nothing can be replayed of it: {listing.reason}\n"

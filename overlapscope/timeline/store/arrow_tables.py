@@ -21,7 +21,7 @@ _MOST_SHOWN: Final = 40
 
 
 def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) -> pa.Table:
-    """Give a table as Arrow columns, with a column `rank` before them where one is given."""
+    """Return a table as Arrow columns, with a column `rank` before them where one is given."""
     columns: dict[str, Any] = {}
     if rank is not None:
         columns["rank"] = _column(np.full(size(table), rank, np.int32))
@@ -51,7 +51,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 
 
 def parquet_of(table: pa.Table) -> bytes:
-    """Give what `write_parquet` would write."""
+    """Return what `write_parquet` would write."""
     content = BytesIO()
     _write(table, content)
     return content.getvalue()
@@ -85,7 +85,7 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
-    """Give a dictionary column that holds only the names in use."""
+    """Return a dictionary column that holds only the names in use."""
     used = unique(codes[codes >= 0])
     place = np.zeros(len(names) + 1, np.int32)
     place[used] = np.arange(used.size, dtype=np.int32)
@@ -94,7 +94,7 @@ def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
 
 
 def _column(values: Any, present: Any = None) -> Any:
-    """Give numpy values as a column, null where they are not present.
+    """Return numpy values as a column, null where they are not present.
 
     Of Arrow's own buffers: its `array` loads pandas, which takes longer than most runs.
     """
@@ -114,7 +114,7 @@ def _buffer(values: Any) -> Any:
 
 
 def from_arrow(table: pa.Table, kind: type[T], names: NameTable) -> T:
-    """Give an Arrow table as columns, its names added to `names`. Raises KeyError, ValueError for another form."""
+    """Return an Arrow table as columns, its names added to `names`. Raises KeyError, ValueError for another form."""
     columns: dict[str, Any] = {}
     for column, stored in column_kinds(kind).items():
         if column in LATER_COLUMNS and column not in table.column_names:
@@ -159,7 +159,7 @@ def _code(word: Any, column: str, known: tuple[str, ...]) -> int:
 
 
 def _values(array: Any, dtype: np.dtype[Any], missing: Any) -> Any:
-    """Give a column of fixed width as numpy values, with `missing` for null.
+    """Return a column of fixed width as numpy values, with `missing` for null.
 
     From Arrow's own buffers, as in `_column`.
     """

@@ -42,7 +42,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def baseline_path(folder: Path, name: str) -> Path:
-    """Give where a baseline stands; raises UsageError for a name that is no plain one."""
+    """Return where a baseline stands; raises UsageError for a name that is no plain one."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} is no name for a baseline: letters, digits, '.', '_' and '-', a letter or digit first"
@@ -76,7 +76,7 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
 
 
 def runs_inside(place: Path) -> list[Path]:
-    """Give the run directories of a baseline, in the order in which they were saved."""
+    """Return the run directories of a baseline, in the order in which they were saved."""
     if is_run_directory(place):
         return [place]
     return (
@@ -85,7 +85,7 @@ def runs_inside(place: Path) -> list[Path]:
 
 
 def baselines(folder: Path) -> list[Baseline]:
-    """Give the baselines of a folder, by name; raises InputError where there is no such folder."""
+    """Return the baselines of a folder, by name; raises InputError where there is no such folder."""
     try:
         inside = sorted(each for each in folder.iterdir() if each.is_dir() and NAME.fullmatch(each.name))
     except OSError as error:

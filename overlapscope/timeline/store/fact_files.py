@@ -24,7 +24,7 @@ def save_facts(facts: Facts, folder: Path) -> None:
 
 
 def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str]]:
-    """Give the facts that were written, and why some cannot be read; names that are `known` keep their codes."""
+    """Return the facts that were written, and why some cannot be read; names that are `known` keep their codes."""
     names = NameTable(known)
     tables: dict[str, Any] = {}
     problems = []
@@ -41,7 +41,7 @@ def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str
 
 
 def rows_of(facts: Facts) -> dict[str, int]:
-    """Give the rows of each table that is written."""
+    """Return the rows of each table that is written."""
     return {name: rows for name in FACT_TABLES if (rows := size(getattr(facts, name)))}
 
 

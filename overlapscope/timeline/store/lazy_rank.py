@@ -101,13 +101,13 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Give a table that has not been set."""
+        """Return a table that has not been set."""
         if name not in LARGE:
             raise AttributeError(name)
         return self._kept.table(self._folder, name, self.names, self._large[name])
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
-        """Give the rank with the dimensions of its calls, its large tables where they are."""
+        """Return the rank with the dimensions of its calls, its large tables where they are."""
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
         packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
         changed = {"names": names, "collectives": PackedCollectives.of(packed)}
@@ -120,7 +120,7 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         return large["spans"].rows
 
     def at_hand(self) -> RankTimeline:
-        """Give a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
+        """Return a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE}
         for name in LARGE:
             values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
@@ -143,7 +143,7 @@ class Kept:
     def table(
         self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
     ) -> Columns:
-        """Give a table of the rank in `folder`, whose names are `names`.
+        """Return a table of the rank in `folder`, whose names are `names`.
 
         Raises InputError where it cannot be read, or is not what it was when the run was opened.
         """
@@ -228,7 +228,7 @@ def give_back() -> None:
 
 
 def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
-    """Give the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
+    """Return the timeline with all tables of `folder`, checked. Raises one of `UNREADABLE` where it is damaged."""
     names = NameTable()
     tables: Mapping[str, Any] = {
         name: read_table(folder, name, kind, names, bare.rank) for name, kind in TABLES.items()
@@ -274,5 +274,5 @@ def _state(folder: Path, name: str) -> FileState:
 
 
 def one_line(error: Exception) -> str:
-    """Give the first line of what an error says."""
+    """Return the first line of what an error says."""
     return str(error).strip().split("\n")[0][:200]

@@ -155,13 +155,13 @@ def _is_possible(group: Group) -> bool:
 
 
 def _at_once(entries: Sequence[RankEntry]) -> int:
-    """Give how many ranks may be read at a time: one for each core, but no more than there is room for."""
+    """Return how many ranks may be read at a time: one for each core, but no more than there is room for."""
     most = max((entry.spans for entry in entries), default=0)
     return max(1, min(available_cores(), AT_ONCE_BYTES // max(1, most * A_SPAN_BYTES)))
 
 
 def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
-    """Give a rank, or why it is left out."""
+    """Return a rank, or why it is left out."""
     try:
         timeline = open_rank(_bare(entry), _folder(path, entry), kept)
         check_told(entry, timeline)
@@ -184,7 +184,7 @@ def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
 
 
 def _source_of(entry: RankEntry, folder: Path) -> Source:
-    """Give the source that a rank of our own capture is; what it could not record is a warning."""
+    """Return the source that a rank of our own capture is; what it could not record is a warning."""
     failures = entry.recorded.get("failures", [])
     return Source(
         path=str(folder),
@@ -196,7 +196,7 @@ def _source_of(entry: RankEntry, folder: Path) -> Source:
 
 
 def _bare(entry: RankEntry) -> RankTimeline:
-    """Give what an entry tells of a rank, with empty tables."""
+    """Return what an entry tells of a rank, with empty tables."""
     return RankTimeline(
         rank=entry.rank,
         basis=entry.basis,
@@ -208,7 +208,7 @@ def _bare(entry: RankEntry) -> RankTimeline:
 
 
 def _folder(path: Path, entry: RankEntry) -> Path:
-    """Give the folder of a rank; raises ValueError where its entry names another place."""
+    """Return the folder of a rank; raises ValueError where its entry names another place."""
     folder = path / Path(entry.folder).name
     if not is_rank_folder(folder.name):
         raise ValueError(f"{entry.folder!r} is no folder of a rank")
@@ -216,7 +216,7 @@ def _folder(path: Path, entry: RankEntry) -> Path:
 
 
 def recorded_links(ranks: Iterable[RankTimeline]) -> Facts:
-    """Give the links of all ranks' devices, each once; a host without a name, or an odd entry, is left out."""
+    """Return the links of all ranks' devices, each once; a host without a name, or an odd entry, is left out."""
     rows: dict[tuple[str, str, str], tuple[str | None, int]] = {}
     for timeline in ranks:
         settings, links = timeline.recorded.get("settings"), timeline.recorded.get("links")

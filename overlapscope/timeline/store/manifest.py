@@ -54,7 +54,7 @@ class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """Give the content of `run.json`."""
+    """Return the content of `run.json`."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
@@ -96,7 +96,7 @@ def _damaged(path: Path, why: str) -> InputError:
 
 
 def _possible(manifest: Manifest, path: Path) -> Manifest:
-    """Give the manifest; raises InputError where its numbers are no ranks, which would be counted one by one."""
+    """Return the manifest; raises InputError where its numbers are no ranks, which would be counted one by one."""
     ranks: set[int] = set()
     for entry in manifest.ranks:
         if entry.rank in ranks:
@@ -117,12 +117,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
-    """Give the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
+    """Return the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
     return told_of_ranks(path, manifest).entries
 
 
 def told_of_ranks(path: Path, manifest: Manifest) -> Told:
-    """Give what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
+    """Return what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
 
     Its entry was written with its tables, whoever wrote the manifest before or after.
     """
@@ -136,12 +136,12 @@ def told_of_ranks(path: Path, manifest: Manifest) -> Told:
 
 
 def written_entries(path: Path) -> list[RankEntry]:
-    """Give what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
+    """Return what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
     return list(_written(path)[0].values())
 
 
 def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
-    """Give what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
+    """Return what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
     entries: dict[int, RankEntry] = {}
     unread: list[tuple[Path, int, str]] = []
     for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):
@@ -163,10 +163,10 @@ def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, st
 
 
 def rank_folder(rank: int) -> str:
-    """Give the name of a rank's folder in a run directory."""
+    """Return the name of a rank's folder in a run directory."""
     return f"rank_{rank:05d}"
 
 
 def is_rank_folder(name: str) -> bool:
-    """Say whether a folder's name is that of a rank: what a run's entries name is read nowhere else."""
+    """Return whether a folder's name is that of a rank: what a run's entries name is read nowhere else."""
     return re.fullmatch(r"rank_\d+", name) is not None

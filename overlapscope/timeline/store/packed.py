@@ -56,7 +56,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
         return cls(rows=rows, low=low - lacks, places=Held(places), missing=missing if lacks else None, dtype=dtype)
 
     def values(self) -> npt.NDArray[Any]:
-        """Give the column as it was."""
+        """Return the column as it was."""
         if self.places is None:
             return np.broadcast_to(self.dtype.type(self.low), (self.rows,))
         places = self.places.values()
@@ -68,7 +68,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def put_aside(self, aside: Aside) -> Self:
-        """Give the same column, its values put aside."""
+        """Return the same column, its values put aside."""
         return self if self.places is None else replace(self, places=aside.put(self.places.values()))
 
 
@@ -91,11 +91,11 @@ class PackedIntervals(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def put_aside(self, aside: Aside) -> Self:
-        """Give the same intervals, put aside."""
+        """Return the same intervals, put aside."""
         return replace(self, lengths=self.lengths.put_aside(aside), gaps=self.gaps.put_aside(aside))
 
     def intervals(self) -> Intervals:
-        """Give them as they were."""
+        """Return them as they were."""
         if not self.lengths.rows:
             return EMPTY
         edges = np.empty(2 * self.lengths.rows, np.int64)
@@ -140,7 +140,7 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
         return cls(columns=columns, first=int(start[0]) if whole else None, beside=frozenset(beside))
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Give one column as it was."""
+        """Return one column as it was."""
         values = self.columns[name].values()
         if name in self.beside:
             return np.where(values == NONE, NONE, values + self.column(COURSE))
@@ -153,15 +153,15 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def table(self, kind: type[T]) -> T:
-        """Give the whole table as it was."""
+        """Return the whole table as it was."""
         return kind(**{name: self.column(name) for name in self.columns})
 
     def put_aside(self, aside: Aside) -> Self:
-        """Give the same table, its columns put aside."""
+        """Return the same table, its columns put aside."""
         return replace(self, columns={name: each.put_aside(aside) for name, each in self.columns.items()})
 
     def with_column(self, name: str, column: Packed) -> Self:
-        """Give the table with another column in place of one that is no time."""
+        """Return the table with another column in place of one that is no time."""
         return replace(self, columns={**self.columns, name: column})
 
 
@@ -180,13 +180,13 @@ class PackedCollectives(Collectives, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of(cls, packed: PackedTable) -> "PackedCollectives":
-        """Give the calls of a packed table."""
+        """Return the calls of a packed table."""
         found = without_fields(cls, _CALLS)
         vars(found)["packed"] = packed
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Give a column."""
+        """Return a column."""
         if name not in _CALLS:
             raise AttributeError(name)
         return self.packed.column(name)

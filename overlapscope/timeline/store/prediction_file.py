@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read_predictions(run: Path, kind: type[T]) -> T | None:
-    """Give what a run directory keeps, as `kind`; None where it keeps nothing.
+    """Return what a run directory keeps, as `kind`; None where it keeps nothing.
 
     Raises InputError where the file cannot be read or understood.
     """

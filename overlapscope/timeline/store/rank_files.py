@@ -22,7 +22,7 @@ def write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
 
 
 def table_file(folder: Path, table: str) -> Path:
-    """Give the file of one table in a rank's folder."""
+    """Return the file of one table in a rank's folder."""
     return folder / f"{table}.parquet"
 
 
@@ -37,7 +37,7 @@ def write_table(table: Columns, names: tuple[str, ...], rank: int, file: Path) -
 
 @cache
 def _empty(kind: type[Columns]) -> bytes:
-    """Give what the file of a table holds that has no rows, the same for all ranks: most have several."""
+    """Return what the file of a table holds that has no rows, the same for all ranks: most have several."""
     return parquet_of(to_arrow(make(kind, 0), (), 0))
 
 
@@ -49,7 +49,7 @@ def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntr
 
 
 def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
-    """Give what is told of a rank that has so many spans."""
+    """Return what is told of a rank that has so many spans."""
     basis: Any = timeline.basis
     return RankEntry(
         rank=timeline.rank,

@@ -15,7 +15,7 @@ B = TypeVar("B")
 
 
 def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTimeline]]:
-    """Give each rank as `at_hand` does. Raises InputError where a rank's tables cannot be read any more."""
+    """Yield each rank as `at_hand` does. Raises InputError where a rank's tables cannot be read any more."""
     if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:
@@ -26,7 +26,7 @@ def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTim
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:
-    """Give what `work` makes of each item, in their order; so many are made ahead (as many as there are cores).
+    """Yield what `work` makes of each item, in their order; so many are made ahead (as many as there are cores).
 
     For work that waits for files or decompresses them. What it raises is raised where its result is due.
     """
@@ -48,5 +48,5 @@ def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None 
 
 
 def available_cores() -> int:
-    """Give the number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,7 +10,7 @@ RANK_ENTRY: Final = "rank.json"
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
+    """Return whether `path` is a folder with a manifest, or with ranks whose job was killed before it wrote one."""
     try:
         return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
     except OSError:

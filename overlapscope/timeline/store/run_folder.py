@@ -29,7 +29,7 @@ _ASIDE: Final = re.compile(r"\.(.+)\.overlapscope-old-[a-z0-9_]{8}", re.DOTALL)
 
 @contextmanager
 def replace_run(path: Path) -> Iterator[Path]:
-    """Give a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
+    """Yield a new folder that becomes the run directory `path` when the block succeeds, in place of an older run.
 
     Raises UsageError when something that is no run stands there, InputError when it cannot be written.
     """
@@ -45,7 +45,7 @@ def replace_run(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
+    """Yield a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
 
     `durable` is as in `take_place`.
     """
@@ -94,13 +94,13 @@ def _take_back(aside: Path, path: Path) -> None:
 
 
 def exists_already(path: Path) -> UsageError:
-    """Give the error that says that something stands where a run is to be written."""
+    """Return the error that says that something stands where a run is to be written."""
     said = f"{path} exists already; choose another place, or replace it with"
     return UsageError(f"{said} force=True", in_shell=f"{said} -f")
 
 
 def is_taken(path: Path) -> bool:
-    """Whether something stands at a place where somebody wants to write, once that is put in order."""
+    """Return whether something stands at a place where somebody wants to write, once that is put in order."""
     _put_in_order(path)
     return path.exists()
 

@@ -66,7 +66,7 @@ def judge(recording: Recording, folder: Path) -> Verdict:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Give the figures by kind and mode, as a text for people."""
+    """Return the figures by kind and mode, as a text for people."""
     lines = [
         "| disturbance | mode | recordings | right | named else | share of the step, least and median |",
         "|---|---|---|---|---|---|",

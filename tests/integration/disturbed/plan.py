@@ -55,5 +55,5 @@ def recording(kind: str, mode: str, seed: int) -> Recording:
 
 
 def plan(kinds: Sequence[str], seeds: Sequence[int], modes: Sequence[str] = MODES) -> list[Recording]:
-    """Give the recordings of every kind and mode, kinds interleaved: a machine changes over minutes."""
+    """Return the recordings of every kind and mode, kinds interleaved: a machine changes over minutes."""
     return [recording(kind, mode, seed) for seed in seeds for mode in modes for kind in kinds]

@@ -31,7 +31,7 @@ DTYPES = {"BFloat16": ("bfloat16", 2), "Float": ("float32", 4)}
 
 
 def run_of(simulated: Simulated) -> Run:
-    """Give the recorded ranks of a job, with the telemetry that the files of torch.profiler have not."""
+    """Return the recorded ranks of a job, with the telemetry that the files of torch.profiler have not."""
     ranks = {timeline.rank: timeline for timeline in timelines_of(simulated)}
     groups = recorded_groups(simulated)
     world = simulated.job.layout.world
@@ -44,7 +44,7 @@ def run_of(simulated: Simulated) -> Run:
 
 
 def timelines_of(simulated: Simulated) -> Iterator[RankTimeline]:
-    """Give the recorded ranks one by one, stage by stage, without the dimensions of their collectives."""
+    """Yield the recorded ranks one by one, stage by stage, without the dimensions of their collectives."""
     groups = named_groups(simulated.job)
     for record in simulated.records:
         if record.ranks.size:
@@ -54,7 +54,7 @@ def timelines_of(simulated: Simulated) -> Iterator[RankTimeline]:
 
 
 def recorded_groups(simulated: Simulated) -> tuple[Group, ...]:
-    """Give the groups with a recorded member."""
+    """Return the groups with a recorded member."""
     recorded = {rank for record in simulated.records for rank in record.ranks.tolist()}
     return tuple(
         Group(name=each.name, description=each.description, size=len(each.ranks), ranks=each.ranks)

@@ -44,7 +44,7 @@ class Devices:
         self.routed = (share / share.mean())[self._expert]
 
     def kernels(self, kernels: Sequence[Kernel], scale: float) -> tuple[Reals, Reals]:
-        """Give duration and grid of each kernel on each rank: [rank, kernel]."""
+        """Return duration and grid of each kernel on each rank: [rank, kernel]."""
         ones = np.ones(self.tokens.size)
         grown = np.array([ones, self.tokens, self.tokens**2, self.tokens * self.routed])
         work = grown[[each.grows for each in kernels]].T

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def report(verdicts: Iterable[Verdict]) -> tuple[str, bool]:
-    """Give the result as text, and whether what must hold does."""
+    """Return the result as text, and whether what must hold does."""
     by_sort: dict[str, list[Verdict]] = defaultdict(list)
     for each in verdicts:
         by_sort[each.sort].append(each)

@@ -47,7 +47,7 @@ WITHIN = 0.15
 
 
 def plant(job: Job, kind: str, *, share: float, culprit: int = 0, seed: int = 0) -> Job:
-    """Give the job with a fault that makes its steps longer by `share` of the healthy ones.
+    """Return the job with a fault that makes its steps longer by `share` of the healthy ones.
 
     The fault is the culprit's and of those who cannot but share it: its tensor group for a longer batch, the ranks of
     its host for a link, those with the same experts, those of its stage. Raises ValueError where the job cannot have
@@ -75,7 +75,7 @@ def plant(job: Job, kind: str, *, share: float, culprit: int = 0, seed: int = 0)
 
 
 def _next(known: list[tuple[float, float]], share: float) -> float:
-    """Give the strength to try next: on the line through the two nearest, but for the harmless one once it misleads.
+    """Return the strength to try next: on the line through the two nearest, but for the harmless one once it misleads.
 
     Hosts that run ahead hide the beginning of a fault.
     """
@@ -93,7 +93,7 @@ def _next(known: list[tuple[float, float]], share: float) -> float:
 def _builder(
     job: Job, kind: str, culprit: int, rng: np.random.Generator, healthy: Simulated
 ) -> Callable[[float], Fault]:
-    """Give what makes a fault of a strength: about the share of the step that it costs."""
+    """Return what makes a fault of a strength: about the share of the step that it costs."""
     step, compute, host = healthy.step_ns, healthy.compute_ns[culprit], healthy.host_ns[culprit]
     alone = (culprit,)
     marked, noted = bool(rng.random() < 0.5), bool(rng.random() < 0.5)

@@ -21,7 +21,7 @@ class Hosts:
         self._factor = steady * np.where(self.guilty, job.fault.host_factor, 1.0)
 
     def launches(self, count: int) -> Reals:
-        """Give what each of so many launches costs each rank's host: [rank, launch]."""
+        """Return what each of so many launches costs each rank's host: [rank, launch]."""
         job, shape = self._job, (self._factor.size, count)
         cost = job.launch_ns * self._factor[:, None] * np.exp(self._rng.normal(0, job.host_jitter, shape))
         held = self._rng.random(shape) < job.hiccup_chance
@@ -30,12 +30,12 @@ class Hosts:
         return np.maximum(cost, LEAST_NS)
 
     def loading(self) -> Reals:
-        """Give how long each rank's host gets its next batch."""
+        """Return how long each rank's host gets its next batch."""
         usual = self._job.load_ns * np.exp(self._rng.normal(0, self._job.host_jitter, self._factor.size))
         return np.asarray(usual + np.where(self.guilty, self._job.fault.load_ns, 0.0))
 
     def stall(self, step: int, place: int, places: int) -> Reals | None:
-        """Give each rank's pause before the `place`-th of so many parts of a step; None without."""
+        """Return each rank's pause before the `place`-th of so many parts of a step; None without."""
         fault = self._job.fault
         if not fault.stall_ns or step % fault.stall_every:
             return None

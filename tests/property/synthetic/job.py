@@ -33,11 +33,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp * self.dp
 
     def host_of(self, ranks: Ranks) -> Ranks:
-        """Give the host of each rank."""
+        """Return the host of each rank."""
         return ranks // self.ranks_per_host
 
     def groups(self, dimension: str) -> Ranks:
-        """Give the members of every group of a dimension, one group a row: tp, dp, ep, pp, mp (tp x pp) or world."""
+        """Return the members of every group of a dimension, one group a row: tp, dp, ep, pp, mp (tp x pp) or world."""
         every = np.arange(self.world).reshape(self.pp, self.dp // self.ep, self.ep, self.tp)
         if dimension == "tp":
             return every.reshape(-1, self.tp)
@@ -156,11 +156,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault = msgspec.field(default_factory=Fault)
 
     def ranks(self) -> Ranks:
-        """Give the recorded ranks."""
+        """Return the recorded ranks."""
         return np.array(sorted(self.recorded), np.int64) if self.recorded is not None else np.arange(self.layout.world)
 
     def clocks(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Give offset (ns) and drift (ns a ns) of every rank's clock; ranks of a host share one."""
+        """Return offset (ns) and drift (ns a ns) of every rank's clock; ranks of a host share one."""
         rng = np.random.default_rng([self.seed, 7])
         hosts = self.layout.host_of(np.arange(self.layout.world))
         offsets = np.rint(rng.normal(0, self.offsets_ns, hosts.max() + 1))

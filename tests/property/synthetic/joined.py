@@ -39,7 +39,7 @@ class NamedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def named_groups(job: Job) -> list[NamedGroup]:
-    """Give all groups of a job with more than one member, the whole world first."""
+    """Return all groups of a job with more than one member, the whole world first."""
     found = [NamedGroup(name="0", dimension="world", ranks=tuple(range(job.layout.world)))]
     for dimension in ("tp", "dp", "ep", "pp", "mp"):
         groups = job.layout.groups(dimension)
@@ -96,5 +96,5 @@ class Clock:
         self._offset, self._drift = offsets[rank], drifts[rank]
 
     def shows(self, true_ns: npt.NDArray[np.float64]) -> Ints:
-        """Give nanoseconds since the epoch."""
+        """Return nanoseconds since the epoch."""
         return EPOCH_NS + BEGIN_NS + np.rint(true_ns * (1 + self._drift) + self._offset).astype(np.int64)

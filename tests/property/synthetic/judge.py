@@ -42,7 +42,7 @@ def _expected(fault: Fault, analysis: Analysis) -> set[str]:
 
 
 def accused(analysis: Analysis) -> bool:
-    """Whether anybody, or any link, was said to be at fault."""
+    """Return whether anybody, or any link, was said to be at fault."""
     blaming = ("slow_link", "uneven_stages")
     return bool(analysis.skew.stragglers) or any(each.id.startswith(blaming) for each in analysis.findings)
 
@@ -53,7 +53,7 @@ def _before_launch(analysis: Analysis) -> bool:
 
 
 def _of_host(evidence: Any, culprits: Sequence[int]) -> bool:
-    """Whether all that a finding calls slow touches the host of the culprits."""
+    """Return whether all that a finding calls slow touches the host of the culprits."""
     if evidence.get("rank") is not None:
         return bool(evidence["rank"] in culprits)
     return all(any(rank in culprits for rank in group["ranks"]) for group in evidence.get("groups", ()))

@@ -109,7 +109,7 @@ def _launched(op: str, thread: int, at: int, correlation: int, kind: int, told: 
 
 
 def _told(job: Job, call: Call, row: int, groups: Mapping[str, NamedGroup]) -> str:
-    """Give the arguments that torch 2.4 and later write of a call."""
+    """Return the arguments that torch 2.4 and later write of a call."""
     group, item = groups[call.dimension], ITEM[call.dtype]
     told: dict[str, object] = {
         "Collective name": SPELLED[call.op], "dtype": call.dtype,

@@ -22,7 +22,7 @@ class Links:
         self._slow_hosts = np.unique(self._hosts[culprits]) if job.fault.link_factor != 1 else culprits[:0]
 
     def transfer_ns(self, op: str, groups: Ranks, moved: Reals | float) -> Reals:
-        """Give how long a call takes in each group (one a row), once all have come; `moved` is the full buffer."""
+        """Return how long a call takes in each group (one a row), once all have come; `moved` is the full buffer."""
         size = groups.shape[1]
         hosts = self._hosts[groups]
         across = hosts.min(axis=1) != hosts.max(axis=1)

@@ -101,7 +101,7 @@ BACKWARD = 2.0
 
 
 def program(job: Job, stage: int) -> Iterator[Instruction]:
-    """Give one step of a stage; where the job's culprits run more kernels, these follow those that they repeat."""
+    """Yield one step of a stage; where the job's culprits run more kernels, these follow those that they repeat."""
     number = 0
     for each in _step(job, stage):
         yield each
@@ -112,7 +112,7 @@ def program(job: Job, stage: int) -> Iterator[Instruction]:
 
 
 def _step(job: Job, stage: int) -> Iterator[Instruction]:
-    """Give one step of a stage under 1F1B; a job without pipeline runs its microbatches in turn."""
+    """Yield one step of a stage under 1F1B; a job without pipeline runs its microbatches in turn."""
     first, last = stage == 0, stage == job.layout.pp - 1
     yield Mark(what="step")
     yield Mark(what="load")

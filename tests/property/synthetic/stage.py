@@ -223,7 +223,7 @@ class Stage:
         return True
 
     def _routed(self, even: int) -> tuple[Reals, Reals]:
-        """Give what each rank sends and gets: first its tokens go to their experts, then they come back."""
+        """Return what each rank sends and gets: first its tokens go to their experts, then they come back."""
         comes_back = self.numbers["routed"] % 2 == 1
         self.numbers["routed"] += 1
         if not comes_back:

@@ -51,7 +51,7 @@ def test_one_bucket_that_nothing_overlaps_is_advised_against_and_small_ones_are_
 
 
 def retold(present: dict[str, Any], best: dict[str, Any]) -> WhatIf:
-    """Give an answer that changes present knobs to the best."""
+    """Return an answer that changes present knobs to the best."""
     base = told(ONE)
     gained = next(each for each in base.scenarios if each.gain_low > 0)
     change = msgspec.structs.replace
@@ -124,7 +124,7 @@ def test_views_are_advised_where_buckets_take_memory_of_their_own() -> None:
 
 
 def with_views(gain: float, low: float, high: float, **more: Any) -> WhatIf:
-    """Give an answer in which views gain so much of a step, and nothing else is to be changed."""
+    """Return an answer in which views gain so much of a step, and nothing else is to be changed."""
     change = msgspec.structs.replace
     now = {"bucket_cap_mb": 25.0}
     base = retold(now, {**now, **VIEW})

@@ -66,7 +66,7 @@ def test_a_slow_link_is_named_and_no_setting_is_offered_for_it() -> None:
 
 
 def chosen(run: Run, algorithm: str | None, *, channels: int = 16, version: str = "2.27.7") -> Run:
-    """Give the run as NCCL's log would have it beside the trace."""
+    """Return the run as NCCL's log would have it beside the trace."""
     ranks = {}
     for rank, each in run.ranks.items():
         names = (*each.names, "the algorithm" if algorithm is None else algorithm)

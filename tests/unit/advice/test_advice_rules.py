@@ -24,7 +24,7 @@ from tests.support.step_cases import STEP, US, Item, Kernel, Range, Ready, Sent,
 
 
 def fired(run: Run) -> dict[str, Recommendation]:
-    """Give what rules recommend, by id."""
+    """Return what rules recommend, by id."""
     together = across(run)
     return {each.id: each for each in by_rules(run, analyze(run, together), together)}
 

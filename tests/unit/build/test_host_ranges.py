@@ -15,7 +15,7 @@ def table(ranges: list[Range]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def searched(ranges: list[Range], lane: int, moment: int, chosen: list[bool] | None = None) -> Range | None:
-    """Give the range around the moment that started last, the shortest of those that started together."""
+    """Return the range around the moment that started last, the shortest of those that started together."""
     around = [
         each
         for row, each in enumerate(ranges)

@@ -23,7 +23,7 @@ NAMED = ("recordings", "spans", "collectives", "lanes", "annotations", "telemetr
 
 
 def renumbered(timeline: RankTimeline) -> RankTimeline:
-    """Give the same rank with the codes of its names the other way round."""
+    """Return the same rank with the codes of its names the other way round."""
     names = NameTable(reversed(timeline.names))
     tables = {name: recode(getattr(timeline, name), timeline.names, names) for name in NAMED}
     return replace(timeline, names=tuple(names.to_list()), **tables)
@@ -37,7 +37,7 @@ def test_an_analysis_does_not_follow_from_the_numbers_of_names() -> None:
 
 
 def of_two_groups(op: str) -> Run:
-    """Give two ranks that call of the group that is named later first."""
+    """Return two ranks that call of the group that is named later first."""
     names = ("early in the alphabet", "late in it", op)
     calls = make(
         Collectives, 2, recording=0, group=[0, 1], op=2, seq=1, bytes=8, peer=7, start_ns=[50, 10], end_ns=[60, 20]

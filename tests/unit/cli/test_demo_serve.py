@@ -45,7 +45,7 @@ def trained(folder: Path) -> None:
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
-    """Give lines as they come, none later than PATIENCE_S: what hangs fails."""
+    """Yield lines as they come, none later than PATIENCE_S: what hangs fails."""
     found: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -70,7 +70,7 @@ def asked(port: int, method: str, path: str, body: Any = None) -> Any:
 
 
 def page(port: int, path: str) -> str:
-    """Give a page as the browser gets it, asking again while it is being made."""
+    """Return a page as the browser gets it, asking again while it is being made."""
     told = json.loads(asked(port, "GET", "/_dash-dependencies"))
     spec = next(each for each in told if "main.children" in each["output"])
     inputs = [{**each, "value": path if each["property"] == "pathname" else None} for each in spec["inputs"]]

@@ -45,7 +45,7 @@ def address(root: Path, browser: Any) -> str:
 
 @pytest.fixture(scope="module")
 def usual(browser: Any) -> Iterator[Any]:
-    """Give what most tests open their pages in, so that scripts are loaded once."""
+    """Yield what most tests open their pages in, so that scripts are loaded once."""
     context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
     yield context
     context.close()
@@ -94,7 +94,7 @@ def text(seen: Visit) -> str:
 
 
 def paths_of(known: dict[str, str]) -> list[str]:
-    """Give the address of every page of one run, and of its comparison with the other."""
+    """Return the address of every page of one run, and of its comparison with the other."""
     base, candidate = known["baseline"], known["regressed"]
     return [*(run_address(base, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
 

@@ -26,7 +26,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
 
 
 def grid_of(values: list[list[int]]) -> view.Grid:
-    """Give a grid of ranks 10, 11, ... and steps 100, 101, ..."""
+    """Return a grid of ranks 10, 11, ... and steps 100, 101, ..."""
     cells = np.array(values, np.int64).reshape(len(values), len(values[0]))
     ranks, steps = (tuple(range(first, first + size)) for first, size in zip((10, 100), cells.shape, strict=True))
     return view.Grid(ranks=ranks, steps=steps, exposed_ns=cells)

@@ -31,7 +31,7 @@ def pointed_at(source: Source, rank: int, row: int) -> view.Pointed:
 
 
 def all_reduces(opened: Opened, rank: int, step: int) -> list[int]:
-    """Give a span of each all-reduce of a step, in order of launch."""
+    """Return a span of each all-reduce of a step, in order of launch."""
     own = opened.run.ranks[rank]
     calls = np.flatnonzero(own.collectives.step == step)
     calls = calls[np.argsort(own.collectives.launch_ns[calls])].tolist()

@@ -47,7 +47,7 @@ def size_text(size: int) -> str:
 
 
 def printed(call: Call, ranks: int, version: str) -> tuple[int, float, float]:
-    """Give logged size, algbw and busbw in Gbit/s as the version computes them."""
+    """Return logged size, algbw and busbw in Gbit/s as the version computes them."""
     kind = LOGGED_AS[call.op]
     logged = call.size // ranks if kind == "all_gather" else call.size
     factor = {"all_reduce": 2, "all_gather": ranks, "reduce_scatter": 1 if version == "2026" else ranks}.get(kind, 1)

@@ -648,7 +648,7 @@ def test_a_host_between_the_word_rank_and_the_number_is_no_rank(tmp_path: Path) 
 
 
 def one_count(rank: int) -> dict[str, Any]:
-    """Give a dump as torchcomms writes it: one count from 0 over the calls of all groups; ranks 0 and 1 have two."""
+    """Return a dump as torchcomms writes it: one count from 0 over the calls of all groups; ranks 0 and 1 have two."""
     groups = {"0": ("world", [0, 1, 2, 3]), "1": ("tp", [0, 1])}
     names = [name for _ in range(6) for name in (("0", "1") if rank < 2 else ("0",))]
     calls = [Entry(group=name, seq=number, state="completed") for number, name in enumerate(names)]

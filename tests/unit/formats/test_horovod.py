@@ -86,7 +86,7 @@ def analyzed(content: bytes, tmp_path: Path, name: str = "timeline.json") -> Ana
 
 
 def figures(analysis: Analysis) -> dict[tuple[Any, ...], float]:
-    """Give the figures by (subject, name), with the rank behind where there is one."""
+    """Return the figures by (subject, name), with the rank behind where there is one."""
     rows = analysis.told["figures"].rows if "figures" in analysis.told else []
     return {
         (row["subject"], row["name"], *([row["rank"]] if row["rank"] is not None else [])): float(row["value"] or 0)

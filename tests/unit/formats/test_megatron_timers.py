@@ -70,7 +70,7 @@ def analyzed(text: str | bytes, tmp_path: Path, name: str = "train.log") -> Anal
 
 
 def rows(analysis: Analysis) -> list[tuple[Any, ...]]:
-    """Give (step, subject, name, rank, value) of the figures, in order."""
+    """Return (step, subject, name, rank, value) of the figures, in order."""
     told = analysis.told["figures"].rows if "figures" in analysis.told else []
     return [(row["step"], row["subject"], row["name"], row["rank"], row["value"]) for row in told]
 

@@ -65,7 +65,7 @@ def calls(reading: Reading, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def pair(version: Version = NEW, processes: list[Process] = PAIR, comm: Communicator = COMM) -> list[str]:
-    """Give a job of two processes that is initialised, its lines interleaved."""
+    """Return a job of two processes that is initialised, its lines interleaved."""
     each = [initialised(version, process, process.rank, 2, comm) for process in processes]
     return [
         line

@@ -37,24 +37,24 @@ def read(path: Path) -> Reading:
 
 
 def only(path: Path) -> RankTimeline:
-    """Give the one timeline of a file."""
+    """Return the one timeline of a file."""
     (timeline,) = read(path).timelines
     return timeline
 
 
 def names_of(timeline: RankTimeline) -> list[str]:
-    """Give the name of each span."""
+    """Return the name of each span."""
     return [timeline.names[code] for code in timeline.spans.name.tolist()]
 
 
 def launches_of(timeline: RankTimeline) -> dict[str, int | None]:
-    """Give the launch of each span by its name, since the session's start."""
+    """Return the launch of each span by its name, since the session's start."""
     times = [None if time == NONE else time - EPOCH_NS for time in timeline.spans.launch_ns.tolist()]
     return dict(zip(names_of(timeline), times, strict=True))
 
 
 def ops_of(timeline: RankTimeline) -> list[str]:
-    """Give the operation of each collective, in order of time."""
+    """Return the operation of each collective, in order of time."""
     order = np.argsort(timeline.collectives.start_ns)
     return [timeline.names[code] for code in timeline.collectives.op[order].tolist()]
 
@@ -63,7 +63,7 @@ def ops_of(timeline: RankTimeline) -> list[str]:
 
 
 def sample_pieces(where: str, table: str = "KERNEL") -> Pieces:
-    """Give the [start, end) of device rows, by a query of its own."""
+    """Return the [start, end) of device rows, by a query of its own."""
     join = "JOIN StringIds s ON s.id = k.demangledName" if table == "KERNEL" else ""
     with sqlite3.connect(f"file:{shared_file(SAMPLE)}?mode=ro&immutable=1", uri=True) as db:
         rows = db.execute(f'SELECT k.start, k."end" FROM CUPTI_ACTIVITY_KIND_{table} k {join} WHERE {where}').fetchall()
@@ -381,7 +381,7 @@ def steps_from(tmp_path: Path, ranges: list[Range]) -> tuple[list[int], list[str
 
 
 def row(*texts: str, length: int = 90, tid: int = 100, kind: int = 59) -> list[Range]:
-    """Give ranges behind each other, each 100 apart."""
+    """Return ranges behind each other, each 100 apart."""
     return [
         Range(text=text, start=100 * at, end=100 * at + length, tid=tid, kind=kind) for at, text in enumerate(texts, 1)
     ]
@@ -457,7 +457,7 @@ def test_steps_are_those_of_one_thread_and_of_start_end_ranges_too(tmp_path: Pat
 
 
 def grouped(*calls: str) -> list[Range]:
-    """Give NCCL's ranges of a group, whose end spans 80 to 90."""
+    """Return NCCL's ranges of a group, whose end spans 80 to 90."""
     return [
         Range(text="ncclGroupStart", start=10, end=12, domain=1),
         *[Range(text=call, start=20 + 5 * at, end=22 + 5 * at, domain=1) for at, call in enumerate(calls)],
@@ -511,7 +511,7 @@ SCHEMAS = [
 
 
 def with_payloads(tmp_path: Path, op: str, *blobs: bytes) -> tuple[Reading, dict[str, object]]:
-    """Give what is read of one collective, called as often as there are blobs, on a communicator of 4."""
+    """Return what is read of one collective, called as often as there are blobs, on a communicator of 4."""
     init = payload(1, INIT, struct.pack("<Qiiii", 0xABCD, 4, 2, 0, 0))
     calls = [Range(text=op, start=20 + 5 * at, end=22 + 5 * at, domain=1, blob=blob) for at, blob in enumerate(blobs)]
     export = Export(

@@ -72,7 +72,7 @@ def process(
     markers: Sequence[tuple[str, int, int]] = (),
     pid: int = 77,
 ) -> dict[str, Any]:
-    """Give one process; markers are (text, start, end)."""
+    """Return one process; markers are (text, start, end)."""
     said = [call(2, 1, start, end, 9000 + at) for at, (_, start, end) in enumerate(markers)]
     return {
         "metadata": {"pid": pid, "init_time": BOOT_NS},
@@ -324,7 +324,7 @@ BASE = process(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Give the path of every value inside."""
+    """Return the path of every value inside."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *[deep for key, each in inside for deep in places(each, (*path, key))]]
 

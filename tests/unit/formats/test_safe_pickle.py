@@ -69,7 +69,7 @@ class Persistent(pickle.Pickler):
 
 
 def opcode_payloads(path: Path) -> dict[str, bytes]:
-    """Give pickles that reach for code by each opcode there is for it."""
+    """Return pickles that reach for code by each opcode there is for it."""
     command = f"touch {path}".encode()
     text = b"X" + struct.pack("<I", len(command)) + command
     name = b"\x8c\x05posix\x8c\x06system"

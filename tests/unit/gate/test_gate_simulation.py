@@ -34,7 +34,7 @@ def judged(base: list[Replicate], candidate: list[Replicate], floor: NoiseFloor 
 
 
 def share_regressed(seed: int, runs: int, *, longer_ms: float | None = 0.0, calibrated: bool = True) -> float:
-    """Give the share of trials that fail; None is a loss of twice the floor of the trial's own calibration."""
+    """Return the share of trials that fail; None is a loss of twice the floor of the trial's own calibration."""
     generator = np.random.default_rng(seed)
     failed = 0
     for _ in range(TRIALS):

@@ -38,7 +38,7 @@ def files_of(run: Run, place: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def same(job: Path, tmp_path: Path) -> Callable[[Run], bool]:
-    """Whether a run is the one that reading here, one file after another, gives."""
+    """Return whether a run is the one that reading here, one file after another, gives."""
     wanted = files_of(read_inputs([job]), tmp_path / "wanted")
     return lambda run: files_of(run, tmp_path / "found") == wanted
 

@@ -84,7 +84,7 @@ def told(
     executor: Here | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """Give all that reading a file tells, names and lanes in words."""
+    """Return all that reading a file tells, names and lanes in words."""
     sharing = Sharing(executor=executor or _Counting(), shares=shares, folder=path.parent) if shares > 1 else None
     try:
         file = read_events(path, ReadContext(sharing=sharing, progress=progress))

@@ -337,7 +337,7 @@ def test_a_killed_command_leaves_no_run_and_goes_on_the_next_time(tmp_path: Path
 
 
 def workers() -> list[int]:
-    """Give the processes that read for this one; other tests' may be its children, too."""
+    """Return the processes that read for this one; other tests' may be its children, too."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     children = []
     for task in tasks:

@@ -51,7 +51,7 @@ def event(phase: object, at: int) -> dict[str, Any]:
 
 
 def told_apart(found: Decoded) -> tuple[list[Any], list[Any]]:
-    """Give the events with a duration, and those without one, by what stands for their category."""
+    """Return the events with a duration, and those without one, by what stands for their category."""
     instants = [each for each in found.events if each.cat is INSTANT]
     return [each for each in found.events if each.cat not in (INSTANT, UNUSED)], instants
 

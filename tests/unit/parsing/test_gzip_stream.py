@@ -38,7 +38,7 @@ def odd_files() -> Iterator[tuple[str, bytes]]:
 
 
 def read(path: Path, told: list[int]) -> tuple[bytes, bool, list[str]]:
-    """Give the content and how it ended; `told` gets the sizes of its blocks."""
+    """Return the content and how it ended; `told` gets the sizes of its blocks."""
     stream = ByteStream(path, progress=told.append)
     return b"".join(stream.blocks()), stream.truncated, stream.warnings
 

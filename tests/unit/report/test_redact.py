@@ -34,7 +34,7 @@ def all_formats(document: Document) -> dict[str, str]:
 
 
 def figures(value: Any) -> Iterator[Any]:
-    """Give every number and truth value of a document, in its order."""
+    """Yield every number and truth value of a document, in its order."""
     if isinstance(value, dict):
         for each in value.values():
             yield from figures(each)

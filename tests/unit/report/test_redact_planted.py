@@ -74,7 +74,7 @@ def left(text: str) -> bool:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Give every place of a document that holds a text: what holds it, and where there."""
+    """Yield every place of a document that holds a text: what holds it, and where there."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inside:
         if isinstance(each, str):
@@ -84,7 +84,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Give every object of a document."""
+    """Yield every object of a document."""
     if isinstance(value, dict):
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -281,7 +281,7 @@ def test_findings_stay_with_their_kind_severity_and_figures() -> None:
 
 
 def finding_of(id_: str, evidence: dict[str, Any]) -> dict[str, Any]:
-    """Give a finding as it stands in the redacted JSON."""
+    """Return a finding as it stands in the redacted JSON."""
     raw = json.loads(as_json.render(every_kind()["run"]))
     title = "rank 1 waits 3.500 ms for 10.1.2.3, [fe80::1]:29500, /home/alice, in torch 2.13.0"
     raw["findings"] = [{"id": id_, "severity": "warning", "known_from": "trace", "title": title, "evidence": evidence}]

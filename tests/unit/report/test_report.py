@@ -65,7 +65,7 @@ EVIL = (
 
 @cache
 def documents() -> dict[str, Document]:
-    """Give one of each kind, of the sample runs."""
+    """Return one of each kind, of the sample runs."""
     base, candidate = (read_inputs([Path("traces") / name]) for name in ("baseline", "regressed"))
     sides = [replicate(base, "traces/baseline")], [replicate(candidate, "traces/regressed")]
     return {
@@ -204,7 +204,7 @@ def test_edited_json_is_a_report_or_one_clear_error() -> None:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Give each key of an object and each place of a list, with what holds it."""
+    """Yield each key of an object and each place of a list, with what holds it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inside:
         yield value, key
@@ -332,7 +332,7 @@ def test_a_page_that_is_too_long_is_cut_at_a_line_and_says_so() -> None:
 
 @cache
 def hostile(evil: str) -> dict[str, Document]:
-    """Give documents of runs whose every name is hostile, so that each of them tells some."""
+    """Return documents of runs whose every name is hostile, so that each of them tells some."""
     base, candidate = (
         small(evil, 40, device=evil, torch_version="2"),
         small(evil, 90, evil, evil, device=evil, torch_version=evil),
@@ -348,7 +348,7 @@ def hostile(evil: str) -> dict[str, Document]:
 
 
 def tells(text: str, evil: str) -> bool:
-    """Whether a text holds the longest word of a name, so that a test of it can fail."""
+    """Return whether a text holds the longest word of a name, so that a test of it can fail."""
     return max(re.findall(r"[a-z]+", evil), key=len) in text
 
 

@@ -24,7 +24,7 @@ def test_of_two_stages_half_of_what_is_sent_is_taken_for_activations() -> None:
 
 
 def between(quick: set[tuple[int, int]], slow: set[tuple[int, int]]) -> list[str]:
-    """Give the slow links of a job whose pairs of ranks reduce the same: in 1 ms if quick, in 4 if slow."""
+    """Return the slow links of a job whose pairs of ranks reduce the same: in 1 ms if quick, in 4 if slow."""
     pairs = sorted(quick | slow)
     calls: dict[int, list[Met]] = {rank: [] for rank in range(4)}
     for k in range(10):
@@ -45,7 +45,7 @@ def test_where_most_groups_are_slow_the_others_are_rather_quick() -> None:
 
 
 def numbered(ranks: int, *, size: int, apart_ms: int = 4, world_size: int | None = None) -> Across:
-    """Give what is told of numbered calls of one group name, those of every second pair of ranks later."""
+    """Return what is told of numbered calls of one group name, those of every second pair of ranks later."""
     calls = {
         rank: [
             test_matching.Call(op="all_reduce", start=(10 * k + rank // 2 * apart_ms) * MS, size=size, seq=k)

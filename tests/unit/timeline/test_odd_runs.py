@@ -244,7 +244,7 @@ def test_a_table_that_lost_rows_costs_the_rank(name: str, rows: int, run: Path) 
 
 
 def with_column(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
-    """Give a table with the values of one column changed."""
+    """Return a table with the values of one column changed."""
     at = table.column_names.index(name)
     values = np.array(table.column(name).to_pylist(), object)
     return table.set_column(at, name, pa.array(change(values).tolist(), table.schema.field(name).type))
@@ -292,7 +292,7 @@ def test_names_that_are_no_text_cost_the_rank(words: Any, run: Path) -> None:
 
 
 def text_for_words(file: Path) -> pa.Schema:
-    """Give the schema with plain text in place of dictionaries."""
+    """Return the schema with plain text in place of dictionaries."""
     return pa.schema(
         [
             field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field

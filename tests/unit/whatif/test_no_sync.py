@@ -38,7 +38,7 @@ def of_steps(table: Columns, steps: Sequence[int]) -> Columns:
 
 
 def averaging(timeline: RankTimeline, *, steps: Sequence[int]) -> RankTimeline:
-    """Give the timeline with one all-reduce of all parameters after an optimizer in these steps, and no others."""
+    """Return the timeline with one all-reduce of all parameters after an optimizer in these steps, and no others."""
     names = NameTable(timeline.names)
     starts = timeline.steps.end_ns - 100 * TICK_NS
     optimizer = make(
@@ -83,7 +83,7 @@ def test_what_follows_the_optimizer_averages_parameters_and_is_no_bucket(steps: 
 
 
 def gradient_names(tmp_path: Path, shapes: Sequence[list[int]], forwards: int) -> list[str]:
-    """Give the names of a step's gradients from a trace with so many passes of DDP's forward."""
+    """Return the names of a step's gradients from a trace with so many passes of DDP's forward."""
     events = [kineto.step(3, 0, 90 * MS), kineto.step(4, 91 * MS, 9 * MS)]
     events += [
         kineto.annotation("DistributedDataParallel.forward", (1 + 40 * turn) * MS, MS) for turn in range(forwards)

@@ -66,7 +66,7 @@ def recorded(*passes: Pass, ddp: Any = None, more: Sequence[tuple[int, int]] = (
 
 
 def told(run: RankTimeline) -> list[list[int] | None]:
-    """Give the gradients of each all-reduce, in the order of launch."""
+    """Return the gradients of each all-reduce, in the order of launch."""
     found = (bucket_of(run, row) for row in range(run.collectives.step.size))
     return [None if each is None else each.gradients.tolist() for each in found]
 

@@ -25,7 +25,7 @@ MADE = Made(
 
 
 def compiled(*graphs: int, outer: bool = False) -> Run:
-    """Give a recording of DDP in which every step ran compiled regions, each with so many graphs, one after another.
+    """Return a recording of DDP in which every step ran compiled regions, each with so many graphs, one after another.
 
     With `outer` they all ran inside another region, which called no graph itself: DDP's own frame.
     """

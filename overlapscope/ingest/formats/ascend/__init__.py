@@ -21,7 +21,7 @@ _MARKS: Final = (
 
 
 def is_trace(head: Head) -> bool:
-    """Whether the file is a bare array of events with marks that only this profiler makes."""
+    """Return whether the file is a bare array of events with marks that only this profiler makes."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n\x00")
     return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
 
@@ -33,7 +33,7 @@ _COMMUNICATION_FORMAT: Final = "ascend_communication"
 
 
 def is_communication(head: Head) -> bool:
-    """Whether the file is an object that holds the profiler's communication times or links."""
+    """Return whether the file is an object that holds the profiler's communication times or links."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
@@ -56,7 +56,7 @@ _DATABASE_TABLES = (
 
 
 def is_database(head: Head) -> bool:
-    """Whether the file is a database with one of the tables that only msprof and torch_npu create."""
+    """Return whether the file is a database with one of the tables that only msprof and torch_npu create."""
     return head.content.startswith(SQLITE_MAGIC) and any(
         b"CREATE TABLE " + quote + table in head.content
         for table in _DATABASE_TABLES
@@ -65,7 +65,7 @@ def is_database(head: Head) -> bool:
 
 
 def refuse_database(path: Path, context: ReadContext) -> Reading:
-    """Give nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
+    """Return nothing where `trace_view.json` stands beside it; else raise InputError that names the file to give."""
     from overlapscope.ingest.formats.ascend.folder import trace_stands_beside  # noqa: PLC0415 - loaded for such a file
 
     del context
@@ -82,7 +82,7 @@ _INFO_FORMAT: Final = "ascend_info"
 
 
 def is_info(head: Head) -> bool:
-    """Whether the file is the profiler's note of how it was set, or of the job's environment and groups."""
+    """Return whether the file is the profiler's note of how it was set, or of the job's environment and groups."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
@@ -98,7 +98,7 @@ _KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration
 
 
 def is_kernel_table(head: Head) -> bool:
-    """Whether the titles are those of this table."""
+    """Return whether the titles are those of this table."""
     if b"Accelerator Core" not in head.content:
         return False
     from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table
@@ -116,7 +116,7 @@ _STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Ov
 
 
 def is_step_table(head: Head) -> bool:
-    """Whether the titles are those of this table."""
+    """Return whether the titles are those of this table."""
     if b"Communication(Not Overlapped)" not in head.content:
         return False
     from overlapscope.ingest.formats.ascend.side_files import header_of  # noqa: PLC0415 - loaded for what may be such a table

@@ -77,24 +77,24 @@ _SHARDED: Final = frozenset({"all_gather", "gather", "reduce_scatter", "scatter"
 
 @cache
 def sort_of(task_type: str) -> int:
-    """Give what tasks of this type do."""
+    """Return what tasks of this type do."""
     return next((sort for sort, pattern in _COMPILED if pattern.search(task_type)), UNKNOWN)
 
 
 def is_unnamed(name: str) -> bool:
-    """Whether a task carries the name of its type: no operator is known for it."""
+    """Return whether a task carries the name of its type: no operator is known for it."""
     return _UNNAMED.match(name) is not None
 
 
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel is the device's part of a collective (`allreduceAicpuKernel`, `...AivKernel`)."""
+    """Return whether a kernel is the device's part of a collective (`allreduceAicpuKernel`, `...AivKernel`)."""
     return _COLLECTIVE_KERNEL.search(name) is not None
 
 
 def device_tasks(
     columns: AscendColumns, names: list[str], classifier: Classifier, there: Ints, rows: Ints
 ) -> tuple[Ints, Small, Small]:
-    """Give those of the hardware's events `there` that count as spans, each with kind and note.
+    """Return those of the hardware's events `there` that count as spans, each with kind and note.
 
     Evidence, in this order: the user's patterns, the kernel's name, its task's type. Steps inside one of the
     collectives `rows` are left out, for its own row counts them.
@@ -144,19 +144,19 @@ def _overlaps_any(start: Ints, end: Ints, others_start: Ints, others_end: Ints) 
 
 
 def is_row(thread: str, name: str) -> bool:
-    """Whether an event of HCCL's process is a collective: it stands on a group's own row, not on a plane's."""
+    """Return whether an event of HCCL's process is a collective: it stands on a group's own row, not on a plane's."""
     if on_plane(thread):
         return False
     return _THREAD.match(thread) is not None or name.lower().startswith(("hcom_", "hccl"))
 
 
 def on_plane(thread: str) -> bool:
-    """Whether a thread of HCCL's process holds the tasks that collectives are made of."""
+    """Return whether a thread of HCCL's process holds the tasks that collectives are made of."""
     return _PLANE.match(thread) is not None
 
 
 def operation_of(name: str) -> str | None:
-    """Give the canonical operation of a row; None when its name tells none."""
+    """Return the canonical operation of a row; None when its name tells none."""
     found = _ROW.match(name)
     spelled = operation(found["op"]) if found else None
     if spelled is not None:
@@ -166,7 +166,7 @@ def operation_of(name: str) -> str | None:
 
 
 def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints) -> tuple[Collectives, list[str]]:
-    """Give the chosen events of the trace as collectives, in their order, and what could not be known of them."""
+    """Return the chosen events of the trace as collectives, in their order, and what could not be known of them."""
     names = columns.names.to_list()
     code = columns.names.code
     groups, notes = _groups(columns, names, rows)
@@ -195,14 +195,14 @@ def collectives(columns: AscendColumns, rows: Ints, launch_ns: Ints, step: Ints)
 
 
 def _elements(op: str, counted: int) -> int | None:
-    """Give the elements of the whole operation; a member's part alone does not tell them without the group's size."""
+    """Return the elements of the whole operation; a member's part alone does not tell them without the group's size."""
     if counted in (NONE, 0) or op in _SHARDED or op in ("unknown", "all_to_all", "send_recv"):
         return None
     return full_elements(op, counted, counted, None)
 
 
 def _groups(columns: AscendColumns, names: list[str], rows: Ints) -> tuple[list[str | None], list[str]]:
-    """Give each collective's group, under a name that is the same on all ranks.
+    """Return each collective's group, under a name that is the same on all ranks.
 
     The thread names the group itself in newer versions; in older ones it says only which of this file's groups it
     is, so that the hash in the row's own name has to serve.

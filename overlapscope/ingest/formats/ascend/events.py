@@ -206,7 +206,7 @@ class AscendCollector:
         return np.array([codes[value] if isinstance(value, str) else -1 for value in values], np.int32)
 
     def columns(self) -> AscendColumns:
-        """Give what was collected; the collector is used up."""
+        """Return what was collected; the collector is used up."""
         table = self._table
         return AscendColumns(
             names=self._names,
@@ -244,7 +244,7 @@ def _decoded(array: bytes) -> list[_Event] | None:
 
 
 def _token(raw: msgspec.Raw) -> str:
-    r"""Give the digits of a time stamp, written as a number or as text (in tables a tab follows them)."""
+    r"""Return the digits of a time stamp, written as a number or as text (in tables a tab follows them)."""
     return str(raw, "utf-8", "replace").strip('"').removesuffix("\\t")
 
 
@@ -266,7 +266,7 @@ def joined(ends: dict[str, list[tuple[str, int, int]]]) -> Flows:
 
 
 def arrow_starts(flows: Flows, ranges: Ranges, rows: Ints) -> tuple[Ints, Ints]:
-    """Give time and lane of the start of the arrow that ends where each event begins; NONE without one."""
+    """Return time and lane of the start of the arrow that ends where each event begins; NONE without one."""
     ended = np.flatnonzero(flows.to_lane != NONE)
     none = np.full(rows.size, NONE, np.int64)
     if ended.size == 0 or rows.size == 0:
@@ -282,7 +282,7 @@ def arrow_starts(flows: Flows, ranges: Ranges, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def launch_bounds(launches: Flows, launch_ns: Ints) -> tuple[int, int]:
-    """Give the last launch with a span, and the first after it whose task is not in the file."""
+    """Return the last launch with a span, and the first after it whose task is not in the file."""
     linked = launch_ns[launch_ns != NONE]
     if linked.size == 0:
         return NONE, NONE

@@ -26,7 +26,7 @@ class _Info(msgspec.Struct):
 
 
 def rank_of(path: Path) -> int:
-    """Give the rank of a file's folder: from the profiler's own note in it or above it, else from a folder's name.
+    """Return the rank of a file's folder: from the profiler's own note in it or above it, else from a folder's name.
 
     UNKNOWN_RANK where neither tells.
     """
@@ -47,7 +47,7 @@ def trace_stands_beside(path: Path) -> bool:
 
 
 def _noted_rank(folder: Path) -> int | None:
-    """Give the rank that the only `profiler_info_N.json` of a folder notes; None where there is none, or several."""
+    """Return the rank that the only `profiler_info_N.json` of a folder notes; None where there is none, or several."""
     try:
         found = [entry for entry in folder.iterdir() if _INFO.match(entry.name)]
     except OSError:
@@ -59,7 +59,7 @@ def _noted_rank(folder: Path) -> int | None:
 
 
 def noted_rank(path: Path) -> int | None:
-    """Give the rank that a `profiler_info_N.json` notes in it, else in its name; None where it does not."""
+    """Return the rank that a `profiler_info_N.json` notes in it, else in its name; None where it does not."""
     named = _INFO.match(path.name)
     try:
         with open(path, "rb") as file:

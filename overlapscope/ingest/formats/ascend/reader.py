@@ -145,7 +145,7 @@ def _require_one_device(columns: AscendColumns, on_hardware: Flags, rows: Ints, 
 
 
 def _launched(columns: AscendColumns, host: Ranges, row: Ints) -> tuple[Ints, Ints, Codes]:
-    """Give when each device event was launched, when the operation behind it was called, and that one's name."""
+    """Return when each device event was launched, when the operation behind it was called, and that one's name."""
     launch_ns, _ = arrow_starts(columns.launches, columns.ranges, row)
     called_ns, called_lane = arrow_starts(columns.operations, columns.ranges, row)
     host_row = np.full(row.size, NOWHERE, np.int64)
@@ -187,7 +187,7 @@ def _on(ranges: Ranges, chosen_lanes: list[bool]) -> Flags:
 
 
 def _collective_rows(columns: AscendColumns, names: list[str], process: list[str]) -> Ints:
-    """Give the events that are collectives, in order of time."""
+    """Return the events that are collectives, in order of time."""
     ranges = columns.ranges
     there = np.flatnonzero(_on(ranges, [each in COLLECTIVES for each in process]))
     threads = [columns.threads.get(lane, "") for lane in columns.lanes]
@@ -197,7 +197,7 @@ def _collective_rows(columns: AscendColumns, names: list[str], process: list[str
 
 
 def _host(columns: AscendColumns, names: list[str], process: list[str]) -> Ranges:
-    """Give the framework's own ranges: everything with a category that no device process holds."""
+    """Return the framework's own ranges: everything with a category that no device process holds."""
     ranges = columns.ranges
     device = [each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES for each in process]
     queue = np.array([each in ("enqueue", "dequeue") for each in names] + [False], np.bool_)
@@ -227,7 +227,7 @@ def _lanes(columns: AscendColumns, process: list[str], device_lanes: Ints) -> La
 
 
 def _unread(columns: AscendColumns, process: list[str]) -> list[str]:
-    """Give a warning about timed events of processes that nobody knows."""
+    """Return a warning about timed events of processes that nobody knows."""
     known = [
         each.startswith(HARDWARE) or each in COLLECTIVES or each in NO_WORK_PROCESSES or not each for each in process
     ]

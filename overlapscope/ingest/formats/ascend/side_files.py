@@ -279,7 +279,7 @@ def _timeline(spelled: list[str], talks: Flags, start: Ints, duration: Ints, pat
 
 
 def header_of(text: str) -> list[str]:
-    """Give the column titles of a table's first line; empty where that is no plain list of titles."""
+    """Return the column titles of a table's first line; empty where that is no plain list of titles."""
     first = text.split("\n", 1)[0].rstrip("\r")
     return [] if "\x00" in first or len(first) > 4096 else [each.strip().strip('"') for each in first.split(",")]
 
@@ -297,7 +297,7 @@ def rows_of(stream: ByteStream, path: Path) -> Iterator[dict[str, str]]:
 
 
 def number_of(cell: str | None) -> float | None:
-    """Give a cell's number; None for an empty one, `N/A` and whatever else is no number."""
+    """Return a cell's number; None for an empty one, `N/A` and whatever else is no number."""
     try:
         return float(cell) if cell else None
     except ValueError:
@@ -305,5 +305,5 @@ def number_of(cell: str | None) -> float | None:
 
 
 def step_of(cell: str | None) -> int | None:
-    """Give a cell's step number; None where the profile was not cut into steps."""
+    """Return a cell's step number; None where the profile was not cut into steps."""
     return int(cell) if cell and cell.isdecimal() and len(cell) < 19 else None

@@ -12,7 +12,7 @@ NODES: Final = rb'"nodes"\s*:\s*\['
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file is an object with a schema and nodes that are the observer's."""
+    """Return whether the file is an object with a schema and nodes that are the observer's."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] != b"{" or b'"traceEvents"' in text or not re.search(_SCHEMA, text) or not re.search(NODES, text):
         return False

@@ -41,7 +41,7 @@ class Node(msgspec.Struct, gc=False):
 
     @property
     def tells(self) -> bool:
-        """Whether it may tell of a collective or of groups."""
+        """Return whether it may tell of a collective or of groups."""
         name = self.name
         return isinstance(name, str) and (name in (RECORD, GROUPS) or CALL.match(name) is not None)
 
@@ -56,7 +56,7 @@ _any = msgspec.json.Decoder()
 
 
 def configured_groups(nodes: Iterable[Node]) -> tuple[Group, ...]:
-    """Give the process groups as torch lists them when recording starts."""
+    """Return the process groups as torch lists them when recording starts."""
     groups: dict[str, Group] = {}
     for node in nodes:
         values = _inputs(node)[0] if node.name == GROUPS else []
@@ -88,7 +88,7 @@ def _group(told: dict[str, Any]) -> Group:
 
 
 def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None:
-    """Give the call of a `record_param_comms` node, and the rank in its group that it notes.
+    """Return the call of a `record_param_comms` node, and the rank in its group that it notes.
 
     None for a pseudo-collective, or when no operation can be read.
     """
@@ -123,7 +123,7 @@ def recorded_call(node: Node, book: GroupBook) -> tuple[Call, int | None] | None
 
 
 def entered_call(node: Node, groups: tuple[Group, ...]) -> Call | None:
-    """Give the call of a `c10d::*` node; its group is known where the job has only one."""
+    """Return the call of a `c10d::*` node; its group is known where the job has only one."""
     found = CALL.match(node.name)
     op = operation(found["op"]) if found else None
     if op is None or op in PSEUDO:
@@ -172,7 +172,7 @@ def _attributes(node: Node) -> dict[str, Any]:
 
 
 def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
-    """Give values and types of a node's inputs, of either schema; empty lists where there are none."""
+    """Return values and types of a node's inputs, of either schema; empty lists where there are none."""
     try:
         told = _any.decode(node.inputs)
         if isinstance(told, dict):
@@ -185,7 +185,7 @@ def _inputs(node: Node) -> tuple[list[Any], list[Any]]:
 
 
 def _operation_at(values: list[Any]) -> int | None:
-    """Give the place of the operation's name: behind a rank, with tensors before the sequence number or without."""
+    """Return the place of the operation's name: behind a rank, with tensors before the sequence number or without."""
     for at in (4, 3):
         if len(values) > at and isinstance(values[at], str) and count(values[at - 1]) is not None:
             return at
@@ -193,21 +193,21 @@ def _operation_at(values: list[Any]) -> int | None:
 
 
 def _process_group(value: Any) -> tuple[str | None, str | None]:
-    """Give a group's name and description; before torch 2.3 it is a pointer, which names nothing."""
+    """Return a group's name and description; before torch 2.3 it is a pointer, which names nothing."""
     if isinstance(value, list) and value and isinstance(value[0], str):
         return value[0], value[1] if len(value) > 1 and isinstance(value[1], str) else None
     return (value, None) if isinstance(value, str) and not value.startswith("<") else (None, None)
 
 
 def _sequence(value: Any) -> int | None:
-    """Give the sequence number; sends and receives have numbers of their own, which are left out."""
+    """Return the sequence number; sends and receives have numbers of their own, which are left out."""
     if isinstance(value, list):
         return count(value[0]) if len(value) == 2 and value[1] is False else None
     return count(value)
 
 
 def elements_of(value: Any, depth: int = 0) -> int | None:
-    """Give the elements of a tensor as the observer writes it, or the sum over a list of tensors; else None."""
+    """Return the elements of a tensor as the observer writes it, or the sum over a list of tensors; else None."""
     if not isinstance(value, list) or not value or depth > MAX_NESTED:
         return None
     if len(value) == _TENSOR_FIELDS and isinstance(value[-1], str):

@@ -83,7 +83,7 @@ def read_execution_trace(path: Path, context: ReadContext) -> Reading:
 
 
 def _calls(telling: list[Node], book: GroupBook) -> tuple[list[Call], set[int]]:
-    """Give the calls in order, and the ranks that those of the group of all ranks note."""
+    """Return the calls in order, and the ranks that those of the group of all ranks note."""
     groups = book.groups()
     if not any(node.name == RECORD for node in telling):
         entered = [entered_call(node, groups) for node in telling if node.name != GROUPS]
@@ -105,7 +105,7 @@ def _is_everybody(group: Group) -> bool:
 
 
 def _order(node: Node) -> int:
-    """Give the node's number: numbers are given when a call begins, nodes are written when it ends."""
+    """Return the node's number: numbers are given when a call begins, nodes are written when it ends."""
     number = count(node.id)
     return -1 if number is None else number
 

@@ -56,20 +56,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def closes_batch(self) -> bool:
-        """Whether it stands for a batch of calls."""
+        """Return whether it stands for a batch of calls."""
         return self.op == "coalesced"
 
     def elements(self, group_size: int | None) -> int | None:
-        """Give the elements as DESIGN counts them."""
+        """Return the elements as DESIGN counts them."""
         return full_elements(self.op, self.moved_in, self.moved_out, group_size)
 
     def bytes(self, group_size: int | None) -> int | None:
-        """Give the bytes as DESIGN counts them."""
+        """Return the bytes as DESIGN counts them."""
         return volume_bytes(self.elements(group_size), self.dtype)
 
 
 def read_entries(entries: Any) -> tuple[list[Call], int]:
-    """Give the calls in the order they stand, and how many entries are none."""
+    """Return the calls in the order they stand, and how many entries are none."""
     if not isinstance(entries, (list, tuple)):
         return [], int(entries is not None)
     calls = [_call(each) for each in entries if isinstance(each, dict)]
@@ -108,7 +108,7 @@ def _call(entry: Mapping[Any, Any]) -> Call:
 
 
 def text(value: Any) -> str | None:
-    """Give a name, written as text or as a number; None for anything else."""
+    """Return a name, written as text or as a number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     return str(value)[:MAX_NAME] if isinstance(value, str) or abs(value) < 2**63 else None
@@ -124,7 +124,7 @@ def _spelled(name: Any) -> tuple[str | None, str]:
 
 
 def _group(entry: Mapping[Any, Any]) -> tuple[str, str | None]:
-    """Give name and description of the group; before version 2 the number of its communicator is all there is."""
+    """Return name and description of the group; before version 2 the number of its communicator is all there is."""
     named = entry.get("process_group")
     if isinstance(named, (list, tuple)) and named:
         name = text(named[0])
@@ -136,7 +136,7 @@ def _group(entry: Mapping[Any, Any]) -> tuple[str, str | None]:
 
 
 def described(description: Any) -> str | None:
-    """Give a group's description; torch writes `undefined` where the user gave none."""
+    """Return a group's description; torch writes `undefined` where the user gave none."""
     known = text(description)
     return known if known not in (None, "", "undefined") else None
 
@@ -146,7 +146,7 @@ def _first_count(entry: Mapping[Any, Any], *keys: str) -> int | None:
 
 
 def _state(entry: Mapping[Any, Any], backend: str | None) -> tuple[int, bool]:
-    """Give the state, and whether the call timed out: taken off the watchdog's list without having completed.
+    """Return the state, and whether the call timed out: taken off the watchdog's list without having completed.
 
     gloo's calls have no events to ask: torch writes `scheduled` for ever, and takes them off its list when they end,
     whether they succeeded or not; of those the state is unknown.
@@ -160,7 +160,7 @@ def _state(entry: Mapping[Any, Any], backend: str | None) -> tuple[int, bool]:
 
 
 def _elements(sizes: Any) -> int | None:
-    """Give the elements of a list of tensors' sizes together; a tensor without dimensions has one."""
+    """Return the elements of a list of tensors' sizes together; a tensor without dimensions has one."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0
@@ -175,7 +175,7 @@ def _elements(sizes: Any) -> int | None:
 
 
 def _dtype(entry: Mapping[Any, Any]) -> str | None:
-    """Give the type of all inputs (of the outputs where there are none); None where they differ or none is told."""
+    """Return the type of all inputs (of the outputs where there are none); None where they differ or none is told."""
     for key in ("input_dtypes", "output_dtypes"):
         told: Any = entry.get(key)
         listed: Sequence[Any] = told if isinstance(told, (list, tuple)) else [told] if isinstance(told, str) else []
@@ -192,7 +192,7 @@ def _duration(value: Any) -> float | None:
 
 
 def called_at(frames: Any) -> str | None:
-    """Give the innermost frame that is not torch's own, as `file:line (function)`; None where none stands."""
+    """Return the innermost frame that is not torch's own, as `file:line (function)`; None where none stands."""
     for frame in frames[:MAX_NAME] if isinstance(frames, (list, tuple)) else ():
         if not isinstance(frame, dict):
             continue

@@ -27,7 +27,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_groups(config: Any, calls: Sequence[Call]) -> tuple[Group, ...]:
-    """Give the groups that the configuration or a call names.
+    """Return the groups that the configuration or a call names.
 
     gloo files all its groups under the name '', the last one wins: that entry is believed only where there is a single
     group it can mean, and never where a call's group is really named so.
@@ -81,7 +81,7 @@ def _ranks(told: Any) -> tuple[int, ...] | None:
 
 
 def world_size(groups: Sequence[Group], *, numbered: bool) -> int | None:
-    """Give the size of the group of all ranks, where one can be told: it is described so, or is the first of a dump.
+    """Return the size of the group of all ranks, where one can be told: it is described so, or is the first of a dump.
 
     `numbered` says that groups are known by their number alone (before version 2).
     """
@@ -94,7 +94,7 @@ def world_size(groups: Sequence[Group], *, numbered: bool) -> int | None:
 
 
 def standings(status: Any, calls: Sequence[Call], groups: Sequence[Group], *, complete: bool) -> tuple[Standing, ...]:
-    """Give one row for each group of the dump.
+    """Return one row for each group of the dump.
 
     `status` is by the communicator's number in the process, which only the calls tie to a group. `complete` says that
     no call was overwritten or left out: then a group without calls was never used.
@@ -159,14 +159,14 @@ def _standing(group: str | None, backend: str | None, status: Mapping[Any, Any],
 
 
 def _number(told: Any) -> int | None:
-    """Give a status number: whole or text; -1 stands for none yet, numbers begin at 1."""
+    """Return a status number: whole or text; -1 stands for none yet, numbers begin at 1."""
     if told in (-1, "-1") and not isinstance(told, bool):
         return 0
     return count(told)
 
 
 def _translated(number: int | None, calls: Sequence[Call]) -> int | None:
-    """Give the collectives entered when gloo's count of all operations stood at `number`."""
+    """Return the collectives entered when gloo's count of all operations stood at `number`."""
     if not number:
         return number
     until = [call.collective_seq for call in calls if call.op_id is not None and call.op_id <= number]
@@ -178,7 +178,7 @@ def _collectives(calls: Sequence[Call]) -> list[Call]:
 
 
 def _pending(calls: Sequence[Call], completed: int | None) -> Call | None:
-    """Give the oldest collective that had not completed, one that timed out first.
+    """Return the oldest collective that had not completed, one that timed out first.
 
     The calls of a batch stay `scheduled` for ever, the entry that closes it tells: a number is pending when none of its
     entries has completed. What the status counts as completed is not pending, though its entries may lack.

@@ -110,12 +110,12 @@ def _doubts(version: str | None) -> list[str]:
 
 
 def _uncounted(calls: Sequence[Call]) -> set[str | None]:
-    """Give the groups of an old dump whose one count runs over sends and batches too, differently on each rank."""
+    """Return the groups of an old dump whose one count runs over sends and batches too, differently on each rank."""
     return {call.group for call in calls if call.point_to_point or call.closes_batch}
 
 
 def _counts_all_together(calls: Sequence[Call]) -> bool:
-    """Whether one count runs over calls that have counts of their own in torch: of several groups, or sends."""
+    """Return whether one count runs over calls that have counts of their own in torch: of several groups, or sends."""
     seqs = [call.collective_seq for call in calls]
     runs_on = all(before is not None and now == before + 1 for before, now in pairwise(seqs))
     sends = any(call.op in POINT_TO_POINT and not call.point_to_point for call in calls)
@@ -123,7 +123,7 @@ def _counts_all_together(calls: Sequence[Call]) -> bool:
 
 
 def _rank_of(path: Path, groups: Sequence[Group]) -> int:
-    """Give the rank that the recorder put behind its prefix in the file's name; one behind `rank` is left to others.
+    """Return the rank that the recorder put behind its prefix in the file's name; one behind `rank` is left to others.
 
     A number that is no member of any group is no rank.
     """
@@ -211,7 +211,7 @@ def _facts(
 def _progress(
     rows: Sequence[Standing], place: int, who: int, sizes: Mapping[str, int | None], names: NameTable
 ) -> Progress:
-    """Give how far each group came, and the call that it stands in."""
+    """Return how far each group came, and the call that it stands in."""
     pending = [row.pending for row in rows]
     called = [called_at(call.frames) if call is not None else None for call in pending]
     return make(

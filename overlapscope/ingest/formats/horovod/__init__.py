@@ -15,7 +15,7 @@ _MARKS: Final = (
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file is an array that begins with Horovod's own events."""
+    """Return whether the file is an array that begins with Horovod's own events."""
     text = head.content.lstrip(b"\xef\xbb\xbf \t\r\n")
     return re.match(rb"\[\s*\{", text) is not None and any(re.search(mark, text) for mark in _MARKS)
 

@@ -158,7 +158,7 @@ class _Events:
             self.names.setdefault(pid, name)
 
     def _pid(self, pid: object) -> int | None:
-        """Give a tensor's number; None for what is none, or for more tensors than any model has."""
+        """Return a tensor's number; None for what is none, or for more tensors than any model has."""
         if type(pid) is not int or not 0 <= pid < _MAX_US:
             return None
         known = self.tensors.tensors
@@ -190,7 +190,7 @@ def _warnings(events: _Events) -> list[str]:
 
 
 def horovod_figures(told: Tensors, names: Mapping[int, str], source: str) -> tuple[Facts, list[str]]:
-    """Give the figures, and what has to be said about them.
+    """Return the figures, and what has to be said about them.
 
     `<part>_us` are sums over a tensor's operations, each from the start of its negotiation to its end; `<part>_share`
     their share of `total_us`. The parts add up to the whole.

@@ -37,13 +37,13 @@ LATE_US: Final = 1000
 
 
 def part_of(activity: str) -> int:
-    """Give the part that an activity inside an operation counts as."""
+    """Return the part that an activity inside an operation counts as."""
     part = _PART_OF.get(activity)
     return part if part is not None else TRANSFER if _TRANSFER.fullmatch(activity) else OTHER
 
 
 def no_time() -> list[int]:
-    """Give a sum of 0 for each part."""
+    """Return a sum of 0 for each part."""
     return [0] * len(PARTS)
 
 
@@ -124,7 +124,7 @@ class Batches(msgspec.Struct):
     _latest: Batch | None = None
 
     def begin(self, activity: str, at_us: int, size: int | None) -> Batch:
-        """Give the batch that a transfer beginning now belongs to; `size` is the tensor's bytes, if known."""
+        """Return the batch that a transfer beginning now belongs to; `size` is the tensor's bytes, if known."""
         batch = self._latest
         if (
             batch is None
@@ -177,7 +177,7 @@ class Readiness(msgspec.Struct):
         self._cycle += 1
 
     def cycle_of(self, rank: int, at_us: int) -> int:
-        """Give the number of the cycle that a tick belongs to, which is the next one of the file."""
+        """Return the number of the cycle that a tick belongs to, which is the next one of the file."""
         if rank < self._rank or at_us - self._at_us > CYCLE_GAP_US:
             self._cycle += 1
         self._rank, self._at_us = rank, at_us
@@ -340,7 +340,7 @@ class Tensors(msgspec.Struct):
 
 
 def _output_bytes(dtype: object, shape: object, operation: str) -> int | None:
-    """Give the bytes of an operation's output; None where they are not told, or are only a part of the whole."""
+    """Return the bytes of an operation's output; None where they are not told, or are only a part of the whole."""
     if operation == "REDUCESCATTER" or not isinstance(dtype, str) or not isinstance(shape, str):
         return None
     if dtype not in ITEM_BYTES or not _SHAPE.fullmatch(shape):

@@ -17,7 +17,7 @@ _KEYS: Final = (
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too.
+    """Return whether the file begins like JSON, or is too damaged or short to tell; lines of logs begin with `[` too.
 
     A whole document without events, and a long one that begins with none of a trace's keys, is some other JSON.
     """
@@ -29,7 +29,7 @@ def recognises(head: Head) -> bool:
 
 
 def _begins_whole(text: bytes) -> bool:
-    """Whether a text, or its first line, is a whole JSON document."""
+    """Return whether a text, or its first line, is a whole JSON document."""
     for document in (text.rstrip(b"\x00"), text.split(b"\n", 1)[0]):
         try:
             msgspec.json.decode(document, type=msgspec.Raw)

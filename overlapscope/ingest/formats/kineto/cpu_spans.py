@@ -48,7 +48,7 @@ class CpuSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Group]) -> CpuSpans:
-    """Give the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
+    """Return the spans: `gloo:*` ranges communicate; on every thread without one, the union of its operations less
     its `c10d::*` and `_c10d_functional::*` operations (enqueueing, waiting) and what stands in our own marks of
     communication computes. Annotations are neither. A thread whose only such ranges are sends and receives is the
     caller's own, which waits in them, and computes outside of them.
@@ -95,7 +95,7 @@ def cpu_spans(columns: TraceColumns, world_size: int | None, groups: Sequence[Gr
 
 
 def _match(columns: TraceColumns, names: list[str], comm: Ints, entered: Ints) -> list[int | None]:
-    """Give for each executed collective the call it came from (row of the host ranges).
+    """Return for each executed collective the call it came from (row of the host ranges).
 
     A process group executes its queue in order, so the first call of the same kind and size that began before the
     execution did is its own; executions whose call was not recorded get none.

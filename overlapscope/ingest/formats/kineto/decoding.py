@@ -115,7 +115,7 @@ class ExactTimes:
         self._events: list[list[_ExactEvent | _AnyExactEvent]] | None = None
 
     def times(self, sort: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Give starts and durations of one sort of event; the mask is False where one is no time."""
+        """Return starts and durations of one sort of event; the mask is False where one is no time."""
         if self._events is None:
             self._events = self._sorted()
         events = self._events[sort]

@@ -172,7 +172,7 @@ def _read_in_shares(path: Path, context: ReadContext, sharing: Sharing) -> Event
 
 
 def _ends(shares: int) -> list[float]:
-    """Give where in the file the shares end but for the last, as parts of 1, so that all take as long."""
+    """Return where in the file the shares end but for the last, as parts of 1, so that all take as long."""
     passed = list(accumulate(DECODING**number for number in range(shares)))
     return [each / passed[-1] for each in passed[:-1]]
 

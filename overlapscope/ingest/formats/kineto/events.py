@@ -214,7 +214,7 @@ class EventCollector:
         return np.fromiter(map(lanes.__getitem__, keys), np.int64, len(keys))
 
     def columns(self) -> TraceColumns:
-        """Give what was collected; the collector is used up."""
+        """Return what was collected; the collector is used up."""
         device, launch = self._tables[DEVICE], self._tables[LAUNCH]
         return TraceColumns(
             lanes=list(self._lane_codes),
@@ -253,13 +253,13 @@ class EventCollector:
         )
 
     def _window_times(self) -> tuple[int, ...]:
-        """Give what tells when the profiler was on: its own range, and marks at its two ends."""
+        """Return what tells when the profiler was on: its own range, and marks at its two ends."""
         ranges = self._ranges(WINDOW)
         return (*ranges.start_ns.tolist(), *ranges.end_ns.tolist(), *self._marks)
 
 
 def _spelled(number: object) -> str:
-    """Give the one spelling of numbers that are equal: 1, 1.0 and true."""
+    """Return the one spelling of numbers that are equal: 1, 1.0 and true."""
     return str(
         int(number) if isinstance(number, bool) or (isinstance(number, float) and number.is_integer()) else number
     )

@@ -26,7 +26,7 @@ MAX_DIMS: Final = 16
 
 
 def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns: int) -> RankTimeline:
-    """Give the timeline with the gradients of its steps; as it is where the trace tells no sizes, or holds none."""
+    """Return the timeline with the gradients of its steps; as it is where the trace tells no sizes, or holds none."""
     code = next((at for at, name in enumerate(columns.names.to_list()) if name == ACCUMULATE), None)
     if code is None:
         return timeline
@@ -70,7 +70,7 @@ def with_ready_gradients(timeline: RankTimeline, columns: TraceColumns, base_ns:
 
 
 def _forwards(timeline: RankTimeline) -> dict[int, int]:
-    """Give by step how often DDP's forward ran in it."""
+    """Return by step how often DDP's forward ran in it."""
     notes = timeline.annotations
     ours = np.array([name == FORWARD for name in timeline.names], np.bool_)[notes.name]
     steps = step_at(timeline.steps, notes.start_ns[ours])
@@ -78,14 +78,14 @@ def _forwards(timeline: RankTimeline) -> dict[int, int]:
 
 
 def _of_a_pass(shapes: Sequence[tuple[tuple[int, ...], str]], passes: int) -> int:
-    """Give how many of a step's gradients belong to each of its passes: all, where passes do not do the same."""
+    """Return how many of a step's gradients belong to each of its passes: all, where passes do not do the same."""
     each, rest = divmod(len(shapes), max(passes, 1))
     alike = each and not rest and all(shapes[at] == shapes[at % each] for at in range(len(shapes)))
     return each if alike else len(shapes)
 
 
 def _shape(args: CollectiveArgs | None) -> tuple[tuple[int, ...], str] | None:
-    """Give the shape and type of the gradient that was accumulated; None where they are not recorded."""
+    """Return the shape and type of the gradient that was accumulated; None where they are not recorded."""
     if args is None:
         return None
     dims, types = args.input_dims, args.input_type

@@ -8,7 +8,7 @@ FORMAT: Final = "measured-table"
 
 
 def recognises(head: Head) -> bool:
-    """Whether the first lines are a header that is understood and a row that has numbers where it says so."""
+    """Return whether the first lines are a header that is understood and a row that has numbers where it says so."""
     text = head.text
     if text.lstrip()[:1] in ("{", "[", "<", "") or "\x00" in text:
         return False

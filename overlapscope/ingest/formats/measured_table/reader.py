@@ -69,7 +69,7 @@ _MEBIBYTES: Final = frozenset({"mb", "mib"})
 
 
 def begins_a_table(text: str) -> bool:
-    """Whether the first lines are a header that is understood and a row that has numbers where it says so."""
+    """Return whether the first lines are a header that is understood and a row that has numbers where it says so."""
     rows = _rows(iter(text[: text.rfind("\n") + 1 or None].splitlines()[:50]))
     header, first = next(rows, None), next(rows, None)
     return header is not None and first is not None and _reads(header[1], first[1])
@@ -221,7 +221,7 @@ def _measurements(
 
 
 def _step(row: Sequence[str], column: Column) -> float:
-    """Give half a unit of the last digit of a printed number."""
+    """Return half a unit of the last digit of a printed number."""
     text = _text(row, column) or ""
     decimals = len(text.partition(".")[2]) if "e" not in text.lower() else 0
     return 0.5 * 10.0**-decimals * column.scale
@@ -234,7 +234,7 @@ def _close(value: float, expected: float, rounding: float) -> bool:
 def _steps(
     rows: _Rows, columns: Mapping[str, Column], header: Sequence[str], source: str, warnings: list[str]
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Give the figures of each row, under its bucket cap and what else sets it apart from most rows."""
+    """Return the figures of each row, under its bucket cap and what else sets it apart from most rows."""
     cap = columns["bucket_cap"]
     measured = [at for at, name in enumerate(header) if at != cap.place and _has_unit(plain(name))]
     settings = [at for at in range(len(header)) if at != cap.place and at not in measured]
@@ -299,7 +299,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def understand(header: Sequence[str]) -> dict[str, Column]:
-    """Give the columns that are understood, by word; a word that stands twice is not, for either may be meant."""
+    """Return the columns that are understood, by word; a word that stands twice is not, for either may be meant."""
     found: dict[str, list[Column]] = {}
     for place, name in enumerate(header):
         column = _column(place, name)
@@ -309,7 +309,7 @@ def understand(header: Sequence[str]) -> dict[str, Column]:
 
 
 def plain(name: str) -> str:
-    """Give a column's name in one spelling: lower case, words and unit joined by underscores."""
+    """Return a column's name in one spelling: lower case, words and unit joined by underscores."""
     return re.sub(r"_{2,}", "_", re.sub(r"[\s()\[\]-]", "_", name.strip()).strip("_").lower())
 
 

@@ -166,7 +166,7 @@ class Book:
         self._waiting.append(_Waiting(*columns))
 
     def kind(self, writer: Writer, op: str, tail: Tail) -> int:
-        """Give the number of the kind of a call."""
+        """Return the number of the kind of a call."""
         communicator = self._log.of_call(
             self._log.process(writer.host, writer.process),
             tail.pointer,
@@ -205,7 +205,7 @@ class Book:
         self._store(calls, choice, worker)
 
     def _match(self, calls: _Waiting, told: _Waiting) -> Codes:
-        """Give each of these calls its choice."""
+        """Return each of these calls its choice."""
         joined = _Waiting(
             *map(np.concatenate, zip(replace(calls, time_ns=_NO_TIMES).columns(), told.columns(), strict=True))
         )
@@ -306,12 +306,12 @@ def _remembered(known: dict[bytes, _T], text: bytes, read: Callable[[bytes], _T]
 
 
 def _short(codes: Codes) -> npt.NDArray[Any]:
-    """Give codes in the width that numpy sorts by counting, where they fit."""
+    """Return codes in the width that numpy sorts by counting, where they fit."""
     return codes.astype(np.uint16) if codes.max(initial=0) < _SHORT else codes
 
 
 def _distinct(codes: npt.NDArray[Any], limit: int) -> tuple[Ints, Ints]:
-    """Give the distinct ones of codes below `limit`, and where among them each code is."""
+    """Return the distinct ones of codes below `limit`, and where among them each code is."""
     if limit > 16 * codes.size + _SHORT:
         distinct, place = np.unique(codes, return_inverse=True)
         return distinct, place

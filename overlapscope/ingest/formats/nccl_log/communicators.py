@@ -118,14 +118,14 @@ class Communicators:
         self.all: list[Communicator] = []
 
     def process(self, host: str, number: int) -> Process:
-        """Give the process, a new one where it was not seen before."""
+        """Return the process, a new one where it was not seen before."""
         key = (host, number)
         if key not in self.processes:
             self.processes[key] = Process(host=host, number=number)
         return self.processes[key]
 
     def thread(self, writer: Writer) -> Thread:
-        """Give the thread that wrote a line, with the device that is current now."""
+        """Return the thread that wrote a line, with the device that is current now."""
         key = (writer.host, writer.process, writer.thread)
         found = self.threads.get(key)
         if found is None:
@@ -141,7 +141,7 @@ class Communicators:
         return made
 
     def of_call(self, process: Process, pointer: int, *, size: int, member: int, device: int) -> Communicator:
-        """Give the communicator that a call on this address uses; one of another size is another communicator."""
+        """Return the communicator that a call on this address uses; one of another size is another communicator."""
         found = process.by_pointer.get(pointer)
         if found is None or found.size != size:
             made = Communicator(
@@ -155,7 +155,7 @@ class Communicators:
 
 
 def worker_of(communicator: Communicator) -> Worker:
-    """Give the process and the device that a member is."""
+    """Return the process and the device that a member is."""
     return (communicator.process, communicator.device)
 
 
@@ -199,7 +199,7 @@ def _short(name: str) -> str:
 
 
 def _collide(members: Sequence[Communicator]) -> bool:
-    """Whether these cannot be members of one communicator."""
+    """Return whether these cannot be members of one communicator."""
     places = [each.member for each in members if each.member != NO_NUMBER]
     return len(set(places)) < len(places) or len({each.size for each in members}) > 1
 
@@ -251,7 +251,7 @@ def find_world(communicators: Sequence[Communicator]) -> World:
 
 
 def _labels(workers: set[Worker]) -> dict[Worker, int]:
-    """Give the ranks by the launcher's labels; none unless each process has one of its own."""
+    """Return the ranks by the launcher's labels; none unless each process has one of its own."""
     ranks: dict[Worker, int] = {}
     for worker in workers:
         if len(worker[0].labels) == 1:

@@ -156,7 +156,7 @@ def bus_address(number: int) -> str:
 
 
 def _fields(body: bytes) -> dict[bytes, bytes]:
-    """Give the words that follow the known keys; some versions write no blank before the final dash."""
+    """Return the words that follow the known keys; some versions write no blank before the final dash."""
     words = body.replace(b"- ", b" - ").split()
     fields: dict[bytes, bytes] = {}
     for place, word in enumerate(words[:-1]):
@@ -200,7 +200,7 @@ class Connections:
         self._codes: dict[Connection, int] = {}
 
     def code(self, body: bytes) -> int:
-        """Give the number of the connection that a line tells, NO_NUMBER for one that cannot be read."""
+        """Return the number of the connection that a line tells, NO_NUMBER for one that cannot be read."""
         code = self._known.get(body)
         if code is None:
             if len(self._known) >= _REMEMBERED:
@@ -211,7 +211,7 @@ class Connections:
         return code
 
     def all(self) -> list[Connection]:
-        """Give all connections in the order of their numbers."""
+        """Return all connections in the order of their numbers."""
         return list(self._codes)
 
 

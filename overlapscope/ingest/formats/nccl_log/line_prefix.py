@@ -50,7 +50,7 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def writer_at_end(text: bytes) -> Writer | None:
-    """Give the writer that a text ends with; None where it ends with something else."""
+    """Return the writer that a text ends with; None where it ends with something else."""
     found = _WRITER.search(text[-_WINDOW:])
     if found is None:
         return None
@@ -63,7 +63,7 @@ def writer_at_end(text: bytes) -> Writer | None:
 
 
 def rank_of_wrapper(line: bytes) -> int | None:
-    """Give the rank that a launcher's label at the beginning of the line tells; None where there is none.
+    """Return the rank that a launcher's label at the beginning of the line tells; None where there is none.
 
     A label that counts within a host looks the same: ranks are for those to use who see all processes.
     """
@@ -76,7 +76,7 @@ def rank_of_wrapper(line: bytes) -> int | None:
 
 
 def time_of(text: bytes) -> int | None:
-    """Give the last time in the text, in nanoseconds; one without a zone is read as UTC. None where there is none."""
+    """Return the last time in the text, in nanoseconds; one without a zone is read as UTC. None where there is none."""
     found = list(_TIME.finditer(text[-_WINDOW:]))
     if not found:
         return None
@@ -90,7 +90,7 @@ def time_of(text: bytes) -> int | None:
 
 
 def is_nccl_line(line: bytes) -> bool:
-    """Whether a line has a writer and is the library's."""
+    """Return whether a line has a writer and is the library's."""
     loud = LOUD.search(line)
     places = (line.find(INFO), loud.start() if loud else -1)
     return any(place >= 0 and writer_at_end(line[max(0, place - _WINDOW) : place]) is not None for place in places)

@@ -125,7 +125,7 @@ class Lines(msgspec.Struct, kw_only=True):
             self.dropped += 1
 
     def _thread(self, text: bytes, place: int) -> Thread | None:
-        """Give the thread whose prefix ends at `place`."""
+        """Return the thread whose prefix ends at `place`."""
         key = text[text.rfind(b" ", 0, text.rfind(b" [", 0, place)) + 1 : place]
         known = self._threads.get(key)
         if known is None:
@@ -260,14 +260,14 @@ class Lines(msgspec.Struct, kw_only=True):
         self._told(self.log.thread(owner), body, number)
 
     def _known_at_end(self, writer: Writer) -> Writer | None:
-        """Give the writer without what another's line put before its host, where the process is known."""
+        """Return the writer without what another's line put before its host, where the process is known."""
         known = [
             host for host, process in self.log.processes if process == writer.process and writer.host.endswith(host)
         ]
         return Writer(max(known, key=len), writer.process, writer.thread, writer.device) if known else None
 
     def _owner(self, writers: list[Writer | None], body: bytes) -> Writer | None:
-        """Give the writer of a text behind several prefixes; None where it could be any's."""
+        """Return the writer of a text behind several prefixes; None where it could be any's."""
         known = [writer for writer in writers if writer is not None]
         if len({(writer.host, writer.process) for writer in known}) == 1 and len(known) == len(writers):
             return known[-1]

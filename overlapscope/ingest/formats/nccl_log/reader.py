@@ -160,7 +160,7 @@ class _Log:
         return begun
 
     def _facts(self, world: World, libraries: dict[Process, str], source: str) -> tuple[Facts, int, int]:
-        """Give what was told besides calls, how many connections name no communicator, and how many paths are odd."""
+        """Return what was told besides calls, how many connections name no communicator, and how many paths are odd."""
         communicators, names = self.known.all, NameTable()
         joined, unsure = nccl_tables.connections(communicators, self.lines.connections.all(), names)
         paths, odd = nccl_tables.paths(communicators, names)
@@ -188,7 +188,7 @@ class _Log:
         return notes
 
     def _libraries(self) -> dict[Process, str]:
-        """Give the library of each process that told it; a line without a prefix tells by its launcher's label."""
+        """Return the library of each process that told it; a line without a prefix tells by its launcher's label."""
         processes = list(self.known.processes.values())
         found = {process: process.library for process in processes if process.library is not None}
         for label, version in self.lines.versions.items():
@@ -208,7 +208,7 @@ class _Log:
 
 
 def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tuple[RankTimeline, ...]:
-    """Give the calls of each rank as a timeline without times of device work; empties the book's columns.
+    """Return the calls of each rank as a timeline without times of device work; empties the book's columns.
 
     A rank that the log tells of without any calls has a timeline too.
     """
@@ -225,7 +225,7 @@ def timelines(book: Book, world: World, source: str, *, truncated: bool) -> tupl
 
 
 def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
-    """Give one rank's calls as a table; columns with one value for all rows take no memory."""
+    """Return one rank's calls as a table; columns with one value for all rows take no memory."""
     rows = len(calls.kind)
     kind, choice = np.frombuffer(calls.kind, np.int32), np.frombuffer(calls.choice, np.int32)
     count = np.frombuffer(calls.count, np.int64)
@@ -257,7 +257,7 @@ def _collectives(book: Book, calls: Calls, names: NameTable) -> Collectives:
 
 
 def _by(codes: npt.NDArray[np.int32], values: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
-    """Give the value of each code, the last one for -1; where all are equal, one that stands for all."""
+    """Return the value of each code, the last one for -1; where all are equal, one that stands for all."""
     table = np.array(values, dtype)
     if not table.size:
         return np.zeros(0, dtype)

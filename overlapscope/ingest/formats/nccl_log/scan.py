@@ -48,7 +48,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """The library's own time on the line, NONE where it has none; empty where no line has one."""
 
     def within(self, low: int, high: int) -> "Rows":
-        """Give the rows from `low` to before `high`."""
+        """Return the rows from `low` to before `high`."""
         cut = slice(low, high)
         return Rows(
             line=self.line[cut],
@@ -74,7 +74,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     data: bytearray
 
     def line(self, number: int) -> bytes:
-        """Give a line."""
+        """Return a line."""
         start = int(self.ends[number - 1]) + 1 if number else 0
         return bytes(self.data[start : int(self.ends[number])])
 
@@ -162,7 +162,7 @@ def _choices(text: Text, ends: Ints, line: Ints, at: Ints) -> Rows:
 
 
 def _alone(line: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """Give the places that are the only ones on their lines."""
+    """Return the places that are the only ones on their lines."""
     same = line[1:] == line[:-1]
     if not same.any():
         return line, at
@@ -189,7 +189,7 @@ def _rows(
 
 
 def _behind_time(text: Text, start: Ints, until: Ints) -> tuple[Ints, Ints]:
-    """Give where each line goes on behind a leading time, one of the shape that the first line has; and the times.
+    """Return where each line goes on behind a leading time, one of the shape that the first line has; and the times.
 
     Times are the library's own; empty where it writes none.
     """

@@ -20,14 +20,14 @@ from overlapscope.timeline.run import Group
 
 
 def none_if_untold(number: int) -> int:
-    """Give the number as columns have it: NONE for NO_NUMBER."""
+    """Return the number as columns have it: NONE for NO_NUMBER."""
     return NONE if number == NO_NUMBER else number
 
 
 def members(
     communicators: Sequence[Communicator], world: World, libraries: Mapping[Process, str], names: NameTable
 ) -> Members:
-    """Give a row for each member of each communicator."""
+    """Return a row for each member of each communicator."""
     first = {each.name: each.order for each in reversed(communicators)}
     rows = sorted(communicators, key=lambda each: (first[each.name], each.member))
     told = [each.told for each in rows]
@@ -55,7 +55,7 @@ def members(
 
 
 def _hosts(communicators: Sequence[Communicator]) -> dict[str, int]:
-    """Give the hosts that each communicator spans of which all members are seen."""
+    """Return the hosts that each communicator spans of which all members are seen."""
     seen: dict[str, dict[int, str]] = defaultdict(dict)
     for each in communicators:
         if each.member != NO_NUMBER:
@@ -119,7 +119,7 @@ def connections(
 
 
 def _card(names: NameTable, owner: "Communicator | Process", family: str, card: int) -> int:
-    """Give the name of a network card: as the process listed it, else its number."""
+    """Return the name of a network card: as the process listed it, else its number."""
     if card == NO_NUMBER:
         return -1
     process = owner if isinstance(owner, Process) else owner.process
@@ -127,7 +127,7 @@ def _card(names: NameTable, owner: "Communicator | Process", family: str, card: 
 
 
 def _late(communicators: Sequence[Communicator], ends: _Ends) -> "list[tuple[Communicator | Process, array[int]]]":
-    """Give connections of unsaid communicators to the one that they fit; to the process where several or none do."""
+    """Return connections of unsaid communicators to the one that they fit; to the process where several or none do."""
     places: dict[tuple[Process, int, int], dict[str, Communicator]] = defaultdict(dict)
     for each in communicators:
         places[each.process, each.device, each.member][each.name] = each
@@ -143,12 +143,12 @@ def _late(communicators: Sequence[Communicator], ends: _Ends) -> "list[tuple[Com
 
 
 def _of_size(communicators: Iterable[Communicator], member: int) -> list[Communicator]:
-    """Give the communicators that have such a member; two at most: more do not matter."""
+    """Return the communicators that have such a member; two at most: more do not matter."""
     return list(islice((each for each in communicators if member < each.size), 2))
 
 
 def paths(communicators: Sequence[Communicator], names: NameTable) -> tuple[Paths, int]:
-    """Give a row for each place in a ring or tree, and how many rows name no member of their communicator."""
+    """Return a row for each place in a ring or tree, and how many rows name no member of their communicator."""
     tables, owners, dropped = [], [], 0
     by_name: dict[str, list[Communicator]] = defaultdict(list)
     for each in communicators:
@@ -183,7 +183,7 @@ def paths(communicators: Sequence[Communicator], names: NameTable) -> tuple[Path
 
 
 def costs(communicators: Sequence[Communicator], names: NameTable) -> CostModels:
-    """Give a row for each operation, algorithm and protocol of each communicator's table."""
+    """Return a row for each operation, algorithm and protocol of each communicator's table."""
     rows = list(dict.fromkeys((each.name, *cost) for each in communicators for cost in each.told.costs))
     columns: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else ((),) * 6
     name, op, algorithm, protocol, latency, bandwidth = columns
@@ -200,7 +200,7 @@ def costs(communicators: Sequence[Communicator], names: NameTable) -> CostModels
 
 
 def messages(told: Sequence[Message], world: World, source: str, names: NameTable) -> Messages:
-    """Give a row for each message."""
+    """Return a row for each message."""
     ranks = {}
     for (process, device), rank in world.ranks.items():
         ranks[process, device] = rank
@@ -226,7 +226,7 @@ def messages(told: Sequence[Message], world: World, source: str, names: NameTabl
 
 
 def groups(communicators: Sequence[Communicator], world: World) -> tuple[Group, ...]:
-    """Give the communicators as groups; with the ranks of all members where they are known."""
+    """Return the communicators as groups; with the ranks of all members where they are known."""
     by_name: dict[str, list[Communicator]] = defaultdict(list)
     for each in communicators:
         by_name[each.name].append(each)

@@ -66,7 +66,7 @@ class Text:
         return size
 
     def marks(self, size: int) -> Ints:
-        """Give the places of the letters B and C and of newlines."""
+        """Return the places of the letters B and C and of newlines."""
         letters, newlines, even = self._masks
         for first in range(0, size, _STRIP):  # which stays in the processor's cache
             strip = slice(first, min(first + _STRIP, size))
@@ -78,12 +78,12 @@ class Text:
         return np.flatnonzero(letters[:size])
 
     def has(self, place: Ints, text: bytes) -> Flags:
-        """Whether up to eight bytes of text stand at each place."""
+        """Return whether up to eight bytes of text stand at each place."""
         same: Flags = (self._eight[place] & _U((1 << 8 * len(text)) - 1)) == _number(text)
         return same
 
     def numbers(self, start: Ints, base: int) -> tuple[Ints, Ints]:
-        """Give the numbers that begin at each place, and where they end; -1 where no int64 holds it."""
+        """Return the numbers that begin at each place, and where they end; -1 where no int64 holds it."""
         value, width = _leading_number(self._eight[start], base)
         digits = width
         going = np.flatnonzero(width == 8)
@@ -99,7 +99,7 @@ class Text:
         return number, start + digits
 
     def number_before(self, end: Ints, least: Ints) -> Ints:
-        """Give where the digits begin that stand before each place, at `least` or behind it."""
+        """Return where the digits begin that stand before each place, at `least` or behind it."""
         first = end.copy()
         going = np.arange(end.size)
         for _ in range(3):
@@ -178,7 +178,7 @@ class Text:
 
 
 def _leading_number(words: npt.NDArray[np.uint64], base: int) -> tuple[npt.NDArray[np.uint64], Ints]:
-    """Give the number that each eight bytes begin with, and its digits, 0 to 8; all bytes of a word at once."""
+    """Return the number that each eight bytes begin with, and its digits, 0 to 8; all bytes of a word at once."""
     width = _digits_in_front(words, base)
     less = words & _each(0x0F)
     if base == 16:
@@ -190,7 +190,7 @@ def _leading_number(words: npt.NDArray[np.uint64], base: int) -> tuple[npt.NDArr
 
 
 def _digits_in_front(words: npt.NDArray[np.uint64], base: int) -> Ints:
-    """Give how many of each eight bytes are digits, up to the first that is none.
+    """Return how many of each eight bytes are digits, up to the first that is none.
 
     Sums may carry out of a byte that is no digit, but only upwards, to bytes behind it, which do not count.
     """

@@ -122,14 +122,14 @@ class Choices:
         self._codes: dict[Choice, int] = {}
 
     def code(self, choice: Choice) -> int:
-        """Give the number of a choice."""
+        """Return the number of a choice."""
         code = self._codes.setdefault(choice, len(self.all))
         if code == len(self.all):
             self.all.append(choice)
         return code
 
     def agreed(self, codes: Sequence[int]) -> int:
-        """Give what several choices have in common."""
+        """Return what several choices have in common."""
         first, *others = [self.all[code] for code in codes]
         return self.code(
             Choice(
@@ -161,7 +161,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def match(events: Events, choices: Choices) -> Codes:
-    """Give the number of the choice that belongs to each event; NO_NUMBER for choices, and where it cannot be told.
+    """Return the number of the choice that belongs to each event; NO_NUMBER for choices, and where it cannot be told.
 
     Choices belong to calls among those since the last choices before them. Several calls of one size get what their
     lines agree on; where some of them have no line, it is the last that have one, unless they are of several
@@ -201,7 +201,7 @@ def _runs(events: Events) -> Ints:
 
 
 def _assign_pairs(events: Events, run: Ints, op: Codes, size: Ints, left: Flags, result: Codes) -> Ints:
-    """Give a call that stands alone in its run the only choice behind it; give the rows that are done with.
+    """Return a call that stands alone in its run the only choice behind it; give the rows that are done with.
 
     Most runs are such, and need no sorting.
     """
@@ -213,7 +213,7 @@ def _assign_pairs(events: Events, run: Ints, op: Codes, size: Ints, left: Flags,
 
 
 def _assign(events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Codes, Ints], result: Codes) -> Ints:
-    """Give the calls of equal run, operation and size the choices of the same; give the rows that are done with."""
+    """Return the calls of equal run, operation and size the choices of the same; give the rows that are done with."""
     if not rows.size:
         return rows
     order = np.lexsort(keys[::-1])
@@ -240,7 +240,7 @@ def _assign(events: Events, choices: Choices, rows: Ints, keys: tuple[Ints, Code
 
 
 def _assign_sums(events: Events, op: Codes, rows: Sequence[int], result: Codes) -> None:
-    """Give calls of one run that were launched together the choice whose bytes are their sum."""
+    """Return calls of one run that were launched together the choice whose bytes are their sum."""
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
     told: list[int] = []
     for row in rows:
@@ -271,7 +271,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_choices(timelines: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
-    """Give each call without a choice that of the same call on another rank: of the same group, number and size.
+    """Return each call without a choice that of the same call on another rank: of the same group, number and size.
 
     Calls of one number were launched together; they are told apart by their order, which all ranks share.
     """
@@ -324,7 +324,7 @@ def _with_choices(timeline: RankTimeline, told: dict[str, _Told]) -> RankTimelin
 
 
 def _same(one: RankTimeline, rows: Ints, other: RankTimeline, places: Ints) -> Flags:
-    """Whether these calls of two ranks are of the same operation and size."""
+    """Return whether these calls of two ranks are of the same operation and size."""
     table = NameTable(one.names)
     codes = np.append(table.encode(other.names), np.int32(-1))
     same: Flags = one.collectives.elements[rows] == other.collectives.elements[places]
@@ -334,13 +334,13 @@ def _same(one: RankTimeline, rows: Ints, other: RankTimeline, places: Ints) -> F
 
 
 def operation(name: str) -> str:
-    """Give our name of an operation that NCCL spells so; an unknown one in small letters with underscores."""
+    """Return our name of an operation that NCCL spells so; an unknown one in small letters with underscores."""
     known = OPERATIONS.get(name.lower())
     return known or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def spelled(name: str) -> str:
-    """Give one spelling of an algorithm or protocol: `Tree`, `CollNetDirect` in capitals, as calls have it."""
+    """Return one spelling of an algorithm or protocol: `Tree`, `CollNetDirect` in capitals, as calls have it."""
     return _SPELLINGS.get(name.upper(), name.upper())
 
 
@@ -367,7 +367,7 @@ def cost_line(thread: Thread, body: bytes) -> bool:
 
 
 def _columns(algorithms: list[str], protocols: list[str]) -> list[tuple[str, str]]:
-    """Give algorithm and protocol of each column; each algorithm has as many protocols."""
+    """Return algorithm and protocol of each column; each algorithm has as many protocols."""
     return [
         (algorithm, protocol)
         for place, algorithm in enumerate(algorithms)

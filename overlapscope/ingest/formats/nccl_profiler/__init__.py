@@ -19,12 +19,12 @@ _BEGINS: Final = {
 
 
 def recognises(head: Head) -> bool:
-    """Whether the first record is one of a profiler plugin's."""
+    """Return whether the first record is one of a profiler plugin's."""
     return format_of(head.content) is not None
 
 
 def format_of(content: bytes) -> str | None:
-    """Give which plugin's records a file begins with; None for none's."""
+    """Return which plugin's records a file begins with; None for none's."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     return next((name for name, begins in _BEGINS.items() if re.match(begins, content)), None)
 

@@ -61,7 +61,7 @@ class CallRows(msgspec.Struct):
         return len(self.columns["comm"])
 
     def communicator(self, name: str) -> Communicator:
-        """Give the communicator of this name, a new one when it was not told of."""
+        """Return the communicator of this name, a new one when it was not told of."""
         if name not in self.communicators:
             self.communicators[name] = Communicator(name=name)
         return self.communicators[name]
@@ -85,7 +85,7 @@ class CallRows(msgspec.Struct):
         self.columns["time_ns"][row] = float(time_ns)
 
     def world_ranks(self) -> tuple[Ints, str | None]:
-        """Give each call's rank in the world, and the communicator that was taken for the world.
+        """Return each call's rank in the world, and the communicator that was taken for the world.
 
         Profilers number ranks within each communicator. The largest one, if no other is as large, is taken for the
         world; a process that is one rank of each communicator has its rank there in all of them. Else NONE.
@@ -107,7 +107,7 @@ class CallRows(msgspec.Struct):
         return np.where(comms == self.names.code(world.name), members, NONE), world.name
 
     def timelines(self, source: str) -> tuple[RankTimeline, ...]:
-        """Give one timeline of calls for each rank; times of the device are not on the host's clock, so without."""
+        """Return one timeline of calls for each rank; times of the device are not on the host's clock, so without."""
         ranks, _ = self.world_ranks()
         calls = self._collectives()
         found = []
@@ -138,11 +138,11 @@ class CallRows(msgspec.Struct):
         return np.array([sizes[code] for code in self.columns["comm"]], np.int64)
 
     def groups(self) -> tuple[Group, ...]:
-        """Give the communicators as groups; which ranks they hold is not told."""
+        """Return the communicators as groups; which ranks they hold is not told."""
         return tuple(Group(name=each.name, size=each.size) for each in self.communicators.values())
 
     def facts(self, source: str) -> Facts:
-        """Give the members of the communicators, and a measurement for each call that was timed on the device."""
+        """Return the members of the communicators, and a measurement for each call that was timed on the device."""
         ranks, world = self.world_ranks()
         timed = np.flatnonzero(~np.isnan(np.frombuffer(self.columns["time_ns"], np.float64)))
         names = NameTable(self.names.to_list())
@@ -173,17 +173,17 @@ class CallRows(msgspec.Struct):
 
 
 def whole_number(value: object, limit: int = MAX_COUNT) -> int | None:
-    """Give a whole number of 0 or more below `limit`; None for anything else."""
+    """Return a whole number of 0 or more below `limit`; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def rank_number(value: object) -> int | None:
-    """Give a rank; None for what cannot be one."""
+    """Return a rank; None for what cannot be one."""
     return whole_number(value, MAX_RANKS)
 
 
 def called_elements(op: str, count: int | None, ranks: int | None) -> int | None:
-    """Give the elements of the whole buffer from the `count` of the library's call.
+    """Return the elements of the whole buffer from the `count` of the library's call.
 
     It counts one rank's share in all-gather, reduce-scatter, gather, scatter and all-to-all, the whole buffer else
     (nccl.h).
@@ -201,7 +201,7 @@ def _shares(count: int | None, ranks: int | None) -> int | None:
 
 
 def bandwidths(op: str | None, size_bytes: int | None, time_ns: float | None, ranks: int | None) -> Mapping[str, float]:
-    """Give algbw and busbw in GB/s as far as they can be known."""
+    """Return algbw and busbw in GB/s as far as they can be known."""
     if not size_bytes or not time_ns:
         return {}
     algbw = size_bytes / time_ns

@@ -59,7 +59,7 @@ class Traced(msgspec.Struct):
             self._clocks[row] = (min(first, begin), max(last, until))
 
     def finish(self) -> "Traced":
-        """Give the calls the times that their channels' clocks tell."""
+        """Return the calls the times that their channels' clocks tell."""
         for row, (first, last) in self._clocks.items():
             if last - first > MAX_DURATION_NS:
                 continue
@@ -72,7 +72,7 @@ class Traced(msgspec.Struct):
         return self
 
     def warnings(self) -> list[str]:
-        """Give what a reader of the figures must know."""
+        """Return what a reader of the figures must know."""
         untimed = len(self.calls) - sum(value == value for value in self.calls.columns["time_ns"])  # noqa: PLR0124
         if not untimed:
             return []

@@ -87,7 +87,7 @@ class Inspected(msgspec.Struct):
     contradicted: int = 0
 
     def warnings(self) -> list[str]:
-        """Give what a reader of the figures must know."""
+        """Return what a reader of the figures must know."""
         found = []
         lost = sum(self.lost.values())
         if lost:
@@ -241,7 +241,7 @@ class JsonObjects(msgspec.Struct):
             self.dropped += 1
 
     def _begins_anew(self, line: bytes, text: bytes, parts: list[bytes]) -> bool:
-        """Whether a line begins the next object, which tells that the last one was cut.
+        """Return whether a line begins the next object, which tells that the last one was cut.
 
         It does when it is whole after a single other line, or opens one without the indentation that lines had before.
         """
@@ -252,7 +252,7 @@ class JsonObjects(msgspec.Struct):
         return text == b"{" and parts[1][:1] in (b" ", b"\t")
 
     def _split(self, text: bytes) -> tuple[list[dict[str, Any]], bytes]:
-        """Give the whole objects at the beginning of a text, and what follows them."""
+        """Return the whole objects at the beginning of a text, and what follows them."""
         whole = self._decoded(text.strip(_BETWEEN))
         if whole is not None:
             return [whole], b""

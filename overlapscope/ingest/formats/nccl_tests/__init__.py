@@ -11,7 +11,7 @@ _LINE: Final = r"(?m)^[^\n]{0,200}?\b\d+\s+\d+\s+[a-z]\w+\s+[^\n]{20}"
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file is a text that is the tests' table more than anything else.
+    """Return whether the file is a text that is the tests' table more than anything else.
 
     A log of NCCL with a table in it is not: its reader calls `BandwidthLines` itself.
     """
@@ -26,7 +26,7 @@ def recognises(head: Head) -> bool:
 
 
 def holds_some(head: Head) -> bool:
-    """Whether a text holds a line of a table, or a table's header, among whatever else."""
+    """Return whether a text holds a line of a table, or a table's header, among whatever else."""
     from overlapscope.ingest.formats.nccl_tests.table import BandwidthLines  # noqa: PLC0415 - loaded for a text
 
     collector = BandwidthLines()

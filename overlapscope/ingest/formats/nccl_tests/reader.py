@@ -43,7 +43,7 @@ def read_nccl_tests(path: Path, context: ReadContext) -> Reading:
 
 
 def notes(tables: Sequence[BandwidthTable]) -> list[str]:
-    """Give what a reader of the figures must know of these tables besides contradictions."""
+    """Return what a reader of the figures must know of these tables besides contradictions."""
     found = []
     if any(table.op is None for table in tables):
         found.append(
@@ -59,7 +59,7 @@ def notes(tables: Sequence[BandwidthTable]) -> list[str]:
 
 
 def bandwidth_facts(tables: Sequence[BandwidthTable], source: str) -> Facts:
-    """Give the measurements of the tables, one row for each size and place."""
+    """Return the measurements of the tables, one row for each size and place."""
     names = NameTable()
     rows = [
         _measurement(table, row, timing, in_place, source)

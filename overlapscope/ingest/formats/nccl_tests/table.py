@@ -98,7 +98,7 @@ class BandwidthLines(msgspec.Struct):
         return self._take_piece(text, whole=True)
 
     def finish(self) -> list[BandwidthTable]:
-        """Give all tables, in order; to be called once, after the last line."""
+        """Return all tables, in order; to be called once, after the last line."""
         self._end()
         return self.tables
 
@@ -215,7 +215,7 @@ def _begins_row(tokens: list[str], at: int) -> bool:
 
 
 def _sure(row: Row) -> bool:
-    """Whether the figures alone tell that this is a bandwidth: every algbw is its size over its time."""
+    """Return whether the figures alone tell that this is a bandwidth: every algbw is its size over its time."""
     told = [agrees(row, timing) for timing in row.timings]
     return bool(told) and all(told)
 

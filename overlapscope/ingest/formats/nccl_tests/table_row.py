@@ -108,7 +108,7 @@ def whole(text: str) -> int | None:
 
 
 def agrees(row: Row, timing: Timing) -> bool | None:
-    """Whether algbw is size over time as far as both are printed; None where one is missing."""
+    """Return whether algbw is size over time as far as both are printed; None where one is missing."""
     if timing.time_us is None or timing.algbw_gbs is None or not timing.time_us.high:
         return None
     least = row.size_bytes / timing.time_us.high / 1000

@@ -16,7 +16,7 @@ _ITS_TABLES: Final = re.compile(
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file is a report of Nsight Systems or its SQLite export; other SQLite files are not ours."""
+    """Return whether the file is a report of Nsight Systems or its SQLite export; other SQLite files are not ours."""
     if head.content.startswith(REPORT_MAGIC):
         return True
     if not head.content.startswith(SQLITE_MAGIC):
@@ -25,7 +25,7 @@ def recognises(head: Head) -> bool:
 
 
 def _is_export(head: Head) -> bool:
-    """Whether a SQLite file is Nsight Systems'."""
+    """Return whether a SQLite file is Nsight Systems'."""
     from overlapscope.ingest.formats.nsight.nvtx import RANGES  # noqa: PLC0415 - loaded for a database, as what follows
     from overlapscope.ingest.formats.nsight.strings import STRINGS  # noqa: PLC0415
     from overlapscope.ingest.parsing.sqlite import SqliteFile  # noqa: PLC0415

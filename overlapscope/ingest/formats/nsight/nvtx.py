@@ -59,7 +59,7 @@ class NsightRanges(msgspec.Struct):
     _kept: int = 0
 
     def read(self) -> HostRanges:
-        """Give all ranges that ended, with their times as stored."""
+        """Return all ranges that ended, with their times as stored."""
         columns = self.file.columns(RANGES)
         names = RangeNames(self.names)
         strings = Strings(file=self.file, code=names.code)
@@ -119,7 +119,7 @@ class NsightRanges(msgspec.Struct):
                     self.payloads[int(place[row])] = payload
 
     def _schemas(self) -> dict[tuple[int, int], Schema]:
-        """Give the payload schemas by (domain, id); one that processes describe differently is left out."""
+        """Return the payload schemas by (domain, id); one that processes describe differently is left out."""
         sizes: dict[tuple[int, int], set[int | None]] = {}
         for domain, schema, size in self._rows(_SCHEMAS, ("domainId", "schemaId", "payloadSize")):
             sizes.setdefault((domain, schema), set()).add(size)
@@ -142,7 +142,7 @@ class NsightRanges(msgspec.Struct):
 
 
 def member_facts(recording: DeviceRecording) -> Facts:
-    """Give each member once, in the order in which they joined; their ranks in the world are not told."""
+    """Return each member once, in the order in which they joined; their ranks in the world are not told."""
     names = NameTable()
     found: dict[tuple[str, int], tuple[int, ...]] = {}
     order = sorted(recording.payloads.items(), key=lambda each: int(recording.ranges.start_ns[each[0]]))
@@ -169,7 +169,7 @@ def member_facts(recording: DeviceRecording) -> Facts:
 
 
 def decode(blob: bytes, domain: int, schemas: Mapping[tuple[int, int], Schema]) -> Payload | None:
-    """Give what a blob of a domain tells; None when anything about it does not agree. `schemas` by (domain, id)."""
+    """Return what a blob of a domain tells; None when anything about it does not agree. `schemas` by (domain, id)."""
     if not _HEADER.size <= len(blob) <= MAX_BLOB:
         return None
     of_domain, _, schema_id, _, size, whole = _HEADER.unpack_from(blob)

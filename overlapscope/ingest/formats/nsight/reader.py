@@ -151,7 +151,7 @@ def _not_tables(file: SqliteFile) -> str:
 
 
 def _info(file: SqliteFile) -> Mapping[str, list[str]]:
-    """Give the few facts that are used of the capture and the machine: values by name."""
+    """Return the few facts that are used of the capture and the machine: values by name."""
     info: dict[str, list[str]] = {}
     for table in ("META_DATA_CAPTURE", "META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV"):
         if {"name", "value"} <= set(file.columns(table)):
@@ -168,7 +168,7 @@ def _info(file: SqliteFile) -> Mapping[str, list[str]]:
 
 
 def _epoch(info: Mapping[str, list[str]]) -> tuple[int, list[str]]:
-    """Give what to add to times for nanoseconds since the Unix epoch; 0 with a note where the file does not say."""
+    """Return what to add to times for nanoseconds since the Unix epoch; 0 with a note where the file does not say."""
     if "true" in info.get("EXPORT_PARAM_TIME_NORMALIZE", ()):
         return 0, []  # exported with --ts-normalize=true: they are since the epoch
     starts = {int(text) for text in info.get("utcEpochNs", ())}
@@ -208,7 +208,7 @@ def _fingerprint(info: Mapping[str, list[str]]) -> dict[str, str | int | None]:
 
 
 def rank_hint(variables: Mapping[str, str], arguments: Sequence[str], processes: int) -> RankHint:
-    """Give what the start of a recording with so many ranks says.
+    """Return what the start of a recording with so many ranks says.
 
     A rank variable is the rank of one process only. torchrun's options say the first rank of a node when its number of
     processes is that which was recorded; one node alone begins with rank 0.

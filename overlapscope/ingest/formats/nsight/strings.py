@@ -25,7 +25,7 @@ class Strings(msgspec.Struct):
     _whole: bool = False
 
     def codes(self, ids: Ints) -> Codes:
-        """Give the code of each id; -1 where it is missing or unknown."""
+        """Return the code of each id; -1 where it is missing or unknown."""
         distinct = np.unique(ids)
         if len(self._known) > _MAX_REMEMBERED and not self._whole:
             self._known.clear()
@@ -56,21 +56,21 @@ class Strings(msgspec.Struct):
 
 
 def is_sound(time_ns: Ints) -> Flags:
-    """Whether each time is there and possible."""
+    """Return whether each time is there and possible."""
     return (time_ns > -MAX_TIME_NS) & (time_ns < MAX_TIME_NS)  # not abs: NONE has no opposite
 
 
 def process_of(thread: Ints) -> Ints:
-    """Give the process key of a global thread id, which is Nsight's globalPid."""
+    """Return the process key of a global thread id, which is Nsight's globalPid."""
     return np.where(thread == NONE, NONE, thread & ~np.int64(_THREAD_BITS))
 
 
 def thread_of(thread: Ints) -> Ints:
-    """Give the thread's id of a global thread id."""
+    """Return the thread's id of a global thread id."""
     return np.where(thread == NONE, NONE, thread & np.int64(_THREAD_BITS))
 
 
 def process_ids(*processes: Ints) -> dict[int, int]:
-    """Give the process id of each process key."""
+    """Return the process id of each process key."""
     keys = {key for each in processes for key in np.unique(each).tolist() if key != NONE}
     return {key: (key >> 24) & _THREAD_BITS for key in keys}

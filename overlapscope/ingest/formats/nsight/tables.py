@@ -47,7 +47,7 @@ class NsightTables(msgspec.Struct):
     _work: dict[str, list[Any]] = {}
 
     def read(self) -> DeviceRecording:
-        """Give all that is used of the export. Times are as stored."""
+        """Return all that is used of the export. Times are as stored."""
         work = self._device_work()
         launches = self._launches(work)
         reader = NsightRanges(file=self.file, names=self.names)
@@ -94,7 +94,7 @@ class NsightTables(msgspec.Struct):
         )
 
     def _launches(self, work: DeviceWork) -> Launches:
-        """Give the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
+        """Return the calls that enqueued what was recorded or waited for it, and launches whose kernel was not."""
         told: set[int] = set()
 
         def code(text: str) -> int:
@@ -155,7 +155,7 @@ class NsightTables(msgspec.Struct):
         self._work["opaque"].append(np.full(rows, opaque, np.bool_))
 
     def _named(self, codes: Codes, otherwise: str) -> Codes:
-        """Give the names, another for those that are missing."""
+        """Return the names, another for those that are missing."""
         return np.where(codes < 0, np.int32(self.names.code(otherwise)), codes) if (codes < 0).any() else codes
 
     def _all_named(self, columns: dict[str, Ints], name: str) -> Codes:
@@ -168,12 +168,12 @@ class NsightTables(msgspec.Struct):
 
 
 def _linking(correlation: Ints) -> Ints:
-    """Give correlations with NONE for 0, which stands for none."""
+    """Return correlations with NONE for 0, which stands for none."""
     return np.where(correlation == 0, NONE, correlation)
 
 
 def _among(values: Ints, known: Ints) -> Flags:
-    """Whether each value is there, and one of the sorted ones."""
+    """Return whether each value is there, and one of the sorted ones."""
     if known.size == 0:
         return np.zeros(values.size, np.bool_)
     at = np.minimum(np.searchsorted(known, values), known.size - 1)

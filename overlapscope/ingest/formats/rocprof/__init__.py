@@ -10,7 +10,7 @@ _BEGINS: Final = rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*[\[{]'
 
 
 def recognises(head: Head) -> bool:
-    """Whether the file begins as rocprofv3's JSON does."""
+    """Return whether the file begins as rocprofv3's JSON does."""
     return re.match(_BEGINS, head.content.removeprefix(b"\xef\xbb\xbf")) is not None
 
 

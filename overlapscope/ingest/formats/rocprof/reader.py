@@ -208,11 +208,11 @@ class _Rows(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """Whether any process ran something on a device."""
+        """Return whether any process ran something on a device."""
         return any(part.size for part in self.parts.get("work.name", ()))
 
     def recording(self) -> DeviceRecording:
-        """Give all that was taken."""
+        """Return all that was taken."""
         joined = {name: np.concatenate(values) for name, values in self.parts.items()}
 
         def table(name: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class _Rows(msgspec.Struct):
 
 
 def _device_numbers(gpus: Mapping[int, Agent]) -> dict[int, int]:
-    """Give each GPU's number among the GPUs of the machine; its handle where the file does not say."""
+    """Return each GPU's number among the GPUs of the machine; its handle where the file does not say."""
     numbers = {handle: agent.logical_node_type_id for handle, agent in gpus.items()}
     sound = len(set(numbers.values())) == len(numbers) and all(number >= 0 for number in numbers.values())
     return numbers if sound else {}

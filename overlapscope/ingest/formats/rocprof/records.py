@@ -141,7 +141,7 @@ class ProcessRecords(msgspec.Struct):
     _buffers: dict[str, msgspec.Raw] = {}
 
     def records(self, kind: type[R], *names: str) -> list[R]:
-        """Give the records under the first of these names that is there."""
+        """Return the records under the first of these names that is there."""
         raw = next((self._buffers[name] for name in names if name in self._buffers), None)
         if raw is None:
             return []
@@ -187,7 +187,7 @@ def _one(raw: msgspec.Raw, kind: type[T]) -> T | None:
 
 
 def _each(raw: msgspec.Raw, kind: type[R]) -> tuple[list[R], int]:
-    """Give the records of a list and how many do not decode; a list that is none counts as one."""
+    """Return the records of a list and how many do not decode; a list that is none counts as one."""
     try:
         return msgspec.json.decode(raw, type=list[kind]), 0  # type: ignore[valid-type]
     except _BROKEN:

@@ -9,7 +9,7 @@ _MATRIX_FORMAT: Final = "topo-matrix"
 
 
 def holds_some(head: Head) -> bool:
-    """Whether a text holds a matrix, with a row that fits its header, among whatever else."""
+    """Return whether a text holds a matrix, with a row that fits its header, among whatever else."""
     if b"GPU0" not in head.content:
         return False
     from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded for what may hold a matrix
@@ -21,7 +21,7 @@ def holds_some(head: Head) -> bool:
 
 
 def is_matrix(head: Head) -> bool:
-    """Whether the text is such a matrix more than anything else, with a row that fits its header."""
+    """Return whether the text is such a matrix more than anything else, with a row that fits its header."""
     if b"GPU0" not in head.content and b"TABLE:" not in head.content:
         return False
     from overlapscope.ingest.formats.topology.matrix import MatrixLines  # noqa: PLC0415 - loaded for what may be a matrix
@@ -42,7 +42,7 @@ _BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*
 
 
 def is_xml(head: Head) -> bool:
-    """Whether the root element is NCCL's: `<system version=...>` with CPUs."""
+    """Return whether the root element is NCCL's: `<system version=...>` with CPUs."""
     return re.match(_BEGIN, head.text) is not None and re.search(r"<cpu\b", head.text) is not None
 
 

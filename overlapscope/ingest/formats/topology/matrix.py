@@ -85,7 +85,7 @@ class MatrixLines(msgspec.Struct):
         return bool(tokens) and self._take_row(tokens)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Give the links, network cards by the names that the legend gives them."""
+        """Return the links, network cards by the names that the legend gives them."""
         for link in self.links:
             for end in ("a", "b"):
                 link[end] = self._cards.get(link[end], link[end])
@@ -123,7 +123,7 @@ class MatrixLines(msgspec.Struct):
 
 
 def _header(tokens: list[str]) -> list[str]:
-    """Give the devices that a line names as a header does; none when it is no header."""
+    """Return the devices that a line names as a header does; none when it is no header."""
     devices: list[str] = []
     for token in tokens:
         if _GPU.fullmatch(token) or _ADDRESS.fullmatch(token) or (devices and _OTHER.fullmatch(token)):

@@ -158,7 +158,7 @@ def _pci_link(device: _Device) -> list[dict[str, Any]]:
 
 
 def _network(device: _Device) -> list[dict[str, Any]]:
-    """Give a network card's own speed, written in Mbit/s."""
+    """Return a network card's own speed, written in Mbit/s."""
     speed = _real(_get(device.element, "speed")) if device.element.tag == "net" else None
     if not speed:
         return []

@@ -9,7 +9,7 @@ _JSON: Final = rb"[\s\x00]*(?:\{\s*[\"}]|\[\s*[{\]])"
 
 
 def recognises(head: Head) -> bool:
-    """Whether a text holds lines of a known format."""
+    """Return whether a text holds lines of a known format."""
     if re.match(_JSON, head.content):
         return False
     from overlapscope.ingest.formats.training_log.reader import FORMATS  # noqa: PLC0415 - loaded for what may be such a log

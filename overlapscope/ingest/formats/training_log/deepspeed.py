@@ -84,7 +84,7 @@ class CommLines:
         self._lines = self._dropped = self._left_out = 0
 
     def wants(self, line: bytes) -> bool:
-        """Whether the line may be of the logger."""
+        """Return whether the line may be of the logger."""
         return self._summary.open or b"comm op: " in line or HEADING in line
 
     def take(self, line: str) -> None:
@@ -125,7 +125,7 @@ class CommLines:
         self._busbw.append(busbw)
 
     def found(self, source: str) -> Found:
-        """Give the calls as measurements, the summaries as figures."""
+        """Return the calls as measurements, the summaries as figures."""
         calls, warnings = self._measurements(source)
         figures, notes = self._summary.figures(source)
         if self._left_out:
@@ -168,7 +168,7 @@ class CommLines:
         return Facts(names=tuple(names.to_list()), measurements=table), warnings
 
     def _corrected(self, ops: list[str], op: Codes, logged: Ints) -> tuple[Ints, Floats, list[str]]:
-        """Give bytes and algbw as nccl-tests counts them, and the operations whose figures do not tell them."""
+        """Return bytes and algbw as nccl-tests counts them, and the operations whose figures do not tell them."""
         size = np.full(logged.size, NONE, np.int64)
         algbw = np.full(logged.size, np.nan)
         printed = np.array(self._algbw)
@@ -206,7 +206,7 @@ class CommLines:
 
 
 def in_text(text: bytes) -> bool:
-    """Whether a part of a log holds a call or the heading of a summary."""
+    """Return whether a part of a log holds a call or the heading of a summary."""
     return (b"comm op: " in text and _CALL_BYTES.search(text) is not None) or (
         HEADING in text and _TABLE_BYTES.search(text) is not None
     )
@@ -250,7 +250,7 @@ class _Record:
 
     @property
     def growing(self) -> bool:
-        """Whether the times of many calls never fall, as those of independent calls would."""
+        """Return whether the times of many calls never fall, as those of independent calls would."""
         return self._sorted and self._rises >= _FEW and self._last_ms > 2 * self._first_ms
 
 
@@ -265,7 +265,7 @@ class Range(msgspec.Struct):
         self.low, self.high = max(self.low, low), min(self.high, high)
 
     def whole(self, *likely: int) -> int | None:
-        """Give the one whole number from 1 on inside; of several, the one that is among the likely; None without."""
+        """Return the one whole number from 1 on inside; of several, the one that is among the likely; None without."""
         first = max(math.ceil(self.low), 1)
         if not math.isfinite(self.high) or first > self.high:
             return None
@@ -295,12 +295,12 @@ class Convention(msgspec.Struct):
             self.world.narrow(1 / (1 - least), 1 / (1 - most) if most < 1 else math.inf)
 
     def ranks(self) -> int | None:
-        """Give the size of the world; None where the figures leave several, or none, possible."""
+        """Return the size of the world; None where the figures leave several, or none, possible."""
         ranks = self.world.whole()
         return ranks if ranks is not None and ranks <= MAX_RANKS else None
 
     def parts_and_factor(self, op: str) -> tuple[int | None, int | None]:
-        """Give whole size over logged size, and printed algbw times time over logged size; None where not told."""
+        """Return whole size over logged size, and printed algbw times time over logged size; None where not told."""
         ranks = self.ranks()
         found = self.factor.get(op)
         factor = found.whole(*{1, 2, ranks or 1}) if found is not None else None

@@ -49,7 +49,7 @@ class _Table(msgspec.Struct):
     sizes: Counter[str] = msgspec.field(default_factory=Counter)
 
     def continues(self, earlier: "_Table") -> bool:
-        """Whether this table is the earlier one, grown since."""
+        """Return whether this table is the earlier one, grown since."""
         return all(
             subject in self.rows and self.rows[subject][0] >= calls for subject, (calls, _) in earlier.rows.items()
         )
@@ -68,7 +68,7 @@ class SummaryLines:
 
     @property
     def open(self) -> bool:
-        """Whether a table has begun and may go on."""
+        """Return whether a table has begun and may go on."""
         return self._table is not None
 
     def take(self, line: str) -> None:
@@ -86,7 +86,7 @@ class SummaryLines:
                     self._end()
 
     def figures(self, source: str) -> tuple[Facts, list[str]]:
-        """Give the last state of each table as figures, under the operation and its size."""
+        """Return the last state of each table as figures, under the operation and its size."""
         self._end()
         rows = FigureRows()
         for table in self._tables:
@@ -145,7 +145,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_size(text: str) -> Size | None:
-    """Give the size that a text matching PATTERN stands for; None for one that nothing has."""
+    """Return the size that a text matching PATTERN stands for; None for one that nothing has."""
     if text == "0B":
         return Size(bytes=0, off_by=0.0)
     number, unit = re.split(" ", text)

@@ -38,13 +38,13 @@ class LogLines(Protocol):
     """Takes the lines of one format out of a log."""
 
     def wants(self, line: bytes) -> bool:
-        """Whether the line may be of the format; asked of every line, so it must be quick."""
+        """Return whether the line may be of the format; asked of every line, so it must be quick."""
 
     def take(self, line: str) -> None:
         """Take a line that is wanted, without colours and launcher's prefix."""
 
     def found(self, source: str) -> Found:
-        """Give what all lines told; `source` is the log as it is shown."""
+        """Return what all lines told; `source` is the log as it is shown."""
 
 
 class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain(line: bytes) -> str:
-    """Give a line of a log as text, without colours and without what launchers put before it."""
+    """Return a line of a log as text, without colours and without what launchers put before it."""
     text = line.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

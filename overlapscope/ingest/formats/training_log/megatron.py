@@ -47,7 +47,7 @@ _GAP_LINES: Final = 8
 
 
 def communicates(timer: str) -> bool:
-    """Whether a timer's name says that it measures communication."""
+    """Return whether a timer's name says that it measures communication."""
     return _COMMUNICATES.search(timer) is not None
 
 
@@ -68,7 +68,7 @@ class TimerLines:
         self._shares: dict[str, array[float]] = {}
 
     def wants(self, line: bytes) -> bool:
-        """Whether the line may be of a timer."""
+        """Return whether the line may be of a timer."""
         return (
             self._block is not None
             or b"elapsed time per iteration (" in line
@@ -95,7 +95,7 @@ class TimerLines:
             self._other_line()
 
     def found(self, source: str) -> Found:
-        """Give all figures, and the median share of the iteration of each timer that communicates."""
+        """Return all figures, and the median share of the iteration of each timer that communicates."""
         self._end_block()
         for timer, shares in self._shares.items():
             self._rows.add(timer, "median_share_of_iteration", median(shares))
@@ -202,7 +202,7 @@ _IN_TEXT: Final = (
 
 
 def in_text(text: bytes) -> bool:
-    """Whether a part of a log holds an iteration's line or a block of timers."""
+    """Return whether a part of a log holds an iteration's line or a block of timers."""
     return any(literal in text and pattern.search(text) is not None for literal, pattern in _IN_TEXT)
 
 

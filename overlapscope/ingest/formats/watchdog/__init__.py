@@ -10,7 +10,7 @@ _JSON: Final = rb'\s*(?:\{|\[\s*[\[{\]"])'
 
 
 def recognises(head: Head) -> bool:
-    """Whether the beginning or the end of a text holds a watchdog message."""
+    """Return whether the beginning or the end of a text holds a watchdog message."""
     if b"\x00" in head.content or re.match(_JSON, head.content):
         return False
     from overlapscope.ingest.formats.watchdog.lines import HINT, watchdog_lines  # noqa: PLC0415 - only needed for text

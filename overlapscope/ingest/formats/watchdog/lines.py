@@ -142,7 +142,7 @@ def _message(body: str, global_rank: str | None, backend: str) -> WatchdogLine |
 
 
 def _group_name(group: re.Match[str] | None) -> str | None:
-    """Give the name that all members use: the GUID, or what torch 2.4 wrote with a description; else a number."""
+    """Return the name that all members use: the GUID, or what torch 2.4 wrote with a description; else a number."""
     if group is None:
         return None
     known = group["guid"] or (group["name"] if group["description"] is not None or group["name"] == "0" else None)

@@ -168,7 +168,7 @@ class Watchdog(msgspec.Struct):
         return tuple(rows)
 
     def facts(self, source: str) -> Facts:
-        """Give the tables `progress` and `messages`, as told by the file `source`."""
+        """Return the tables `progress` and `messages`, as told by the file `source`."""
         names = NameTable()
         file = names.code(source)
         places = self.places()
@@ -204,7 +204,7 @@ class Watchdog(msgspec.Struct):
 
 
 def watchdog_facts(numbered: Iterable[tuple[int, bytes]], source: str) -> Facts:
-    """Give what the watchdog lines among the numbered lines of the file `source` tell."""
+    """Return what the watchdog lines among the numbered lines of the file `source` tell."""
     watchdog = Watchdog()
     for number, line in numbered:
         watchdog.take(number, line)

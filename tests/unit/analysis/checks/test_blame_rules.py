@@ -27,7 +27,7 @@ EVERYBODY = {"all": tuple(range(RANKS))}
 
 
 def pairs_late_by(*leads: int) -> Matched:
-    """Give calls of ranks 0 and 1, a second apart, to which rank 1 comes late by so much; both end together."""
+    """Return calls of ranks 0 and 1, a second apart, to which rank 1 comes late by so much; both end together."""
     starts = np.array([[k * 1000 * MS, k * 1000 * MS + lead] for k, lead in enumerate(leads)], np.int64).T
     return Matched(
         group="g", op="all_reduce", dtype=None, bytes=8, ranks=(0, 1), rows=np.array([range(len(leads))] * 2),
@@ -69,7 +69,7 @@ def test_a_call_ends_early_only_where_the_clocks_do_not_explain_it() -> None:
 
 
 def leads_of(calls: dict[int, Sequence[Met]]) -> dict[int, list[int]]:
-    """Give the leads of each rank, in ms and in order of time."""
+    """Return the leads of each rank, in ms and in order of time."""
     run = job(calls, {"all": tuple(calls)}, lasts=200)
     coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
     found = late_calls(run, across(run).splits, coverage)
@@ -98,7 +98,7 @@ def test_members_last_met_at_the_latest_end_of_the_calls_before_in_whatever_orde
 
 
 def late(late_ms: Sequence[float], ranks: Sequence[int], **more: Any) -> Run:
-    """Give a job of 100 ms steps: all compute for 40 ms, then one rank idles for so long, then they meet."""
+    """Return a job of 100 ms steps: all compute for 40 ms, then one rank idles for so long, then they meet."""
     calls: dict[int, list[Met]] = {rank: [] for rank in range(RANKS)}
     for k, (lead, culprit) in enumerate(zip(late_ms, ranks, strict=True)):
         for rank in range(RANKS):

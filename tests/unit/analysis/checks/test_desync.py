@@ -30,7 +30,7 @@ def findings(
     backend: str = "nccl",
     log: Sequence[str] = (),
 ) -> list[Finding]:
-    """Give what is found in the dumps of these ranks (`first` is the number of a rank's oldest record) and a log."""
+    """Return what is found in the dumps of these ranks (`first` is the number of a rank's oldest record) and a log."""
     for path in folder.iterdir():
         path.unlink()
     for rank, made in calls.items():

@@ -40,7 +40,7 @@ def kinds_in_source() -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 def pattern_of(node: ast.expr) -> str:
-    """Give a pattern of the text up to the first colon that is written there."""
+    """Return a pattern of the text up to the first colon that is written there."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # f"...".rstrip(":")
         node = node.func.value
     while isinstance(node, ast.BinOp):

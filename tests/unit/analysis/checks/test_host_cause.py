@@ -19,7 +19,7 @@ Reading = tuple[str, int, int, float]
 
 
 def with_readings(run: Run, of: Mapping[int, Sequence[Reading]], **recorded: Any) -> Run:
-    """Give the run with readings of some ranks in place of theirs."""
+    """Return the run with readings of some ranks in place of theirs."""
     ranks = dict(run.ranks)
     for rank, readings in of.items():
         names = NameTable(list(ranks[rank].names))
@@ -97,7 +97,7 @@ def test_what_all_ranks_pause_for_holds_nobody_up() -> None:
 
 
 def late_at() -> list[int]:
-    """Give when the culprit's pauses end, in the job's own making."""
+    """Return when the culprit's pauses end, in the job's own making."""
     return [step * STEP_NS + 30 * MS for step in range(STEPS)]
 
 
@@ -126,7 +126,7 @@ def test_names_of_ranges_that_fetch_data() -> None:
 
 
 def running(*, asleep: int | None, works_more: int | None = None) -> dict[int, list[Reading]]:
-    """Give the training thread's time on a core, at the beginning of each step and when its computation is done."""
+    """Return the training thread's time on a core, at the beginning of each step and when its computation is done."""
     found: dict[int, list[Reading]] = {}
     for rank in range(RANKS):
         ran = 0.0
@@ -162,7 +162,7 @@ def test_a_phase_in_which_the_thread_ran_longer_is_more_work_on_one_host() -> No
 
 
 def waiting(run: Run, of: Mapping[int, int]) -> Run:
-    """Give the run with ranks that waited so many milliseconds for a core before each call."""
+    """Return the run with ranks that waited so many milliseconds for a core before each call."""
     ranks = {}
     for rank, timeline in run.ranks.items():
         names = NameTable(list(timeline.names))

@@ -17,7 +17,7 @@ IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"
 
 
 def findings(tmp_path: Path, *lines: str) -> dict[str, Finding]:
-    """Give the findings on NCCL of one log, by the part of their id that does not name the case."""
+    """Return the findings on NCCL of one log, by the part of their id that does not name the case."""
     path = tmp_path / "nccl.log"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = analyze(read_inputs([path])).findings

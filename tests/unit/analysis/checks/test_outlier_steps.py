@@ -15,7 +15,7 @@ MS = 1_000_000
 def rank_with(
     step: int | None, *, steps: int = 8, usual_ms: int = 100, odd_ms: int = 300
 ) -> list[tuple[int, int, int]]:
-    """Give (number, window, communication) of a rank's steps, one of which is long."""
+    """Return (number, window, communication) of a rank's steps, one of which is long."""
     return [(at, (odd_ms if at == step else usual_ms) * MS, 10 * MS) for at in range(steps)]
 
 
@@ -68,7 +68,7 @@ times = st.lists(st.integers(0, 20).map(lambda each: each * MS // 2), max_size=9
 
 
 def odd_by_hand(values: Sequence[int]) -> list[int]:
-    """Give the places of the odd values, each against the others, by sorting these anew."""
+    """Return the places of the odd values, each against the others, by sorting these anew."""
     found = []
     for at, value in enumerate(values):
         others = [*values[:at], *values[at + 1 :]]

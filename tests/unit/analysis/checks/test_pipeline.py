@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """Give the order of a stage's work."""
+    """Return the order of a stage's work."""
     ahead = min(stages - stage - 1, microbatches)
     order = [("F", k) for k in range(ahead)]
     for k in range(microbatches - ahead):
@@ -48,7 +48,7 @@ def simulated(forward_ms: list[int], microbatches: int) -> list[list[tuple[str, 
 
 
 def pipeline(forward_ms: list[int], microbatches: int, *, name: str = "mesh_pp", steps: int = 3, **changes: Any) -> Run:
-    """Give the run of a job of so many stages, each step as long as the slowest rank's."""
+    """Return the run of a job of so many stages, each step as long as the slowest rank's."""
     stages = len(forward_ms)
     plan = simulated(forward_ms, microbatches)
     length = max(own[-1][3] for own in plan) + MS

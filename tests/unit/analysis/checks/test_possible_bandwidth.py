@@ -27,7 +27,7 @@ EIGHT = Group(name="g", size=8, ranks=tuple(range(8)))
 def running_at(
     busbw_gbs: float, *, volume: int = 64 * MIB, calls: int = 6, op: str = "all_reduce", group: Group = EIGHT
 ) -> Run:
-    """Give eight ranks whose calls last as long as this bus bandwidth has it."""
+    """Return eight ranks whose calls last as long as this bus bandwidth has it."""
     factor = 14 / 8 if op == "all_reduce" else 7 / 8
     length = round(volume * factor / busbw_gbs)
     own = [Call(op=op, start=k * 100_000_000, length=length, size=8, volume=volume, seq=k) for k in range(calls)]

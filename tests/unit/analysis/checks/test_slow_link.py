@@ -22,7 +22,7 @@ MS = 1_000_000
 
 
 def connected(rates: Mapping[tuple[int, int], float], stated: float | None = None, hosts: int = RANKS) -> Run:
-    """Give a job of ranks on `hosts` hosts that sent each other 100 MB at the rates given, in MB/s."""
+    """Return a job of ranks on `hosts` hosts that sent each other 100 MB at the rates given, in MB/s."""
     run = job()
     ranks = {}
     for rank in range(RANKS):

@@ -143,7 +143,7 @@ def test_caps_that_make_the_same_buckets_are_one_setting_and_others_are_not() ->
 
 
 def under_torchs_default(made: Made) -> Run:
-    """Give a recording whose DDP said that its cap is 25 MiB, as it does for its default."""
+    """Return a recording whose DDP said that its cap is 25 MiB, as it does for its default."""
     run = recorded(made)
     said = {"ddp": {"bucket_cap_bytes": 25 << 20, "gradient_as_bucket_view": True}}
     ranks = {rank: replace(each, recorded={**each.recorded, **said}) for rank, each in run.ranks.items()}

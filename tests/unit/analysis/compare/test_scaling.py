@@ -98,7 +98,7 @@ def test_the_parts_add_up_and_are_what_a_slow_count_finds(small: Job, large: Job
 
 
 def counted(run: Replicate) -> list[tuple[int, int]]:
-    """Give rank and step of what is compared: of the steps, those that most of the ranks recorded whole."""
+    """Return rank and step of what is compared: of the steps, those that most of the ranks recorded whole."""
     members = run.steps.recorded.sum(axis=0)
     return [
         (rank, run.steps.steps[column][0])

@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
-    """Give the run with one rank's clock set otherwise, and running otherwise."""
+    """Return the run with one rank's clock set otherwise, and running otherwise."""
     timeline = run.ranks[rank]
     first = int(timeline.recordings.start_ns[0])
 
@@ -49,7 +49,7 @@ def moved(run: Run, rank: int, offset_ns: int, drift: float = 0.0) -> Run:
 
 
 def by_hand(run: Run) -> dict[int, tuple[int, int, float]]:
-    """Give (duration, waiting, blame) by rank, by loops over rows; blame with clocks set by the median end alone."""
+    """Return (duration, waiting, blame) by rank, by loops over rows; blame with clocks set by the median end alone."""
     calls: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
     for rank, timeline in run.ranks.items():
         table = timeline.collectives
@@ -156,7 +156,7 @@ def job(
     sizes: dict[int, list[int]] | None = None,
     op: str = "all_reduce",
 ) -> Run:
-    """Give a run of ranks whose calls have (start, duration)."""
+    """Return a run of ranks whose calls have (start, duration)."""
     ranks = {}
     for rank, times in calls.items():
         names = NameTable(["source", op, "float32"])

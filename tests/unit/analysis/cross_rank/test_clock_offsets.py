@@ -24,7 +24,7 @@ GROUPS = tuple(Group(name=name, size=len(ranks), ranks=ranks) for name, ranks in
 
 
 def pairs_and_rows(steps: int = 12, late: dict[int, int] | None = None) -> Run:
-    """Give a job of steps: four calls in each pair, one in each row; some ranks come late to each row's call."""
+    """Return a job of steps: four calls in each pair, one in each row; some ranks come late to each row's call."""
     random = np.random.default_rng(3)
     calls: dict[int, list[Call]] = {rank: [] for rank in range(8)}
     for step in range(steps):
@@ -46,7 +46,7 @@ Told = Callable[[np.ndarray], np.ndarray]
 
 
 def with_clock(run: Run, rank: int, told: Told) -> Run:
-    """Give the run with what a rank's clock shows as `told` makes it of nanoseconds since the job began."""
+    """Return the run with what a rank's clock shows as `told` makes it of nanoseconds since the job began."""
     calls = run.ranks[rank].collectives
 
     def of(times: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def test_a_clock_that_runs_fast_is_that_rank_s_alone(rank):
 
 
 def jumping(*jumps: tuple[int, int]) -> Told:
-    """Give a clock that is set: at a time, by so much."""
+    """Return a clock that is set: at a time, by so much."""
     return lambda at: at + sum((at >= when).astype(np.int64) * by for when, by in jumps)
 
 

@@ -22,7 +22,7 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 
 def ends_block(*ends_ms: Any, group: str = "g", ranks: tuple[int, ...] | None = None, **more: Any) -> Matched:
-    """Give a block of calls of a millisecond, by the ends on each rank's own clock."""
+    """Return a block of calls of a millisecond, by the ends on each rank's own clock."""
     ends = EPOCH_NS + np.rint(np.array(ends_ms) * MS).astype(np.int64)
     return Matched(
         **{
@@ -73,7 +73,7 @@ def test_some_late_ends_are_no_drift(drift: float) -> None:
 
 
 def by_turns(apart: float) -> dict[int, list[Met]]:
-    """Give calls every 10 ms that end, on rank 1, so much earlier and later by turns: no clock explains it."""
+    """Return calls every 10 ms that end, on rank 1, so much earlier and later by turns: no clock explains it."""
     return {
         rank: [Met(start=10.0 * k, end=10 * k + 8 + rank * (apart if k % 2 else -apart)) for k in range(20)]
         for rank in (0, 1)

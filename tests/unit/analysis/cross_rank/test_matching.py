@@ -137,7 +137,7 @@ def test_few_of_many_ranks_give_bounds_and_say_so():
 
 
 def pipeline(ranks: int, messages: int) -> dict[int, list[Call]]:
-    """Give a line of ranks that pass messages on and get gradients back."""
+    """Return a line of ranks that pass messages on and get gradients back."""
     calls: dict[int, list[Call]] = {rank: [] for rank in range(ranks)}
     for k in range(messages):
         for rank in range(ranks - 1):
@@ -277,7 +277,7 @@ def loaded(source: Any) -> LoadedRun:
 
 
 def paired_by_hand(run: LoadedRun) -> set[tuple[tuple[int, int], ...]]:
-    """Give the calls that are one as tuples of (rank, row), by their place within group, operation and size."""
+    """Return the calls that are one as tuples of (rank, row), by their place within group, operation and size."""
     found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for rank in run.ranks:
         frame = run.table("collectives", rank).reset_index().sort_values("start_ns", kind="stable")
@@ -299,7 +299,7 @@ def paired(run: Run) -> set[tuple[tuple[int, int], ...]]:
 
 
 def without(run: Run, rank: int, rows: set[int], *, numbered: bool = True) -> Run:
-    """Give the run with these calls of a rank lost, and all numbers, where told."""
+    """Return the run with these calls of a rank lost, and all numbers, where told."""
     ranks = {}
     for each, stored in run.ranks.items():
         timeline = stored.at_hand()

@@ -49,7 +49,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def held_of(place: Path) -> tuple[int, int]:
-    """Give the bytes that a run holds with what compares its ranks, and how many calls there are."""
+    """Return the bytes that a run holds with what compares its ranks, and how many calls there are."""
     tracemalloc.start()
     try:
         run = load_run(place)

@@ -56,7 +56,7 @@ def recorded(fault: Fault, without: tuple[str, ...]) -> Run:
 
 
 def told_later(run: Run, ahead_ns: dict[int, int]) -> Run:
-    """Give the run with the clock of each rank set otherwise."""
+    """Return the run with the clock of each rank set otherwise."""
     times = ("start_ns", "end_ns", "launch_ns", "time_ns", "last_launch_ns", "lost_launch_ns")
 
     def moved(table: Any, by: int) -> Any:
@@ -74,7 +74,7 @@ def told_later(run: Run, ahead_ns: dict[int, int]) -> Run:
 
 
 def verdicts(analysis: Analysis) -> dict[str, Any]:
-    """Give what has to be the same to the letter."""
+    """Return what has to be the same to the letter."""
     skew = analysis.skew
     return {
         "matched": (skew.matched, skew.unmatched, skew.pairs),

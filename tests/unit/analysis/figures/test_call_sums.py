@@ -34,7 +34,7 @@ def run() -> Run:
 
 
 def call_by_call(run: Run, exposed: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]) -> list[CollectiveRow]:
-    """Give the figures of each kind that need no more than sums, in any order, by going from call to call."""
+    """Return the figures of each kind that need no more than sums, in any order, by going from call to call."""
     transfers = across(run).transfers(run)
     found: dict[tuple[object, ...], list[tuple[int, int, int, int, int]]] = defaultdict(list)
     for rank, timeline in run.ranks.items():

@@ -79,7 +79,7 @@ def pieces(run: Run, path: Path) -> list[Piece]:
 
 
 def by_name(run: Run, path: Path) -> dict[tuple[str, str], int]:
-    """Give compute, transfers and copies by name; host and launches in sum."""
+    """Return compute, transfers and copies by name; host and launches in sum."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for each in pieces(run, path):
         named = each.part not in ("host", "launch", "idle")
@@ -318,7 +318,7 @@ def test_communication_hidden_under_compute_is_not_on_the_path() -> None:
 
 
 def synchronised(run: Run, *calls: tuple[str, int, int]) -> Run:
-    """Give a run whose rank 0 has recorded calls of (name, start, end), in ns after its first launch."""
+    """Return a run whose rank 0 has recorded calls of (name, start, end), in ns after its first launch."""
     timeline = run.ranks[0]
     first = int(timeline.spans.launch_ns.min())
     names = [name for name, _, _ in calls]

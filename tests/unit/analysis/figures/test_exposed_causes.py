@@ -48,7 +48,7 @@ def rank_of(
     step: bool = True,
     dimension: str | None = None,
 ) -> RankTimeline:
-    """Give a rank whose calls have (start, end, launch) and whose compute has (start, end, name)."""
+    """Return a rank whose calls have (start, end, launch) and whose compute has (start, end, name)."""
     names = NameTable(["source", op, "0", "float32"])
     number = 0 if step else NONE
     starts, ends = [each[0] for each in calls], [each[1] for each in calls]

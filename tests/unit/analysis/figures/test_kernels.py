@@ -31,7 +31,7 @@ def usual(values: list[float]) -> float | None:
 
 
 def by_name(table: Table, name: str) -> tuple[float, float] | None:
-    """Give a block's time and a call's blocks of a rank's kernels of one name whose grids are known."""
+    """Return a block's time and a call's blocks of a rank's kernels of one name whose grids are known."""
     rows = [(grid, count, total) for (own, grid), (count, total) in table.items() if own == name and grid > 0]
     blocks = sum(grid * count for grid, count, _ in rows)
     return (sum(row[2] for row in rows) / blocks, blocks / sum(row[1] for row in rows)) if rows else None

@@ -61,7 +61,7 @@ def test_names_of_the_frameworks_tell_the_dimension_and_mixed_ones_tell_none(tex
 
 
 def launched(name, at_ns, number, *, thread=MAIN, group="9", op="allreduce"):
-    """Give a collective launched at a time on a thread; it runs 2 ms later."""
+    """Return a collective launched at a time on a thread; it runs 2 ms later."""
     args = kineto.collective_args(op, elements=1 << 20, seq=number, group=group)
     args["Process Group Description"] = name
     return [
