@@ -1,4 +1,4 @@
-"""The inputs of a command to a run, with progress for people and with as many processes as are worth it."""
+"""The sides of a comparison: runs, or folders of runs, read and measured one after another."""
 
 import argparse
 import sys
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from overlapscope.analysis.prediction_check import Outcome
     from overlapscope.analysis.scaling import Scaling
     from overlapscope.timeline.run import Run
-
-
-def read_run(args: argparse.Namespace) -> "Run":
-    """Read `args.inputs`. Raises InputError and UsageError as `read_inputs` does."""
-    from overlapscope.cli.progress import Progress  # noqa: PLC0415 - keeps --help light
-    from overlapscope.ingest.read_run import read_inputs  # noqa: PLC0415
-
-    with Progress("reading") as progress:
-        workers = getattr(args, "workers", None)
-        return read_inputs(args.inputs, read_options(args), progress=progress, workers=workers)
 
 
 def both_sides(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -15,6 +16,9 @@ from overlapscope.ingest.parallel.task import Gathered, Read, Task, gathered, re
 from overlapscope.ingest.parallel.worker_count import processes_for, shares_among
 from overlapscope.timeline.run import Run
 
+if TYPE_CHECKING:
+    from overlapscope.ingest.parallel.process_pool import WorkerPool
+
 
 def read_inputs(
     paths: Sequence[Path],
@@ -22,12 +26,13 @@ def read_inputs(
     *,
     progress: Callable[[Path, int], None] | None = None,
     workers: int | None = 1,
+    started: "WorkerPool | None" = None,
 ) -> Run:
     """Read traces, logs and other sources of one job, folders of them, or one run directory.
 
     A file that cannot be used costs only itself: it stands in the run's sources with the reason. More than one worker,
-    or None where there are cores for it and the files are large, reads them in processes side by side. Raises
-    InputError when nothing is usable, UsageError when runs and traces are mixed.
+    or None where there are cores for it and the files are large, reads them in processes side by side, those that
+    are `started` already first. Raises InputError when nothing is usable, UsageError when runs and traces are mixed.
     """
     options = options or ReadOptions()
     with unpacked(list(paths), options.max_bytes) as found:
@@ -36,7 +41,7 @@ def read_inputs(
             return run
         require_files(found, paths)
         tasks = [task_of(found, path, options) for path in found.inputs.files]
-        return joined(gathered(tasks, _read(tasks, workers, progress)), found, options)
+        return joined(gathered(tasks, _read(tasks, workers, progress, started)), found, options)
 
 
 def stored_run(found: Unpacked, options: ReadOptions) -> Run | None:
@@ -69,7 +74,12 @@ def require_files(found: Unpacked, paths: Sequence[Path]) -> None:
         raise InputError(f"{', '.join(map(shown, paths))}: {': '.join(why)}")
 
 
-def _read(tasks: list[Task], workers: int | None, progress: Callable[[Path, int], None] | None) -> list[Read]:
+def _read(
+    tasks: list[Task],
+    workers: int | None,
+    progress: Callable[[Path, int], None] | None,
+    started: "WorkerPool | None",
+) -> list[Read]:
     """Read the files, where it is worth it by other processes besides this one."""
     paths = [task.path for task in tasks]
     count, shares = processes_for(workers, paths), shares_among(workers, paths)
@@ -78,7 +88,7 @@ def _read(tasks: list[Task], workers: int | None, progress: Callable[[Path, int]
     from overlapscope.ingest.parallel.read_parallel import read_into_memory  # noqa: PLC0415 - few inputs need it
 
     tasks = [replace(task, shares=each) for task, each in zip(tasks, shares, strict=True)]
-    return read_into_memory(tasks, count, progress)
+    return read_into_memory(tasks, count, progress, started)
 
 
 def joined(gathered: Gathered, found: Unpacked, options: ReadOptions) -> Run:

@@ -63,12 +63,13 @@ def write_run(
     executor: Executor | None = None,
     force: bool = False,
     watch: Watch | None = None,
+    started: WorkerPool | None = None,
 ) -> Written:
     """Read traces, logs and other sources of one job and write the run directory `out`.
 
-    Files are read by `workers` processes of this machine (as many as are worth it if None), or by `executor`, whose
-    workers must see inputs and `out` under the same paths. The executor stays open. A file that cannot be used costs
-    only itself.
+    Files are read by `workers` processes of this machine (as many as are worth it if None), those that are `started`
+    already first, or by `executor`, whose workers must see inputs and `out` under the same paths. The executor stays
+    open. A file that cannot be used costs only itself.
 
     Raises UsageError when `out` exists and `force` is not given, InputError when nothing is usable, `out` cannot be
     written, or it holds what was lost now for want of memory or processes; what was read until then need not be read
@@ -88,7 +89,7 @@ def write_run(
         tasks = spool_tasks(found, options, work / READ)
         resumed = remove_damaged(tasks)
         parts: list[Part] = []
-        read = _read(tasks, workers, executor, watch or Unwatched(), parts, flushing)
+        read = _read(tasks, workers, executor, watch or Unwatched(), parts, flushing, started)
         result = gathered(tasks, read)
         refuse_lossy_overwrite(out, result.lost)
         run = joined(result, found, options)
@@ -151,6 +152,7 @@ def _read(
     watch: Watch,
     parts: list[Part],
     flushing: Flushing,
+    started: WorkerPool | None,
 ) -> list[Read]:
     """Have what was not read before read; return all readings without their large tables, which are put in `parts`."""
     todo = [number for number, task in enumerate(tasks) if not is_spooled(task)]
@@ -162,7 +164,7 @@ def _read(
     else:
         shares = dict(zip(todo, shares_among(workers, paths), strict=True))
         shared = [replace(task, shares=shares.get(number, 1)) for number, task in enumerate(tasks)]
-        outcomes = read_files(shared, todo, processes_for(workers, paths), watch)
+        outcomes = read_files(shared, todo, processes_for(workers, paths), watch, started=started)
     with closing(outcomes):  # an interruption ends the workers
         for number, outcome in outcomes:
             watch.done(tasks[number].named)

@@ -27,9 +27,8 @@ class Here(Executor):
 class PoolHere(Here):
     """In place of a pool of workers."""
 
-    def __init__(self, count: int, prepare: Callable[..., object] = int, *args: object) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
-        prepare(*args)
 
 
 class Dying(PoolHere):

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.advice.noted_predictions import noted  # noqa: PLC0415
     from overlapscope.analysis.across_ranks import across  # noqa: PLC0415
     from overlapscope.analysis.analyze import analyze  # noqa: PLC0415
-    from overlapscope.cli.inputs import read_run  # noqa: PLC0415
     from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import advice as advice_text  # noqa: PLC0415
     from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _worked_out(args: argparse.Namespace, *, may_keep: bool) -> "Kept":
     """Read and analyze; of a run that is large enough, keep what was found."""
     from overlapscope.cli.analysis_cache import WORTH_SPANS, Kept, keep_analysis, state_of  # noqa: PLC0415
-    from overlapscope.cli.inputs import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
     place = args.inputs[0]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the trace."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
-    from overlapscope.cli.inputs import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
     from overlapscope.report.perfetto.export import Choice, PerfettoTrace  # noqa: PLC0415

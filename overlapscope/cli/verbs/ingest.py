@@ -19,6 +19,7 @@ from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read
 from overlapscope.display import shown
 
 if TYPE_CHECKING:
+    from overlapscope.ingest.parallel.process_pool import WorkerPool
     from overlapscope.ingest.write_run import Written
 
 
@@ -38,18 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the run directory."""
-    import msgspec  # noqa: PLC0415 - keeps --help light
+    from overlapscope.errors import UsageError  # noqa: PLC0415 - keeps --help light
+
+    if args.scheduler and args.workers:
+        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+    if args.scheduler or (os.path.exists(args.output) and not args.force):
+        return _run(args, None)
+    from overlapscope.ingest.parallel.worker_count import start_ahead  # noqa: PLC0415
+
+    with start_ahead(args.workers, args.inputs, to_disk=True) as started:
+        return _run(args, started)
+
+
+def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
+    import msgspec  # noqa: PLC0415 - while workers start
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.ingest.parallel.dask import dask_executor  # noqa: PLC0415
     from overlapscope.ingest.parallel.work_dir import work_dir_of  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
     from overlapscope.report.formatting import count, size  # noqa: PLC0415
     from overlapscope.report.text.cross_rank import missing_words  # noqa: PLC0415
 
-    if args.scheduler and args.workers:
-        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
     try:
         with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
             written = write_run(
@@ -60,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 executor=executor,
                 force=args.force,
                 watch=progress,
+                started=started,
             )
     except KeyboardInterrupt:
         if work_dir_of(args.output).exists():

@@ -71,7 +71,8 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.analysis.prediction_check import joined  # noqa: PLC0415
-    from overlapscope.cli.inputs import Tested, read_run  # noqa: PLC0415
+    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import runs_of  # noqa: PLC0415
 
     if args.scale:

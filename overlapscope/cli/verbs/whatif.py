@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
-    from overlapscope.cli.inputs import read_run  # noqa: PLC0415
+    from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.errors import InputError  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415

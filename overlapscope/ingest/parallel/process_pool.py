@@ -9,10 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import current_process, parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType, TracebackType
@@ -54,18 +53,15 @@ def _as_a_worker_starts() -> Iterator[None]:
 
 
 class WorkerPool(ProcessPoolExecutor):
-    """At most `count` worker processes, each of which calls `prepare(*args)` first.
+    """At most `count` worker processes. Raises CANNOT_START, as `submit` does."""
 
-    Raises CANNOT_START, as `submit` does.
-    """
-
-    def __init__(self, count: int, prepare: Callable[..., object] = int, *args: object) -> None:
+    def __init__(self, count: int) -> None:
         _require_threads()
         self.count = count
         self._workers: list[_Worker] = []
         context = SpawnContext()
         context.Process = self._new_worker  # type: ignore[assignment, misc]
-        super().__init__(count, context, initializer=partial(_prepare_worker, prepare, *args))
+        super().__init__(count, context, initializer=_prepare_worker)
 
     def _new_worker(self, *args: Any, **kwargs: Any) -> _Worker:
         self._workers.append(_Worker(*args, **kwargs))
@@ -108,6 +104,20 @@ def _require_threads() -> None:
             thread.join()
 
 
+@contextmanager
+def started_ahead(count: int, module: str) -> Iterator[WorkerPool | None]:
+    """Start workers that load a module while this process loads its own; None for 0, or where none can be started."""
+    with ExitStack() as held:
+        started = None
+        if count and can_start():
+            with suppress(*CANNOT_START):
+                pool = held.enter_context(WorkerPool(count))
+                for _ in range(count):
+                    pool.submit(exec, f"import {module}")
+                started = pool
+        yield started
+
+
 def can_start() -> bool:
     """Whether this process may start workers: a frozen program is no Python, and a daemon may have no children."""
     return bool(sys.executable) and not getattr(sys, "frozen", False) and not current_process().daemon
@@ -123,7 +133,7 @@ def is_broken(error: BaseException | None) -> bool:
     return isinstance(error, BrokenExecutor)
 
 
-def _prepare_worker(prepare: Callable[..., object], *args: object) -> None:
+def _prepare_worker() -> None:
     with suppress(RuntimeError):  # the system starts no more threads
         threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # reading has no use of threads that take a third of a start
@@ -132,7 +142,6 @@ def _prepare_worker(prepare: Callable[..., object], *args: object) -> None:
         library = ctypes.CDLL(None)
         for parameter, value in _MALLOC.items():
             library.mallopt(parameter, value)
-    prepare(*args)
 
 
 def _end_with_parent() -> None:

@@ -4,12 +4,14 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from tempfile import NamedTemporaryFile
+from typing import Any, Final, Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.display import shown
@@ -30,18 +32,16 @@ from overlapscope.ingest.reader import Sharing
 
 ReadHere = Callable[[Task, Callable[[int], None] | None], Read]
 _REPORT_SECONDS: Final = 0.1
-_bytes_read: Any = None
-"""In a worker: how many bytes of each task were read, in memory that it shares with the process that started it."""
 
 
-def read_task_in_shares(task: Task, progress: Callable[[int], None] | None) -> Read:
+def read_task_in_shares(task: Task, progress: Callable[[int], None] | None, started: WorkerPool | None = None) -> Read:
     """Read the file of a task by as many processes as the task says, this one included."""
     if task.shares == 1 or not can_start():
         return read_task(task, progress)
     with ExitStack() as held:
         try:
             folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
-            pool = held.enter_context(WorkerPool(task.shares - 1))
+            pool = held.enter_context(started or WorkerPool(task.shares - 1))
         except CANNOT_START:
             return read_task(task, progress)
         read = read_task(task, progress, Sharing(executor=pool, shares=task.shares, folder=folder))
@@ -74,15 +74,22 @@ def spool_task(task: Task, progress: Callable[[int], None] | None = None) -> Rea
     return Read()
 
 
-def read_into_memory(tasks: Sequence[Task], workers: int, progress: Callable[[Path, int], None] | None) -> list[Read]:
-    """Read the files by so many processes, this one included, and return what came of each."""
+def read_into_memory(
+    tasks: Sequence[Task],
+    workers: int,
+    progress: Callable[[Path, int], None] | None,
+    started: WorkerPool | None = None,
+) -> list[Read]:
+    """Read the files by so many processes, this one and those that are `started` included; return what came of each."""
+    if len(tasks) == 1:
+        return [read_task_in_shares(tasks[0], report_for(progress, tasks[0]), started)]
     with ExitStack() as held:
         try:
             folder = held.enter_context(held_folder(Path(tempfile.gettempdir()), WHILE_READING))
         except OSError:  # nothing can be handed over where nothing can be written
             return [read_task_in_shares(task, report_for(progress, task)) for task in tasks]
         tasks = [replace(task, folder=folder / str(number)) for number, task in enumerate(tasks)]
-        outcomes = read_files(tasks, range(len(tasks)), workers, progress, read_task_in_shares)
+        outcomes = read_files(tasks, range(len(tasks)), workers, progress, read_task_in_shares, started)
         held.enter_context(closing(outcomes))
         read = {
             number: each if each.refused or each.readings else column_handoff.load(tasks[number].folder)
@@ -97,6 +104,7 @@ def read_files(
     workers: int,
     progress: Callable[[Path, int], None] | None,
     read_here: ReadHere | None = None,
+    started: WorkerPool | None = None,
 ) -> Generator[tuple[int, Read], None, None]:
     """Have the files of the tasks with these numbers read by workers of this machine; yield each when it is done.
 
@@ -110,31 +118,50 @@ def read_files(
             yield number, (read_here or spool_task)(tasks[number], report_for(progress, tasks[number]))
         return
     died = []
-    for number, read in _Workers(tasks, progress).read(order, workers, read_here):
-        if isinstance(read, Read):
-            yield number, read
-        else:
-            died.append(number)
-    for number in sorted(died):
-        for _, read in _Workers(tasks, progress).read([number], 1):
-            yield number, Read(refused=f"could not be read: {read}", lost=True) if isinstance(read, str) else read
+    with _counters(tasks[0].folder.parent, len(tasks)) as counters:
+        each_worker = _Workers(tasks, progress, counters)
+        for number, read in each_worker.read(order, workers, read_here, started):
+            if isinstance(read, Read):
+                yield number, read
+            else:
+                died.append(number)
+        for number in sorted(died):
+            for _, read in each_worker.read([number], 1):
+                yield number, Read(refused=f"could not be read: {read}", lost=True) if isinstance(read, str) else read
+
+
+@contextmanager
+def _counters(folder: Path, count: int) -> Iterator[Path | None]:
+    """Make a file in which workers count the bytes that they read of each task; None where there is no room."""
+    with ExitStack() as held:
+        counters = None
+        with suppress(OSError):
+            file = held.enter_context(NamedTemporaryFile(dir=folder, prefix="."))
+            file.write(bytes(8 * count))
+            file.flush()
+            counters = Path(file.name)
+        yield counters
 
 
 class _Workers:
     """Has tasks done by the workers of a pool, and by those of a new pool after one of them died."""
 
-    def __init__(self, tasks: Sequence[Task], progress: Callable[[Path, int], None] | None) -> None:
-        from multiprocessing.sharedctypes import RawArray  # noqa: PLC0415 - one file that is read in shares needs none
-
-        self._tasks, self._progress = tasks, progress
+    def __init__(
+        self, tasks: Sequence[Task], progress: Callable[[Path, int], None] | None, counters: Path | None
+    ) -> None:
+        self._tasks, self._progress, self._counters = tasks, progress, counters
         self._waiting: deque[int] = deque()
         self._begun: set[int] = set()
         self._finished: SimpleQueue[tuple[int, Future[Read]]] = SimpleQueue()
-        self._bytes = RawArray("q", len(tasks))
+        self._bytes = _mapped(counters, "r") if counters and progress else None
         self._reported = [0] * len(tasks)
 
     def read(
-        self, order: Sequence[int], count: int, read_here: ReadHere | None = None
+        self,
+        order: Sequence[int],
+        count: int,
+        read_here: ReadHere | None = None,
+        started: WorkerPool | None = None,
     ) -> Iterator[tuple[int, Read | str]]:
         """Yield what came of each task, or how a worker ended that died while the task was being done."""
         self._waiting.extend(order)
@@ -142,8 +169,8 @@ class _Workers:
             died: list[int] = []
             with ExitStack() as held:
                 with suppress(*CANNOT_START):
-                    pool = WorkerPool(count if read_here is None else count - 1, _share_bytes, self._bytes)
-                    held.enter_context(pool)
+                    pool = held.enter_context(started or WorkerPool(count if read_here is None else count - 1))
+                    started = None
                     for _ in range(min(pool.count, len(self._waiting))):
                         self._submit_next(pool)
                 yield from self._read_here(read_here)
@@ -162,7 +189,7 @@ class _Workers:
         except IndexError:
             return
         try:
-            future = pool.submit(_spool_in_worker, self._tasks[number], number)
+            future = pool.submit(_spool_in_worker, self._tasks[number], number, self._counters)
         except CANNOT_START:
             self._waiting.appendleft(number)
             return
@@ -197,23 +224,27 @@ class _Workers:
             return number, future
 
     def _report(self) -> None:
-        for number in list(self._begun) if self._progress is not None else ():
-            now, before = self._bytes[number], self._reported[number]
-            self._reported[number] = now
-            if self._progress is not None and now != before:
-                self._progress(self._tasks[number].named, now - before)
+        if self._progress is not None and self._bytes is not None:
+            for number in list(self._begun):
+                now, before = int(self._bytes[number]), self._reported[number]
+                self._reported[number] = now
+                if now != before:
+                    self._progress(self._tasks[number].named, now - before)
 
 
-def _share_bytes(counts: Any) -> None:
-    global _bytes_read  # noqa: PLW0603 - set once, when a worker starts
-    _bytes_read = counts
+def _spool_in_worker(task: Task, number: int, counters: Path | None) -> Read:
+    if counters is None:
+        return spool_task(task)
+    counted = _mapped(counters, "r+")
 
-
-def _spool_in_worker(task: Task, number: int) -> Read:
     def progress(done: int) -> None:
-        _bytes_read[number] += done
+        counted[number] += done
 
     return spool_task(task, progress)
+
+
+def _mapped(counters: Path, how: Literal["r", "r+"]) -> "np.memmap[Any, np.dtype[np.int64]]":
+    return np.memmap(counters, np.int64, how)
 
 
 def result_of(future: Future[Read], *, lost: bool = False) -> Read:

@@ -107,6 +107,8 @@ def _remove_unfinished(work: Path) -> None:
     for entry in [*work.iterdir(), *(work / READ).glob(".*")]:
         if entry.is_dir() and entry.name != READ:
             shutil.rmtree(entry, ignore_errors=True)
+        elif entry.parent.name == READ:
+            entry.unlink()
 
 
 def _remove(work: Path) -> None:

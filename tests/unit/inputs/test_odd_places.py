@@ -9,7 +9,7 @@ import pytest
 import overlapscope
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError
-from overlapscope.ingest import read as reading
+from overlapscope.ingest import read_run as reading
 from overlapscope.ingest.inputs import discover
 from tests.support.kineto_writer import distributed, training, write
 

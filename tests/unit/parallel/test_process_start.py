@@ -1,23 +1,25 @@
 """Processes that read: what they load, and what happens where the system starts none."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from overlapscope.ingest.archives import Unpacked
-from overlapscope.ingest.discover import Inputs
+from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.parallel.process_pool import WorkerPool
+from overlapscope.ingest.parallel.process_pool import WorkerPool, started_ahead
 from overlapscope.ingest.parallel.read_parallel import spool_task
 from overlapscope.ingest.parallel.spool import spool_tasks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.write_run import write_run
 from tests.conftest import ROOT
 from tests.support.kineto_writer import distributed, training, write
-from tests.unit.parallel.test_write_run import wait_for_end
+from tests.unit.parallel.test_write_run import wait_for_end, workers
 
 
 def test_nothing_of_the_folder_that_a_command_is_called_in_is_run(tmp_path: Path) -> None:
@@ -68,8 +70,8 @@ def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
         (tmp_path / "job" / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(noted=str(tmp_path / "noted"), job=str(tmp_path / "job")))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("[0, 1, 2]\n", "")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("[0, 1, 2]\n", "", 0)
     assert (tmp_path / "noted").read_text() == "run\n"
 
 
@@ -111,3 +113,31 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         worker = int(process.stdout.readline())
         process.kill()
         wait_for_end(worker)
+
+
+def test_workers_that_were_started_ahead_are_taken(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
+    with started_ahead(2, "overlapscope.ingest.parallel.read_parallel") as pool:
+        assert pool is not None
+        while len(workers()) < 2:
+            time.sleep(0.001)
+        assert list(read_inputs([tmp_path], workers=3, started=pool).ranks) == [0, 1, 2]
+        assert not workers()
+    with started_ahead(0, "") as none:
+        assert none is None
+
+
+@pytest.mark.usefixtures("no_process")
+def test_where_none_can_be_started_ahead_there_is_none() -> None:
+    with started_ahead(2, "overlapscope") as pool:
+        assert pool is None
+
+
+def test_workers_are_killed_before_they_are_taken_and_cost_nothing(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank{rank}.json").write_bytes(write(training(steps=2), metadata=distributed(rank, 3)))
+    with started_ahead(2, "overlapscope.ingest.parallel.read_parallel") as pool:
+        for each in workers():
+            os.kill(each, signal.SIGKILL)
+        assert list(read_inputs([tmp_path], workers=3, started=pool).ranks) == [0, 1, 2]

@@ -108,9 +108,9 @@ def test_a_worker_that_dies_costs_no_file_but_its_own(
     counts: list[int] = []
 
     class Noted(Dying):
-        def __init__(self, count: int, *args: Any) -> None:
+        def __init__(self, count: int) -> None:
             counts.append(count)
-            super().__init__(count, *args)
+            super().__init__(count)
 
     monkeypatch.setattr(read_parallel, "WorkerPool", Noted)
     assert same(read_inputs([job], workers=3))

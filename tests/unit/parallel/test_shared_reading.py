@@ -26,16 +26,21 @@ from overlapscope.ingest.formats.kineto import event_file as kineto_file
 from overlapscope.ingest.formats.kineto.event_file import EventFile, read_events
 from overlapscope.ingest.inputs import Inputs, Unpacked
 from overlapscope.ingest.options import ReadOptions
-from overlapscope.ingest.parallel import read_parallel
+from overlapscope.ingest.parallel import process_pool, read_parallel
 from overlapscope.ingest.parallel.task import task_of
-from overlapscope.ingest.parallel.worker_count import MOST_SHARES, shares_among, shares_for
+from overlapscope.ingest.parallel.worker_count import (
+    MOST_SHARES,
+    shares_among,
+    shares_for,
+    start_ahead,
+)
 from overlapscope.ingest.parsing import gzip_stream as bytestream
 from overlapscope.ingest.parsing.event_chunks import EventChunks
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Sharing
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.run import Run
-from overlapscope.timeline.store.load_save import save_run
+from overlapscope.timeline.store.load_save.load_save import save_run
 from overlapscope.version import __version__
 from tests.conftest import ROOT
 from tests.support.kineto_writer import ABSOLUTE_FLOATS, TORCH_1_8, TORCH_2022, TORCH_2024, distributed, training, write
@@ -376,6 +381,36 @@ def test_cores_beyond_one_a_file_help_with_the_large_ones(
             file.truncate(size)
     assert shares_among(asked, files) == shares
     assert shares_among(None, [tmp_path / "elsewhere"] * 3) == [1, 1, 1]
+
+
+def test_workers_start_ahead_only_where_they_have_something_to_read(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapscope.ingest.parallel.worker_count._usable_cores", lambda: 4)
+    run = tmp_path / "run"
+    save_run(read_inputs([job]), run, version=__version__)
+    with open(run / "ranks.bin", "wb") as file:
+        file.truncate(100 << 30)
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(3):
+        with open(many / f"rank{number}.json", "wb") as file:
+            file.truncate(1 << 30)
+    inputs = ([job], [run], [many / "rank0.json"], [many], [tmp_path / "absent.json"], [])
+    started: list[tuple[int, str]] = []
+    monkeypatch.setattr(process_pool, "started_ahead", lambda count, module: started.append((count, module)))
+    for paths in inputs:
+        start_ahead(None, paths)
+        start_ahead(1, paths)
+    assert started == [
+        (3, "overlapscope.ingest.formats.kineto.event_file"),
+        (2, "overlapscope.ingest.parallel.read_parallel"),
+    ]
+    started.clear()
+    for paths in inputs:
+        start_ahead(None, paths, to_disk=True)
+        start_ahead(1, paths, to_disk=True)
+    assert started == [(3, "overlapscope.ingest.parallel.spool")]
 
 
 def test_shares_that_do_not_meet_are_not_put_together(tmp_path: Path, small_pieces: None) -> None:
