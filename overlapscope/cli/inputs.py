@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import read_options, warn
 from overlapscope.cli.output import one_line, told_aside
-from overlapscope.cli.prediction_file import noted_in
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError
 
@@ -67,6 +66,8 @@ class Tested:
     def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
         self._verb = verb
         self._args = args
+        from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
+
         self.kept = noted_in(paths)
         self.outcomes: list[Outcome] = []
 

@@ -77,8 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
 EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
@@ -197,3 +195,7 @@ def _lacking(folder: Path) -> int | None:
     if not folder.is_dir():
         return errno.ENOTDIR if folder.exists() else errno.ENOENT
     return None if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+
+
+if __name__ == "__main__":
+    sys.exit(main())
