@@ -1,0 +1,1 @@
+"""The runs below the served folder: found, listed, opened."""
