@@ -102,7 +102,7 @@ def _state(document: Document) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return (files("overlapscope.report") / name).read_text(encoding="utf-8")
+    return (files("overlapscope.report.formats") / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -319,7 +319,7 @@ def test_the_script_shows_tips_points_out_series_and_sorts() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed: the page's script cannot run without a browser")
-    script = ROOT / "overlapscope" / "report" / "page.js"
+    script = ROOT / "overlapscope" / "report" / "formats" / "page.js"
     done = subprocess.run(
         [node, str(ROOT / "tests" / "support" / "page_script.mjs"), str(script)],
         capture_output=True,
