@@ -121,8 +121,8 @@ def test_the_columns_of_ranks_are_one_list_for_text_and_report(monkeypatch: pyte
     more = [*COLUMNS, Column(label="my column", value=lambda figures: figures.compute_ns)]
     for module in (text, document_sheet):
         monkeypatch.setattr(module, "COLUMNS", more)
-    told = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
-    assert re.split(r"  +", told)[1:] == [each.label for each in more]
+    header = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
+    assert re.split(r"  +", header)[1:] == [each.label for each in more]
     assert sheet_of(analysis).tables[0].head[1:] == tuple(each.label for each in more if each.in_report)
     assert sheet_of(analysis).tables[0].rows[0][-1] != "n/a"
 
