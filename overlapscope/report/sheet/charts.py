@@ -60,7 +60,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     if not means:
         return
     shown = sorted(sorted(means, key=lambda rank: -(means[rank].exposed_comm_ns or 0))[:MAX_ROWS])
-    left_out = (
+    cut = (
         f" Shown: the {len(shown)} of {len(means)} ranks with the most exposed time." if len(shown) < len(means) else ""
     )
     exposed = [(rank, means[rank].exposed_comm_ns or 0) for rank in shown]

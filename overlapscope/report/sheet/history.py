@@ -98,7 +98,7 @@ def _warnings(found: History) -> Iterator[str]:
         yield f"ranks are missing in {first_and_count(lost, 6, ', ')}"
     unknown = [short(each.name) for each in found.runs if each.values.get(EXPOSED) is None]
     if unknown:
-        yield f"exposed communication was not measured in {first_and_count(unknown, 6, ', ')}"
+        yield f"exposed communication is not known in {first_and_count(unknown, 6, ', ')}"
 
 
 def _notes(found: History) -> Iterator[str]:

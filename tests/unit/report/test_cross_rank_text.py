@@ -58,7 +58,7 @@ def test_with_a_rank_missing_the_time_is_a_bound() -> None:
     )
 
 
-def test_blame_that_the_table_does_not_hold_is_told_apart() -> None:
+def test_blame_that_the_table_does_not_contain_is_shown_apart() -> None:
     analysis = analyze(job(fault="host"))
     (held,) = analysis.skew.stragglers
     more = replace(held, blame_ns=held.blame_ns + 70 * MS)

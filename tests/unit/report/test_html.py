@@ -169,8 +169,9 @@ def test_a_straggler_is_named_with_what_held_it_and_its_evidence(pages: dict[str
     sentence = f"Rank 1 is a straggler: it delayed the others by 26.000 ms; cause: {HELD_BY['host']}"
     assert escape(sentence) in text
     for words in (
-        "arrived last at 17 calls", "idle 12.500 ms longer than its peers", "its kernels take 1.25 times as long as usual",
-        "50.0 % of its compute in larger grids", "not known yet 1.000 ms", "p = 0.0002",
+        "arrived last at 17 calls", "idle 12.500 ms longer than its peers",
+        "its kernels take 1.25 times as long as usual", "50.0 % of its compute in larger grids",
+        "not known yet 1.000 ms", "p = 0.0002",
         "find the cause of straggler rank 1; tuning will not help until it is fixed",
     ):  # fmt: skip
         assert words in unescape(text)

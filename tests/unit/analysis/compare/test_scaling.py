@@ -161,4 +161,4 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
 def test_a_step_that_is_longer_names_its_largest_loss() -> None:
     found = scaling([measured(job_of(2, [50, 50], 30, 15)), measured(job_of(4, [80, 80], 30, 35))])
     assert scaling_text.render(found).startswith("62.5 % weak scaling efficiency from 2 to 4 ranks\n")
-    assert "Most of it: exposed, " in scaling_text.render(found)
+    assert "Largest loss: exposed, " in scaling_text.render(found)
