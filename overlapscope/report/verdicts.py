@@ -13,24 +13,24 @@ TONES: Final[dict[str, tuple[str, str]]] = {
 """Text colours by tone: on a light and on a dark background."""
 
 
-class Verdict(msgspec.Struct, kw_only=True, frozen=True):
+class VerdictStyle(msgspec.Struct, kw_only=True, frozen=True):
     """How a verdict is displayed."""
 
     words: str
     tone: Tone = ""
 
 
-GATE: Final[dict[str, Verdict]] = {
-    "passed": Verdict(words="passed", tone="good"),
-    "improved": Verdict(words="improved", tone="good"),
-    "unchanged": Verdict(words="unchanged"),
-    "regressed": Verdict(words="regressed", tone="bad"),
-    "inconclusive": Verdict(words="inconclusive", tone="warn"),
-    "missing": Verdict(words="missing", tone="warn"),
-    "not_comparable": Verdict(words="not comparable", tone="warn"),
-    "not_applicable": Verdict(words="not applicable"),
-    "kept": Verdict(words="kept", tone="good"),
-    "not_kept": Verdict(words="not kept", tone="bad"),
+GATE: Final[dict[str, VerdictStyle]] = {
+    "passed": VerdictStyle(words="passed", tone="good"),
+    "improved": VerdictStyle(words="improved", tone="good"),
+    "unchanged": VerdictStyle(words="unchanged"),
+    "regressed": VerdictStyle(words="regressed", tone="bad"),
+    "inconclusive": VerdictStyle(words="inconclusive", tone="warn"),
+    "missing": VerdictStyle(words="missing", tone="warn"),
+    "not_comparable": VerdictStyle(words="not comparable", tone="warn"),
+    "not_applicable": VerdictStyle(words="not applicable"),
+    "kept": VerdictStyle(words="kept", tone="good"),
+    "not_kept": VerdictStyle(words="not kept", tone="bad"),
 }
 """Verdicts of a gate, of its metrics and of its budgets, by the word in JSON."""
 ADVICE: Final[dict[str, str]] = {

@@ -6,7 +6,7 @@ from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import inert
 from overlapscope.report.sheet.gate import budget_words, grown_causes, grown_collectives, headline, metric_words
 
-MOST: Final = 5
+MAX_ANNOTATIONS: Final = 5
 TITLE: Final = "OverlapScope"
 
 
@@ -14,7 +14,7 @@ def annotations(gate: Gate) -> list[str]:
     """Return an error for each failed metric and budget, else one for the whole gate; warnings where it passed."""
     if gate.exit_code == 0:
         words = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "inconclusive"]
-        return [_command("warning", each) for each in words[:MOST]]
+        return [_command("warning", each) for each in words[:MAX_ANNOTATIONS]]
     errors = []
     if gate.verdict == "regressed":
         errors = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "regressed"]
@@ -22,7 +22,7 @@ def annotations(gate: Gate) -> list[str]:
         grown = [*grown_collectives(gate.comparison)[:1], *grown_causes(gate.comparison)[:1]]
         if grown and errors:
             errors[0] = f"{errors[0]}\nlargest growth: {'; '.join(each.name for each in grown)}"
-    return [_command("error", each) for each in (errors or [headline(gate)])[:MOST]]
+    return [_command("error", each) for each in (errors or [headline(gate)])[:MAX_ANNOTATIONS]]
 
 
 def _command(level: Literal["error", "warning"], message: str) -> str:

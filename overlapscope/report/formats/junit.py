@@ -64,7 +64,7 @@ def _cases(document: Document) -> Iterator[_Case]:
 
 
 def _of_gate(gate: Gate) -> Iterator[_Case]:
-    """Yield a case per metric and budget. Only gating metrics fail; undecided ones are errors if the gate exits so."""
+    """Yield a case per metric and budget; only gating metrics fail, undecided ones are errors if they fail the gate."""
     if gate.verdict == "not_comparable":
         yield _Case("comparable", "error", headline(gate))
     grown = [" ".join(row) for row in grown_table(gate.comparison).rows]

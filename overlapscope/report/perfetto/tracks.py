@@ -31,7 +31,7 @@ def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
 
 
 def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
-    """Return a mask of the spans that overlap the chosen time, or start in it; None chooses all."""
+    """Return a mask of the spans that overlap the chosen time, those of no length included; None chooses all."""
     if reach is None:
         return np.ones(start_ns.size, np.bool_)
     if not reach.starts.size:

@@ -11,7 +11,7 @@ from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.advice import PAGES, gain
-from overlapscope.report.text.analysis import FINDING_PAGES, page
+from overlapscope.report.text.analysis import FINDING_PAGES, finding_page
 
 MOST_PAGES = 6
 MOST_ADVISED = 3
@@ -40,7 +40,7 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
         ids = [each.id for each in document.findings]
-    pages = list(dict.fromkeys(page(each) for each in ids))[:MOST_PAGES]
+    pages = list(dict.fromkeys(finding_page(each) for each in ids))[:MOST_PAGES]
     found += [NextStep("read what the finding means and what helps", f"{FINDING_PAGES}/{each}") for each in pages]
     return tuple(found)
 
@@ -103,7 +103,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
         rank = analysis.skew.stragglers[0].rank
         yield NextStep(
             f"find the cause of straggler rank {rank}; tuning will not help until it is fixed",
-            f"{FINDING_PAGES}/{page('straggler')}",
+            f"{FINDING_PAGES}/{finding_page('straggler')}",
         )
     else:
         yield NextStep("see whether other settings would save time", f"overlapscope advise {run}")

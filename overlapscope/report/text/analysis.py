@@ -49,10 +49,10 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
     """
     parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
-    parts.append(where(analysis.exposed_by))
+    parts.append(exposed_by_text(analysis.exposed_by))
     parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
-        parts.append(lines(analysis.critical_path))
+        parts.append(critical_path_text(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
@@ -221,7 +221,7 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
     return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
-def page(finding: str) -> str:
+def finding_page(finding: str) -> str:
     """Return the file name of the page on a finding; its kind is the part of the id before the first colon."""
     return f"{finding.split(':', 1)[0]}.md"
 
@@ -232,7 +232,7 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:
-        pages = sorted({page(each.id) for each in shown})
+        pages = sorted({finding_page(each.id) for each in shown})
         lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
     return "\n".join(lines)
 
@@ -246,7 +246,7 @@ def _short(words: str) -> str:
     return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
 
 
-def where(exposed: ExposedBy) -> str:
+def exposed_by_text(exposed: ExposedBy) -> str:
     """Return exposed time by dimension, phase and module, one line each; a line with nothing known is left out."""
     lines = []
     for kind in PLACES:
@@ -259,7 +259,7 @@ def where(exposed: ExposedBy) -> str:
     return "\n".join(lines)
 
 
-def lines(found: CriticalPath) -> str:
+def critical_path_text(found: CriticalPath) -> str:
     """Return the critical path of the median step in three lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:

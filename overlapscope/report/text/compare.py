@@ -247,7 +247,7 @@ def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
 
 
 def _kernels(comparison: Comparison, *, all_rows: bool) -> str:
-    """Return the kernels that changed most; empty for fewer than two (a CPU run names only 'host operations')."""
+    """Return the kernels that changed most; empty for fewer than two (CPU kernels have no names of their own)."""
     kernels = comparison.kernels
     if kernels is None:
         return ""

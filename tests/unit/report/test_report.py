@@ -28,7 +28,7 @@ from overlapscope.gate.verdict import Gate, Whole, judge
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html, junit, markdown, openmetrics
 from overlapscope.report.formats import json as as_json
-from overlapscope.report.formats.github import MOST, annotations
+from overlapscope.report.formats.github import MAX_ANNOTATIONS, annotations
 from overlapscope.report.model import Sheet, Table
 from overlapscope.report.rank_columns import COLUMNS, Column
 from overlapscope.report.sheet import analysis as document_sheet
@@ -411,7 +411,7 @@ def test_hostile_names_give_github_no_command_of_their_own(evil: str) -> None:
     for document in hostile(evil).values():
         if isinstance(document, Gate):
             lines = annotations(document)
-            assert 1 <= len(lines) <= MOST
+            assert 1 <= len(lines) <= MAX_ANNOTATIONS
             assert tells(lines[0], evil)
             for line in lines:
                 assert line.startswith("::error title=OverlapScope::")
