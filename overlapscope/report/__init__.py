@@ -1,1 +1,1 @@
-"""One renderer a format."""
+"""Write results for people and other tools: text, HTML, Markdown, JSON, JUnit, OpenMetrics, Perfetto traces."""

@@ -1,4 +1,4 @@
-"""Amounts and their differences, spelled for people."""
+"""Format times, sizes and ratios as text, align columns, and make text from files safe to print."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from overlapscope.display import size_text
 
 NOT_APPLICABLE = "n/a"
 _COMMANDS: Final = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)", re.MULTILINE)
-"""What CI services read as commands: `::name` at the start of a line (GitHub; blanks before it do not matter), and
-`##[name`, `##vso[` or `##teamcity[` anywhere."""
+"""Match what CI services execute as commands: `::name` at the start of a line, also after spaces (GitHub), and
+`##[name`, `##vso[` or `##teamcity[` anywhere in a line."""
 
 
 def ms(ns: float | None) -> str:
-    """Return nanoseconds as milliseconds with three decimals; n/a for None."""
+    """Return nanoseconds as text in milliseconds with three decimals; n/a for None."""
     return NOT_APPLICABLE if ns is None else f"{ns / 1e6:,.3f}"
 
 
@@ -23,49 +23,49 @@ def percent(ratio: float | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it takes one."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def size(size_bytes: int | None) -> str:
-    """Return bytes in the binary unit that fits; ? for None."""
+    """Return a size in bytes as text with a binary unit (KiB, MiB, ...); ? for None."""
     return "?" if size_bytes is None else size_text(size_bytes)
 
 
 def signed_size(size_bytes: float) -> str:
-    """Return a difference of sizes with its sign."""
+    """Return a difference of two sizes as text with its sign."""
     return f"{'+' if size_bytes > 0 else ''}{size_text(size_bytes)}"
 
 
 def signed_ms(ns: float) -> str:
-    """Return nanoseconds as milliseconds with their sign."""
+    """Return nanoseconds as text in milliseconds with a sign."""
     return f"{ns / 1e6:+,.3f}" if ns else ms(0)
 
 
 def signed_percent(ratio: float | None) -> str:
-    """Return a relative difference as a percentage with its sign; n/a for None."""
+    """Return a relative difference as a percentage with a sign; n/a for None."""
     return NOT_APPLICABLE if ratio is None else f"{ratio * 100:+,.1f} %"
 
 
 def amount(value: float | None, unit: Literal["ns", "ratio"]) -> str:
-    """Return a value of a metric: milliseconds without their unit, or a percentage."""
+    """Return the value of a metric: milliseconds without the unit, or a percentage."""
     return ms(value) if unit == "ns" else percent(value)
 
 
 def change(difference: float | None, unit: Literal["ns", "ratio"]) -> str:
-    """Return a difference of two values of a metric, with its sign: milliseconds, or points."""
+    """Return the difference of two values of a metric with its sign: milliseconds, or percentage points."""
     if difference is None:
         return NOT_APPLICABLE
     return signed_ms(difference) if unit == "ns" else f"{difference * 100:+.1f} points"
 
 
 def with_unit(value: float | None, unit: Literal["ns", "ratio"]) -> str:
-    """Return a value with its unit, as in a sentence."""
+    """Return the value of a metric with its unit, for use in a sentence."""
     return f"{ms(value)} ms" if unit == "ns" and value is not None else amount(value, unit)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterable[str]:
-    """Align columns: the first `left` to the left, the others to the right. No cell breaks its line."""
+    """Yield one line per row, `left` columns aligned left and the others right; line feeds in cells are escaped."""
     rows = [[one_row(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -77,10 +77,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterable[str]:
 
 
 def inert(text: str) -> str:
-    r"""Replace control characters, changes of direction and the beginnings of CI commands by their code, as in `\x1b`.
-
-    Line feeds stay.
-    """
+    r"""Escape control characters, changes of text direction and CI commands, for example as `\x1b`; keep line feeds."""
     shown = text
     if not text.replace("\n", "").isprintable():
         shown = "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
@@ -88,10 +85,10 @@ def inert(text: str) -> str:
 
 
 def one_row(text: str) -> str:
-    r"""Replace line feeds by their code, `\x0a`: a name in a table or a finding begins no line of its own."""
+    r"""Escape line feeds as `\x0a`, so that a name in a table or a finding cannot start a line of its own."""
     return text.replace("\n", r"\x0a")
 
 
 def inert_json(text: str) -> str:
-    """Break the beginnings of CI commands in JSON, where they can only stand inside strings."""
+    """Escape CI commands in JSON text, where they can only occur inside strings."""
     return re.sub(r"#(?=#\w*\[)", r"\\u0023", text)

@@ -1,4 +1,4 @@
-"""A report before it has a format: the verdict or the sentence first, then why, then tables, then warnings."""
+"""The content of a report, independent of its format: tables, charts, and the sheet that holds them in order."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -10,7 +10,7 @@ from overlapscope.report.verdicts import SEVERITY_MARKS
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of cells under a head; the first `left` columns are words, the others figures."""
+    """Rows of cells below a head; the first `left` columns hold words (aligned left), the others figures (right)."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -19,7 +19,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says, in the order in which it is read."""
+    """A report in reading order: title and lead, then why, then tables, then warnings and notes."""
 
     title: str
     lead: tuple[str, ...]
@@ -27,25 +27,25 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     why: tuple[str, ...] = ()
-    """Who was waited for and why, and how far that can be known."""
+    """Sentences on stragglers and their causes, and on how reliable the comparison of ranks is."""
     why_table: Table | None = None
-    """The evidence for it."""
+    """The evidence for `why`."""
 
 
-def text_of(sheet: Sheet) -> str:
+def render_text(sheet: Sheet) -> str:
     """Return the sheet as text for a terminal, ending in a newline."""
     return "\n\n".join("\n".join(part) for part in _parts(sheet) if part) + "\n"
 
 
-def tables_of(sheet: Sheet) -> tuple[Table, ...]:
-    """Return all tables, those that say why first."""
+def all_tables(sheet: Sheet) -> tuple[Table, ...]:
+    """Return all tables in reading order, that of the evidence first."""
     return (*([sheet.why_table] if sheet.why_table else []), *sheet.tables)
 
 
 def _parts(sheet: Sheet) -> Iterator[list[str]]:
     yield [sheet.title, *sheet.lead]
     yield list(sheet.why)
-    for table in tables_of(sheet):
+    for table in all_tables(sheet):
         if table.rows:
             yield [*aligned([table.head, *table.rows], table.left), *([table.note] if table.note else [])]
     marked = ("warning", sheet.warnings), ("info", sheet.notes)
@@ -53,23 +53,23 @@ def _parts(sheet: Sheet) -> Iterator[list[str]]:
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One colour of a chart; None where a value is not known."""
+    """The values of one colour of a chart, one per category; None where a value is not known."""
 
     name: str
     values: tuple[float | None, ...]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chart shows, and how: bars behind each other, bars under each other, or lines."""
+    """A chart of values in milliseconds: stacked bars, grouped bars, or lines."""
 
     title: str
     words: str
-    """What is to be seen, in a sentence, for who cannot see it."""
+    """What the chart shows, in one sentence; screen readers read it aloud."""
     kind: Literal["stacked", "grouped", "lines"]
     axis: str
-    """What the values are, with their unit."""
+    """The label of the value axis, with the unit."""
     categories: tuple[str, ...]
     series: tuple[Series, ...]
-    """Each with a value a category."""
-    tells: Literal["how much", "why"] = "how much"
-    """Which question it answers."""
+    """Each has one value per category."""
+    section: Literal["how much", "why"] = "how much"
+    """The section of the report that shows it."""

@@ -1,4 +1,4 @@
-"""One rank's figures for reports: the columns of the table of ranks, and medians over complete steps."""
+"""The columns of the table of ranks and steps, and the medians of a rank over its complete steps."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -17,6 +17,7 @@ TIMES: Final = (
 )  # fmt: skip
 RATIOS: Final = ("overlap_efficiency", "exposed_fraction")
 Value = Callable[[Breakdown], float | None]
+"""Return one figure of a breakdown: nanoseconds or a ratio, None where it is not known."""
 
 
 class Column(msgspec.Struct, kw_only=True, frozen=True):
@@ -24,58 +25,57 @@ class Column(msgspec.Struct, kw_only=True, frozen=True):
 
     label: str
     value: Value
-    """In nanoseconds, or a ratio; None where it is not known."""
-    words: Callable[[float | None], str] = ms
+    format: Callable[[float | None], str] = ms
     in_report: bool = True
     """Whether the table of the HTML and Markdown report shows it; that of `analyze` shows all columns."""
 
     def cell(self, figures: Breakdown) -> str:
-        """Return what stands in the table."""
-        return self.words(self.value(figures))
+        """Return the text of the table's cell."""
+        return self.format(self.value(figures))
 
     def cell_of_rank(self, info: RankInfo) -> str:
-        """Return the median over the rank's complete steps, else the figure of its whole recording."""
-        return self.words(_median(info, self.value))
+        """Return the text of the median over complete steps; of the whole recording where no step is complete."""
+        return self.format(_median(info, self.value))
 
 
 COLUMNS: Final = (
     Column(label="exposed", value=attrgetter("exposed_comm_ns")),
-    Column(label="hidden", value=attrgetter("overlapped_ns")),
+    Column(label="overlapped", value=attrgetter("overlapped_ns")),
     Column(label="compute only", value=attrgetter("compute_only_ns")),
-    Column(label="copies only", value=attrgetter("copy_only_ns")),
+    Column(label="memcpy only", value=attrgetter("copy_only_ns")),
     Column(label="idle", value=attrgetter("idle_ns")),
     Column(label="window", value=attrgetter("window_ns")),
     Column(
         label="exposed %",
         value=lambda figures: figures.exposed_fraction if figures.comm_ns else None,
-        words=percent,
+        format=percent,
         in_report=False,
     ),
-    Column(label="overlap %", value=attrgetter("overlap_efficiency"), words=percent),
+    Column(label="overlap %", value=attrgetter("overlap_efficiency"), format=percent),
 )
-"""The columns in their order. A new one is an entry here and nothing else."""
+"""The columns in their order. To add a column, add an entry here; nothing else changes."""
 
 
 class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Values by name; None where no step, or the recording, does not know one."""
+    """The figures of one rank by name, in nanoseconds or as ratios; None where a figure was not recorded."""
 
     rank: int
     values: dict[str, float | None]
 
 
 def rank_figures(info: RankInfo) -> RankFigures:
-    """Return the figures of a rank."""
+    """Return the figures of a rank: medians over its complete steps, else those of its whole recording."""
     return RankFigures(rank=info.rank, values={name: _median(info, attrgetter(name)) for name in (*TIMES, *RATIOS)})
 
 
 def complete_steps(info: RankInfo) -> list[Breakdown]:
-    """Return the steps of a rank that were recorded whole."""
+    """Return the steps of a rank that were recorded from begin to end."""
     return [each for each in info.steps if each.complete and each.window_ns is not None]
 
 
 def _median(info: RankInfo, value: Value) -> float | None:
-    """Return the median over complete steps, else the value of the whole recording; times in whole nanoseconds."""
-    known = [found for each in complete_steps(info) or [info.whole] if (found := value(each)) is not None]
+    """Return the median over complete steps, else the value of the whole recording; times are whole nanoseconds."""
+    known = [figure for each in complete_steps(info) or [info.whole] if (figure := value(each)) is not None]
     if not known:
         return None
     middle = median(known)

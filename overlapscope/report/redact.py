@@ -1,9 +1,9 @@
-"""A document without the names of anybody's hosts, modules, files, groups and kernels; every figure stays as it is.
+"""Replace the names of hosts, modules, files, groups and kernels in a document by placeholders; figures do not change.
 
-What happens to a text depends on the field that holds it and on nothing else. Some fields hold words of a fixed
-vocabulary: what belongs to it stays. Any other text, also of a field that is not listed here, becomes a placeholder
-such as `module-3`, the same one wherever that text is a whole value. Free text is not searched for names: titles of
-findings are built again from their id and their figures, all other sentences are left out.
+How a text is treated depends only on the field that holds it. A field with a fixed vocabulary keeps the words of that
+vocabulary. Any other text, also in a field that is not listed here, becomes a placeholder such as `module-3`; the same
+text always becomes the same placeholder. Free text is not searched for names: titles of findings are rebuilt from
+their id and figures, all other sentences are left out.
 """
 
 import re
@@ -21,10 +21,10 @@ from overlapscope.timeline.facts import FACT_TABLES
 
 D = TypeVar("D", bound=msgspec.Struct)
 FREE_TEXT: Final = frozenset({"title", "warnings", "reason", "reasons", "verify", "measured", "assumed", "apply"})
-"""Fields of sentences. What stays is an empty value of their type; a title is built again."""
-SORTS: Final[Mapping[str, str]] = {
-    field: sort
-    for sort, fields in {
+"""Fields of sentences. They become an empty value of their type; a title is rebuilt."""
+PLACEHOLDER_KINDS: Final[Mapping[str, str]] = {
+    field: kind
+    for kind, fields in {
         "file": "path source called_at files",
         "run": "run runs ComparedRun.name HistoryRun.name",
         "host": "host hosts",
@@ -39,14 +39,14 @@ SORTS: Final[Mapping[str, str]] = {
     }.items()
     for field in fields.split()
 }
-"""What the text of a field names, which its placeholder says; `name` where nothing is listed.
+"""What the text of a field names, which its placeholder begins with; `name` for a field that is not listed.
 
-`Struct.field` goes before `field`; `field{}` are the keys of an object that maps things to values.
+`Struct.field` takes precedence over `field`; `field{}` means the keys of an object that maps names to values.
 """
 
 
 def _words(words: str, between: str = "[ _+-]") -> str:
-    """Return a pattern of one or more of these words."""
+    """Return a pattern that matches one or more of these words (alternatives of a regular expression)."""
     return f"(?:{words})(?:{between}(?:{words}))*"
 
 
@@ -79,7 +79,7 @@ _OURS: Final = _words(
     "|v|value|vanished|vc|version|versions|view|w|wait|waited|waiting|warning|warnings|watchdog|while|window|with"
     "|work|world|worst|yes|zb"
 )
-"""Of the words that names of OverlapScope's own consist of: operations, causes, metrics, findings, figures, formats."""
+"""Match names made of OverlapScope's own words: operations, causes, metrics, findings, figures, formats."""
 _OPERATION: Final = "_?" + _words(
     "all|reduce|gather|scatter|to|broadcast|barrier|send|recv|v|vc|coalesced|base|single|alltoall|allreduce|allgather"
     "|reducescatter|isend|irecv|p2p|uneven|group|unknown|collective|wait",
@@ -97,7 +97,7 @@ _MODEL: Final = _words(
     r"|\d{3,4}",
     "[ -]",
 )
-"""Models of devices."""
+"""Match models of devices."""
 _NUMBERS: Final = r"\[?-?\d+(?:\.\d+)?(?:, -?\d+(?:\.\d+)?)*\]?"
 _GROUP: Final = r"\d+(?: \[\d+(?:, \d+)*\])?|\d+ ranks|default_pg|WORLD"
 _KNOB: Final = (
@@ -110,7 +110,7 @@ _KEY: Final = (
     r"|(?:torch|torch_npu|cann|cuda_driver|cuda_runtime|hip_runtime|nccl|comm_lib)_version"
     r"|environment\.(?:NCCL|RCCL|TORCH|PYTORCH|GLOO|UCX|FI|OMP|CUDA)_[A-Z0-9_]+"
 )
-"""What a run's identity consists of."""
+"""Match the keys of a run's identity."""
 _SIZES: Final = r"(?:data|tensor|pipeline|expert|context) \d+"
 _VALUE: Final = (
     rf"{_NUMBERS}|{_VERSION}|{_MODEL}|{_LIBRARY}|{_DTYPE}|{_SIZES}(?:, {_SIZES})*|True|False|None|mixed|cpu|trace"
@@ -120,7 +120,7 @@ _KERNEL: Final = (
     rf"(?:aten|c10d)::\w+(?:\.\w+)?|(?:(?:{_LIBRARY}):)?{_OPERATION}|host operations|unnamed"
     r"|Mem(?:cpy|set)(?: (?:HtoD|DtoH|DtoD|PtoP|HtoH|->|\(?(?:Device|Pageable|Pinned|Unknown)\)?))*"
 )
-"""Names that torch gives, and not the job."""
+"""Match kernel names that torch assigns; names that the job assigns do not match."""
 KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     field: re.compile(pattern, re.ASCII)
     for pattern, fields in {
@@ -154,29 +154,29 @@ KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     }.items()
     for field in fields.split()
 }
-"""What stays in each field as it is; of a field that is not here, nothing."""
-_SPECIFIC: Final = {*SORTS, *KNOWN}
+"""The text that each field keeps unchanged; a field that is not listed keeps nothing."""
+_SPECIFIC: Final = {*PLACEHOLDER_KINDS, *KNOWN}
 _NUMBER: Final = re.compile(r"\d{1,9}")
-"""Ranks and stages, as keys."""
+"""Ranks and stages that are keys of an object."""
 MOST_LISTED: Final = 3
 MOST_PARTS: Final = 4
-"""Of the place in an id; what has more colons is an address."""
+"""The place in an id has at most this many parts between colons; one with more is an address."""
 
 
 def redacted(document: D) -> D:
-    """Return the document with placeholders for names; the same input gives the same placeholders."""
-    return _Redaction().struct(document)
+    """Return the document with placeholders for names; the same input always results in the same placeholders."""
+    return _Redactor().struct(document)
 
 
-class _Redaction:
-    """The placeholders given out so far, by the text that each stands for."""
+class _Redactor:
+    """Replace names, and remember the placeholder of each text."""
 
     def __init__(self) -> None:
         self._placeholders: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
     def struct(self, struct: D) -> D:
-        """Return a struct of the same type; a field whose type lists the words that may stand there stays as it is."""
+        """Return a struct of the same type; fields whose type is a `Literal` or holds no text stay unchanged."""
         changed: dict[str, Any] = {}
         for name in _open_fields(type(struct)):
             specific = f"{type(struct).__name__}.{name}"
@@ -186,7 +186,7 @@ class _Redaction:
         return msgspec.structs.replace(struct, **changed)
 
     def _value(self, value: Any, field: str, *, is_fields: bool = False) -> Any:
-        """Return a value of a field; `is_fields` says that the keys of an object name fields, and not things."""
+        """Return the redacted value of a field; `is_fields`: the keys of an object are fields and not names."""
         if field in FREE_TEXT and isinstance(value, str | list | dict):
             return type(value)()
         if isinstance(value, str):
@@ -205,7 +205,7 @@ class _Redaction:
         return value
 
     def _id(self, text: str) -> str:
-        """Return the id of a finding: a kind, and often a place of a few parts after colons."""
+        """Return the redacted id of a finding: a kind, often followed by a place of a few parts after colons."""
         kind, colon, place = text.partition(":")
         parts = place.split(":")
         if place in self._placeholders or len(parts) > MOST_PARTS or "" in parts:
@@ -217,9 +217,9 @@ class _Redaction:
         if _stays(text, field):
             return text
         if text not in self._placeholders:
-            sort = SORTS.get(field, "name")
-            self._counts[sort] += 1
-            self._placeholders[text] = f"{sort}-{self._counts[sort]}"
+            kind = PLACEHOLDER_KINDS.get(field, "name")
+            self._counts[kind] += 1
+            self._placeholders[text] = f"{kind}-{self._counts[kind]}"
         return self._placeholders[text]
 
 
@@ -231,9 +231,9 @@ def _stays(text: str, field: str) -> bool:
 
 @cache
 def _open_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of a struct that may hold any text, by their types.
+    """Return the fields of a struct that may hold arbitrary text, judged by their types.
 
-    Findings and ids come last: what they name has a placeholder by then, which says better what it is.
+    Findings and ids come last: by then the names in them have placeholders of more specific fields.
     """
     found = []
     for each in msgspec.structs.fields(kind):
@@ -245,10 +245,10 @@ def _open_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _title(id_: str, evidence: Mapping[str, Any]) -> str:
-    """Return what a redacted finding says: its kind and place, its figures, and the first of each list of evidence."""
+    """Return the title of a redacted finding: kind, place, figures, and the first items of each list of evidence."""
     kind, _, place = id_.partition(":")
     lists = {key: value if isinstance(value, list) else [value] for key, value in evidence.items()}
     texts = {key: value[:MOST_LISTED] for key, value in lists.items() if {*map(type, value)} == {str}}
-    told = [evidence_words(evidence), *(f"{key.replace('_', ' ')} {', '.join(each)}" for key, each in texts.items())]
+    parts = [evidence_words(evidence), *(f"{key.replace('_', ' ')} {', '.join(each)}" for key, each in texts.items())]
     where = f" ({place.replace(':', ', ')})" if place else ""
-    return ": ".join(filter(None, [kind.replace("_", " ") + where, "; ".join(filter(None, told))]))
+    return ": ".join(filter(None, [kind.replace("_", " ") + where, "; ".join(filter(None, parts))]))

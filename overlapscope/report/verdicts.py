@@ -1,4 +1,4 @@
-"""The words and colours of verdicts, confidence and severity, in text, report and dashboard."""
+"""Labels and colours of verdicts, confidence and severity, shared by text, report and dashboard."""
 
 from typing import Final, Literal
 
@@ -10,48 +10,48 @@ TONES: Final[dict[str, tuple[str, str]]] = {
     "good": ("#00684a", "#5fd3ab"),
     "warn": ("#7a5600", "#e8bf55"),
 }
-"""Colours of text on light and on dark paper."""
+"""Text colours by tone: on a light and on a dark background."""
 
 
-class Verdict(msgspec.Struct, kw_only=True, frozen=True):
-    """How a verdict is shown."""
+class VerdictStyle(msgspec.Struct, kw_only=True, frozen=True):
+    """How a verdict is displayed."""
 
     words: str
     tone: Tone = ""
 
 
-GATE: Final[dict[str, Verdict]] = {
-    "passed": Verdict(words="passed", tone="good"),
-    "improved": Verdict(words="improved", tone="good"),
-    "unchanged": Verdict(words="unchanged"),
-    "regressed": Verdict(words="regressed", tone="bad"),
-    "inconclusive": Verdict(words="inconclusive", tone="warn"),
-    "missing": Verdict(words="missing", tone="warn"),
-    "not_comparable": Verdict(words="not comparable", tone="warn"),
-    "not_applicable": Verdict(words="not applicable"),
-    "kept": Verdict(words="kept", tone="good"),
-    "not_kept": Verdict(words="not kept", tone="bad"),
+GATE: Final[dict[str, VerdictStyle]] = {
+    "passed": VerdictStyle(words="passed", tone="good"),
+    "improved": VerdictStyle(words="improved", tone="good"),
+    "unchanged": VerdictStyle(words="unchanged"),
+    "regressed": VerdictStyle(words="regressed", tone="bad"),
+    "inconclusive": VerdictStyle(words="inconclusive", tone="warn"),
+    "missing": VerdictStyle(words="missing", tone="warn"),
+    "not_comparable": VerdictStyle(words="not comparable", tone="warn"),
+    "not_applicable": VerdictStyle(words="not applicable"),
+    "kept": VerdictStyle(words="kept", tone="good"),
+    "not_kept": VerdictStyle(words="not kept", tone="bad"),
 }
-"""Of a gate, its metrics and its budgets."""
+"""Verdicts of a gate, of its metrics and of its budgets, by the word in JSON."""
 ADVICE: Final[dict[str, str]] = {
     "change": "worth changing",
     "trial": "worth a trial",
     "look": "look at it first",
     "no_change": "leave it as it is",
-    "insufficient_data": "not enough to tell",
+    "insufficient_data": "not enough data",
 }
-"""Of a recommendation, and of a what-if answer."""
+"""Verdicts of a recommendation and of a what-if prediction, by the word in JSON."""
 CONFIDENCE: Final[dict[str, str]] = {
     "measured": "measured times",
-    "mixed": "measured times, and assumptions that were varied",
+    "mixed": "measured times and varied assumptions",
     "assumed": "assumptions, varied within their ranges",
 }
-"""What a predicted gain rests on."""
+"""What a predicted gain is based on, by the word in JSON."""
 SEVERITY_MARKS: Final[dict[str, str]] = {"warning": "!", "info": "-"}
-"""What stands before a finding in text."""
+"""The mark before a finding in text."""
 
 
 def tone_of(words: str) -> Tone:
-    """Return how the cell of a table is coloured that holds the words of a verdict: good, bad, or not at all."""
+    """Return the tone of a table cell that holds the label of a verdict; empty for a neutral one or any other text."""
     tones = [each.tone for each in GATE.values() if each.words == words and each.tone != "warn"]
     return tones[0] if tones else ""

@@ -1,1 +1,1 @@
-"""One renderer a format."""
+"""Render documents and sheets: one module per output format."""

@@ -1,4 +1,4 @@
-"""A gate result as GitHub annotations: workflow commands, one a line, at most five."""
+"""Render a gate result as GitHub annotations: workflow commands, one per line, at most five."""
 
 from typing import Final, Literal
 
@@ -6,26 +6,26 @@ from overlapscope.gate.verdict import Gate
 from overlapscope.report.formatting import inert
 from overlapscope.report.sheet.gate import budget_words, grown_causes, grown_collectives, headline, metric_words
 
-MOST: Final = 5
+MAX_ANNOTATIONS: Final = 5
 TITLE: Final = "OverlapScope"
 
 
 def annotations(gate: Gate) -> list[str]:
-    """Return an error for each metric and budget that failed, else one for the whole; none where the gate passed."""
+    """Return an error for each failed metric and budget, else one for the whole gate; warnings where it passed."""
     if gate.exit_code == 0:
         words = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "inconclusive"]
-        return [_command("warning", each) for each in words[:MOST]]
-    told = []
+        return [_command("warning", each) for each in words[:MAX_ANNOTATIONS]]
+    errors = []
     if gate.verdict == "regressed":
-        told = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "regressed"]
-        told += [budget_words(each) for each in gate.budgets if each.kept is False]
+        errors = [metric_words(each) for each in gate.metrics if each.gates and each.verdict == "regressed"]
+        errors += [budget_words(each) for each in gate.budgets if each.kept is False]
         grown = [*grown_collectives(gate.comparison)[:1], *grown_causes(gate.comparison)[:1]]
-        if grown and told:
-            told[0] = f"{told[0]}\nmost of it: {'; '.join(each.name for each in grown)}"
-    return [_command("error", each) for each in (told or [headline(gate)])[:MOST]]
+        if grown and errors:
+            errors[0] = f"{errors[0]}\nlargest growth: {'; '.join(each.name for each in grown)}"
+    return [_command("error", each) for each in (errors or [headline(gate)])[:MAX_ANNOTATIONS]]
 
 
 def _command(level: Literal["error", "warning"], message: str) -> str:
-    """Return one workflow command; a message can neither end it nor begin another."""
+    """Return one workflow command; escaping keeps the message from ending it or starting another one."""
     plain = inert(message).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} title={TITLE}::{plain}"

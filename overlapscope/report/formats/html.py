@@ -1,8 +1,8 @@
-"""A document as one HTML file that needs nothing else: no network, no other file, no script to be read.
+"""Render a document as one self-contained HTML file: no network, no other file, readable without JavaScript.
 
-Charts are SVG, drawn here: a page is tens of kilobytes, where a chart library alone would be five megabytes. A small
-script of our own adds tips, legends that point out a series, and tables that sort. The page allows that script and
-that style by their hash, and nothing else, so that a name which got past the escaping could still do nothing.
+Charts are SVG drawn by `svg`: a page has tens of kilobytes, where a chart library alone would have five megabytes. A
+small script adds tooltips, legends that highlight a series, and sortable tables. The Content Security Policy allows
+this script and this style by their hashes and nothing else, so that a name that was not escaped could still do nothing.
 """
 
 import base64
@@ -29,16 +29,16 @@ PATTERNS: Final = (
     '<path d="M0 4H8"/>',
     '<path d="M4 0V8"/>',
 )
-"""What tells the series apart for who cannot tell their colours."""
+"""SVG patterns, one per series, for readers who cannot distinguish the colours."""
 
 
 def render(document: Document) -> str:
-    """Return the page, ending in a newline. The same document gives the same bytes."""
+    """Return the page, ending in a newline. The same document always results in the same bytes."""
     return page(sheet_of(document), charts_of(document), next_steps(document), _state(document))
 
 
 def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], state: str = "") -> str:
-    """Put a page together; `state` is a class of the style sheet."""
+    """Return the page of a sheet; `state` is the class of its header in the style sheet."""
     style, script = _style(), _asset("page.js")
     rules = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -53,10 +53,10 @@ def page(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...], s
         f"<title>{escaped(sheet.title)}</title>\n<style>{style}</style>\n</head>\n<body>",
         f'<header class="{state}">\n<h1>{escaped(sheet.title)}</h1>',
         *(f'<p class="lead">{escaped(line)}</p>' for line in sheet.lead),
-        f"</header>\n{_way(sections)}\n{_patterns()}\n<main>",
+        f"</header>\n{_navigation(sections)}\n{_patterns()}\n<main>",
         *(_section(each) for each in sections),
         "</main>",
-        f'<footer class="note"><p>OverlapScope {__version__}. Times are milliseconds; n/a is not known.</p></footer>',
+        f'<footer class="note"><p>OverlapScope {__version__}. Times are in milliseconds; n/a: not known.</p></footer>',
         f'<div id="tip" aria-hidden="true" hidden></div>\n<script>{script}</script>\n</body>\n</html>',
     ]
     return "\n".join(lines) + "\n"
@@ -69,17 +69,17 @@ class _Section(NamedTuple):
 
 
 def _sections(sheet: Sheet, charts: tuple[Chart, ...], steps: tuple[NextStep, ...]) -> Iterator[_Section]:
-    """Yield what is read in its order: how much it is, why, what to do; then all figures."""
+    """Yield the sections in reading order: how much, why, warnings, what to do; then all figures and notes."""
     numbered = list(enumerate(charts))
-    shown = {kind: [_figure(each, at) for at, each in numbered if each.tells == kind] for kind in ("how much", "why")}
+    shown = {kind: [_figure(each, at) for at, each in numbered if each.section == kind] for kind in ("how much", "why")}
     yield _Section("how-much", "How much", tuple(shown["how much"]))
     evidence = [_table(sheet.why_table)] if sheet.why_table and sheet.why_table.rows else []
     why = [*_listed(sheet.why), *evidence, *shown["why"]]
     yield _Section("why", "Why", tuple(why))
-    yield _Section("not-to-overlook", "Not to overlook", tuple(_listed(sheet.warnings)))
+    yield _Section("warnings", "Warnings", tuple(_listed(sheet.warnings)))
     yield _Section("what-to-do", "What to do next", tuple(_next(steps)))
     yield _Section("figures", "Figures", tuple(_table(table) for table in sheet.tables if table.rows))
-    yield _Section("beside-it", "Beside it", tuple(_listed(sheet.notes)))
+    yield _Section("notes", "Notes", tuple(_listed(sheet.notes)))
 
 
 def _section(section: _Section) -> str:
@@ -87,8 +87,8 @@ def _section(section: _Section) -> str:
     return "\n".join([f"{head}{section.title}</h2>", *section.content, "</section>"])
 
 
-def _way(sections: Sequence[_Section]) -> str:
-    """Link to each section: charts may put the next one off the screen."""
+def _navigation(sections: Sequence[_Section]) -> str:
+    """Return links to all sections, as charts may push the next one off the screen."""
     links = "".join(f'<li><a href="#{each.id}">{each.title}</a></li>' for each in sections)
     return f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
 
@@ -96,8 +96,8 @@ def _way(sections: Sequence[_Section]) -> str:
 def _state(document: Document) -> str:
     if not isinstance(document, Gate):
         return ""
-    sure = GATE[document.verdict].tone in ("good", "bad")
-    return document.verdict if sure else "failed" if document.exit_code else ""
+    decided = GATE[document.verdict].tone in ("good", "bad")
+    return document.verdict if decided else "failed" if document.exit_code else ""
 
 
 @cache
@@ -107,7 +107,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _style() -> str:
-    """Return the style sheet, in which `@bad-light` and the like stand for the colours of `TONES`."""
+    """Return the style sheet with `@bad-light` and the like replaced by the colours of `TONES`."""
     style = _asset("page.css")
     for name, (light, dark) in TONES.items():
         style = style.replace(f"@{name}-light", light).replace(f"@{name}-dark", dark)
@@ -135,8 +135,8 @@ def _listed(lines: tuple[str, ...]) -> Iterator[str]:
 
 def _next(steps: tuple[NextStep, ...]) -> Iterator[str]:
     if steps:
-        told = "".join(f"<li>{escaped(e.words)}: <code>{escaped(e.command)}</code></li>\n" for e in steps)
-        yield f"<ol>\n{told}</ol>"
+        items = "".join(f"<li>{escaped(e.words)}: <code>{escaped(e.command)}</code></li>\n" for e in steps)
+        yield f"<ol>\n{items}</ol>"
 
 
 def _figure(chart: Chart, number: int) -> str:
@@ -154,7 +154,7 @@ def _legend(chart: Chart) -> str:
         f'<rect class="s{at}" width="16" height="16"/></svg>{escaped(each.name)}</button></li>\n'
         for at, each in enumerate(chart.series)
     )
-    return f'<ul class="legend" aria-label="Point out a series">\n{items}</ul>'
+    return f'<ul class="legend" aria-label="Highlight a series">\n{items}</ul>'
 
 
 def _table_of(chart: Chart) -> Table:

@@ -1,4 +1,4 @@
-"""What the verbs give, as JSON, and the JSON Schemas of it, both from the same types."""
+"""Render documents as JSON, and write their JSON Schemas; both are made from the same types."""
 
 from typing import Any
 
@@ -6,22 +6,22 @@ import msgspec
 
 
 def render(document: msgspec.Struct) -> str:
-    """Return one of `documents.DOCUMENTS` under its schema, indented, ending in a newline."""
+    """Return a document of `sheet.document.DOCUMENTS` as indented JSON with its schema, ending in a newline."""
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
-    text += "\n"  # in place: of a large run these are many megabytes
+    text += "\n"  # in place: the text of a large run has many megabytes
     return text
 
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of `overlapscope.NAME/1`. Readers must ignore fields they do not know."""
-    from overlapscope.report.sheet.document import DOCUMENTS  # noqa: PLC0415 - one is rendered without the types of the others
+    from overlapscope.report.sheet.document import DOCUMENTS  # noqa: PLC0415 - render needs no other types
 
     content: dict[str, Any] = _plain(msgspec.json.schema(DOCUMENTS[name]))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"overlapscope.{name}/1", **content}
 
 
 def _plain(content: Any) -> Any:
-    """Return the schema with descriptions on one line: how docstrings are indented differs between Pythons."""
+    """Return the schema with descriptions on one line, as Pythons differ in how they indent docstrings."""
     if isinstance(content, dict):
         return {
             key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)

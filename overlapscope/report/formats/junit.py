@@ -1,4 +1,4 @@
-"""A document as JUnit XML, which every CI service reads: a test case for each metric."""
+"""Render a document as JUnit XML, which every CI service reads: one test case per metric."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -16,18 +16,18 @@ from overlapscope.report.rank_columns import RATIOS, rank_figures
 from overlapscope.report.sheet.document import Document
 from overlapscope.report.sheet.gate import budget_words, grown_table, headline, label, metric_words
 
-Outcome = Literal["passed", "failure", "error", "skipped"]
-_COUNTED: dict[Outcome, str] = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+CaseOutcome = Literal["passed", "failure", "error", "skipped"]
+_COUNTED: dict[CaseOutcome, str] = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
 class _Case(NamedTuple):
     name: str
-    outcome: Outcome
+    outcome: CaseOutcome
     words: str
 
 
 def render(document: Document) -> str:
-    """Return the XML, ending in a newline. It holds no times of day, so the same input gives the same bytes."""
+    """Return the XML, ending in a newline. It has no time stamps: the same input results in the same bytes."""
     suite = f"overlapscope.{document.schema_.removeprefix('overlapscope.').partition('/')[0]}"
     cases = list(_cases(document))
     root = ElementTree.Element("testsuites", name="overlapscope")
@@ -49,7 +49,7 @@ def render(document: Document) -> str:
 
 
 def _plain(text: str) -> str:
-    """XML cannot hold control characters, not even escaped; a lone surrogate is none of its characters either."""
+    """Return text without characters that XML forbids even when escaped: control characters and lone surrogates."""
     return inert(text)
 
 
@@ -64,12 +64,12 @@ def _cases(document: Document) -> Iterator[_Case]:
 
 
 def _of_gate(gate: Gate) -> Iterator[_Case]:
-    """Only what gates can fail; what could not be told fails where the gate was asked to."""
+    """Yield a case per metric and budget; only gating metrics fail, undecided ones are errors if they fail the gate."""
     if gate.verdict == "not_comparable":
         yield _Case("comparable", "error", headline(gate))
     grown = [" ".join(row) for row in grown_table(gate.comparison).rows]
     for each in gate.metrics:
-        outcome: Outcome = "passed"
+        outcome: CaseOutcome = "passed"
         if each.gates and each.verdict == "regressed":
             outcome = "failure"
         elif each.gates and each.verdict in ("inconclusive", "not_applicable"):

@@ -1,37 +1,37 @@
-"""A sheet as Markdown: for a GitHub step summary or the comment on a change.
+"""Render a sheet as Markdown, for a GitHub step summary or a comment on a pull request.
 
-Names come from files, so each is escaped until no Markdown, HTML, mention, link or table can be made of it.
+Names come from files, so text is escaped: it cannot form Markdown, HTML, a mention, a link or a table cell.
 """
 
 import re
 from typing import Final
 
 from overlapscope.report.formatting import inert
-from overlapscope.report.model import Sheet, Table, tables_of
+from overlapscope.report.model import Sheet, Table, all_tables
 
 LIMIT_BYTES: Final = 1_000_000
-"""GitHub refuses a step summary of more than 1 MiB whole."""
+"""GitHub rejects a step summary of more than 1 MiB as a whole."""
 CUT: Final = "\n*The rest is left out: it would be too long for a step summary.*\n"
 APART: Final = "<!-- -->"
-"""Keeps GitHub, which looks at the rendered text, from a mention or a reference."""
+"""An empty comment that breaks mentions and references, which GitHub searches for in the rendered text."""
 _ACTIVE: Final = re.compile(r"[^\w\s.,:;'+%/()-]|(?<![^\W_])_|_(?![^\W_])|[.:](?=\S)(?!\d)")
-"""What could be markup: all punctuation but such as stands in plain sentences. An underscore inside a word and a full
-stop before a blank or a digit are plain; before a letter they could make a link."""
+"""Match what could be markup: all punctuation except that of plain sentences. An underscore inside a word and a full
+stop before a space or a digit are plain; a full stop or a colon before a letter could form a link."""
 
 
 def render(sheet: Sheet) -> str:
-    """Return the page, ending in a newline, below GitHub's limit."""
+    """Return the page, ending in a newline, cut to GitHub's limit."""
     parts = [f"### {escaped(sheet.title)}"]
     parts += ["  \n".join(escaped(line) for line in sheet.lead)] if sheet.lead else []
     parts += ["  \n".join(escaped(line) for line in sheet.why)] if sheet.why else []
-    parts += [_table(table) for table in tables_of(sheet) if table.rows]
+    parts += [_table(table) for table in all_tables(sheet) if table.rows]
     lines = [f"- **{escaped(each)}**" for each in sheet.warnings] + [f"- {escaped(each)}" for each in sheet.notes]
     parts += ["\n".join(lines)] if lines else []
     return _bounded("\n\n".join(parts) + "\n")
 
 
 def escaped(text: str) -> str:
-    """Return text that stands in a line, or in a cell of a table, for itself."""
+    """Return text on one line with everything escaped that Markdown, HTML or GitHub would interpret."""
     plain = " ".join(inert(text).split())
     return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};{APART if match[0] in '@#' else ''}", plain)
 
@@ -44,7 +44,7 @@ def _table(table: Table) -> str:
 
 
 def _bounded(page: str) -> str:
-    """Cut a page that is too long at the end of a line, and say so."""
+    """Return the page, cut after a line and marked as cut where it is longer than `LIMIT_BYTES`."""
     content = page.encode()
     if len(content) <= LIMIT_BYTES:
         return page

@@ -1,6 +1,6 @@
-"""A document as OpenMetrics text, which GitLab shows beside a merge request and Prometheus reads.
+"""Render a document as OpenMetrics text, which GitLab shows in merge requests and Prometheus reads.
 
-Times are gauges in seconds, exact to the nanosecond. What is not known has no sample: it is not 0.
+Times are gauges in seconds, exact to the nanosecond. An unknown value has no sample; it is not written as 0.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _FIELDS: Final = {
     "step_time_ns": "step_ns", "ideal_step_time_ns": "ideal_ns", "scaling_efficiency_ratio": "efficiency",
     "speedup_ratio": "speedup",
 }  # fmt: skip
-"""Fields of a scaling study's points by the names of what they are."""
+"""The field of a scaling study's point that each metric is read from."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -78,7 +78,7 @@ def _of_analysis(analysis: Analysis) -> Iterator[_Family]:
 
 
 def _of_history(history: History) -> Iterator[_Family]:
-    """Number the runs: two of one name are two samples."""
+    """Yield the metrics of all runs; a label numbers the runs, as two runs may have the same name."""
     for definition in METRICS:
         samples: list[tuple[Labels, str]] = [
             ((("at", str(at)), ("run", run.name)), _value(value, definition.name))
@@ -92,9 +92,9 @@ def _of_scaling(found: Scaling) -> Iterator[_Family]:
     sizes = [((("world_size", str(size)),), each) for size, each in {e.world_size: e for e in found.points}.items()]
     for name, words in (
         ("step_time_ns", "step time: mean over ranks, complete steps and runs"),
-        ("ideal_step_time_ns", "what the step would take if nothing were lost from the smallest size on"),
-        ("scaling_efficiency_ratio", "ideal step over step"),
-        ("speedup_ratio", "throughput over that of the smallest size"),
+        ("ideal_step_time_ns", "step time if nothing were lost compared with the smallest world size"),
+        ("scaling_efficiency_ratio", "ideal step time / step time"),
+        ("speedup_ratio", "throughput / throughput of the smallest world size"),
     ):
         samples: list[tuple[Labels, str]] = [(at, _value(getattr(each, _FIELDS[name]), name)) for at, each in sizes]
         yield _family(name, words, samples)
@@ -103,7 +103,7 @@ def _of_scaling(found: Scaling) -> Iterator[_Family]:
         for at, each in sizes
         for part in each.parts
     }
-    yield _family("scaling_loss_ns", "what each part takes more than its ideal, of a step", list(lost.items()))
+    yield _family("scaling_loss_ns", "time of a step that each part takes beyond its ideal", list(lost.items()))
 
 
 def _of_comparison(comparison: Comparison) -> Iterator[_Family]:
@@ -135,20 +135,18 @@ def _of_gate(gate: Gate) -> Iterator[_Family]:
         for each in {each.name: each for each in gate.metrics if each.name in known}.values()
     ]
     yield _Family(f"{PREFIX}gate_verdict", "", "verdict of each metric", samples)
-    yield _Family(
-        f"{PREFIX}gate_exit_code", "", "exit code of the gate: 0 where it passed", [((), str(gate.exit_code))]
-    )
+    yield _Family(f"{PREFIX}gate_exit_code", "", "exit code of the gate, 0 if it passed", [((), str(gate.exit_code))])
 
 
 def _family(name: str, words: str, samples: list[tuple[Labels, str]]) -> _Family:
-    """Name a family by its base unit, as OpenMetrics asks for."""
+    """Return a metric family whose name ends in its base unit, as OpenMetrics requires."""
     unit = "seconds" if name.endswith("_ns") else "ratio"
     stem = name.removesuffix("_ns").removesuffix("_ratio")
     return _Family(f"{PREFIX}{stem}_{unit}", unit, words, samples)
 
 
 def _value(value: float, name: str) -> str:
-    """Spell a value: nanoseconds as exact seconds."""
+    """Return a value as text; nanoseconds become exact seconds."""
     if not name.endswith("_ns"):
         return repr(float(value))
     sign, ns = ("-" if value < 0 else ""), abs(round(value))

@@ -1,18 +1,18 @@
 "use strict";
-// A tip at the pointer for every bar and point.
+// Show a tooltip at the pointer for every bar and point.
 const tip = document.getElementById("tip");
 document.addEventListener("pointermove", (event) => {
-  const told = event.target.closest ? event.target.closest("[data-tip]") : null;
-  tip.hidden = told === null;
-  if (told === null) return;
-  tip.textContent = told.dataset.tip;
+  const hovered = event.target.closest ? event.target.closest("[data-tip]") : null;
+  tip.hidden = hovered === null;
+  if (hovered === null) return;
+  tip.textContent = hovered.dataset.tip;
   tip.style.left = Math.max(0, Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
   tip.style.top = Math.max(0, event.clientY - tip.offsetHeight - 8) + "px";
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
-// The tip is ours: the browser's own would cover it.
+// Remove the browser's own tooltips, which would cover this one.
 for (const each of document.querySelectorAll("[data-tip] > title")) each.remove();
-// A button of the legend makes its series stand out.
+// A button of the legend highlights its series.
 for (const button of document.querySelectorAll(".legend button")) {
   button.addEventListener("click", () => {
     const figure = button.closest("figure");
@@ -24,7 +24,7 @@ for (const button of document.querySelectorAll(".legend button")) {
     }
   });
 }
-// The head of a column sorts by it.
+// A click on the head of a column sorts the table by it.
 const figureOf = (cell) => {
   const found = parseFloat(cell.textContent.replace(/,/g, ""));
   return Number.isNaN(found) ? -Infinity : found;

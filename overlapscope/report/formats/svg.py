@@ -1,4 +1,4 @@
-"""A chart as SVG: seen without any script, its colours those of the page, each series with a pattern of its own."""
+"""Draw a chart as SVG: visible without JavaScript, in the colours of the page, with one fill pattern per series."""
 
 import math
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from overlapscope.report.model import Chart
 
 WIDTH: Final = 860
 LABELS: Final = 300
-"""Width of the names at the left of bars."""
+"""Width of the column of names to the left of the bars."""
 ROW: Final = 22
 MARGIN: Final = 34
 TICKS: Final = 5
 LINES_HEIGHT: Final = 260
 LINES_LEFT: Final = 64
 LONGEST: Final = 46
-"""Letters of a name at the left; the whole stands in its tip."""
+"""Longer names are cut to this many characters; the tooltip has the whole name."""
 MARKED: Final = 120
-"""Points that are drawn as such; more would be a band."""
+"""Lines with more points than this are drawn without markers, which would merge into a band."""
 
 
 def svg(chart: Chart, number: int) -> str:
-    """Return the chart as an element; `number` tells it from the others of the page."""
+    """Return the chart as an `svg` element; `number` makes its ids unique on the page."""
     body, height = _lines(chart) if chart.kind == "lines" else _bars(chart)
     head = (
         f'<svg role="img" aria-labelledby="c{number}t c{number}d" viewBox="0 0 {WIDTH} {height}" '
@@ -34,7 +34,7 @@ def svg(chart: Chart, number: int) -> str:
 
 
 def ticks(most: float) -> list[float]:
-    """Return round values from 0 to at least `most`, about five."""
+    """Return about five round values from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / TICKS
@@ -126,5 +126,5 @@ def _by_category(chart: Chart) -> Iterator[list[float]]:
 
 
 def escaped(text: str) -> str:
-    """Return text on one line, without control characters, CI commands, elements or quotes."""
+    """Return text on one line, safe in HTML elements and attributes and without control characters or CI commands."""
     return escape(" ".join(inert(text).split()), quote=True)

@@ -1,1 +1,1 @@
-"""A run as one trace for ui.perfetto.dev."""
+"""Export a run as one trace for ui.perfetto.dev."""

@@ -1,7 +1,7 @@
-"""Events of the Chrome JSON trace format, as Perfetto opens it: text, written piece by piece.
+"""Write events of the Chrome JSON trace format, which Perfetto opens, as text, piece by piece.
 
 Times are microseconds with three decimals, so that every nanosecond is kept. Slices of one thread must nest: Perfetto
-drops those that overlap in part, so these go to tracks of their own.
+drops slices that overlap in part, so these are written to separate tracks.
 Source of the format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -17,12 +17,13 @@ import numpy as np
 from overlapscope.timeline.columns import Ints
 
 MOST_TRACKS: Final = 32
-"""What overlaps more deeply is written as asynchronous events, each on a track of its own."""
-AT_ONCE: Final = 4096
+"""Slices that would need more tracks are written as asynchronous events, each on its own track."""
+CHUNK_ROWS: Final = 4096
+"""Slices are written as text in chunks of this many."""
 
 
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
-    """What one track shows; words are asked for one slice after another, so that a long track takes little memory."""
+    """The slices of one track; texts are looked up slice by slice, so that a long track takes little memory."""
 
     track: str
     start_ns: Ints
@@ -33,7 +34,7 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventWriter(msgspec.Struct):
-    """Gives the text of events; times are counted from `base_ns`."""
+    """Write events as text; their times are relative to `base_ns`."""
 
     base_ns: int
     events: int = 0
@@ -42,13 +43,13 @@ class EventWriter(msgspec.Struct):
     _ids: Iterator[int] = msgspec.field(default_factory=lambda: count(1))
 
     def process(self, process: int, name: str) -> str:
-        """Name a process; Perfetto orders processes by itself, other viewers by the index."""
+        """Return the events that name a process; Perfetto sorts processes itself, other viewers sort by the index."""
         return self._meta("process_name", process, None, {"name": name}) + self._meta(
             "process_sort_index", process, None, {"sort_index": process}
         )
 
     def slices(self, process: int, shown: Slices) -> Iterator[str]:
-        """Write a track of a process, on as many threads as it takes for the slices to nest; nothing for no slice."""
+        """Yield a track of a process, on as many threads as nesting requires; nothing if there is no slice."""
         if not shown.start_ns.size:
             return
         order = np.lexsort((-shown.end_ns, shown.start_ns))
@@ -58,13 +59,13 @@ class EventWriter(msgspec.Struct):
             name = shown.track if number == 0 else f"{shown.track} ({number + 1})"
             yield self._meta("thread_name", process, thread, {"name": name})
             yield self._meta("thread_sort_index", process, thread, {"sort_index": thread})
-            for begin in range(0, rows.size, AT_ONCE):
-                yield "".join(self._nesting(process, thread, shown, order[rows[begin : begin + AT_ONCE]]))
-        for begin in range(0, rest.size, AT_ONCE):
-            yield "".join(self._overlapping(process, shown, order[rest[begin : begin + AT_ONCE]]))
+            for begin in range(0, rows.size, CHUNK_ROWS):
+                yield "".join(self._nesting(process, thread, shown, order[rows[begin : begin + CHUNK_ROWS]]))
+        for begin in range(0, rest.size, CHUNK_ROWS):
+            yield "".join(self._overlapping(process, shown, order[rest[begin : begin + CHUNK_ROWS]]))
 
     def counter(self, process: int, name: str, times_ns: Sequence[int], values: Sequence[float]) -> Iterator[str]:
-        """Write a counter; values that are no finite numbers are left out."""
+        """Yield the events of a counter, without values that are not finite."""
         for time_ns, value in zip(times_ns, values, strict=True):
             if math.isfinite(value):
                 self.events += 1
@@ -75,28 +76,28 @@ class EventWriter(msgspec.Struct):
                 )
 
     def _nesting(self, process: int, thread: int, shown: Slices, rows: Ints) -> Iterator[str]:
-        for start, length, said, args in self._said(shown, rows):
+        for start, length, label, args in self._rows_as_text(shown, rows):
             self.events += 1
             yield (
-                f',\n{{"ph":"X",{said},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
+                f',\n{{"ph":"X",{label},"pid":{process},"tid":{thread},"ts":{microseconds(start)},'
                 f'"dur":{microseconds(length)}{args}}}'
             )
 
     def _overlapping(self, process: int, shown: Slices, rows: Ints) -> Iterator[str]:
-        for start, length, said, args in self._said(shown, rows):
+        for start, length, label, args in self._rows_as_text(shown, rows):
             self.events += 2
-            same = f'{said},"pid":{process},"tid":0,"id":{next(self._ids)}'
+            same = f'{label},"pid":{process},"tid":0,"id":{next(self._ids)}'
             yield f',\n{{"ph":"b",{same},"ts":{microseconds(start)}{args}}}'
             yield f',\n{{"ph":"e",{same},"ts":{microseconds(start + length)}}}'
 
-    def _said(self, shown: Slices, rows: Ints) -> Iterator[tuple[int, int, str, str]]:
-        """Yield, for each slice, its start, its length, and its category and name and its arguments as text."""
+    def _rows_as_text(self, shown: Slices, rows: Ints) -> Iterator[tuple[int, int, str, str]]:
+        """Yield start and length of each slice, and as text its category and name, and its arguments."""
         starts = (shown.start_ns[rows] - self.base_ns).tolist()
         lengths = np.maximum(shown.end_ns[rows] - shown.start_ns[rows], 0).tolist()
         for row, start, length in zip(rows.tolist(), starts, lengths, strict=True):
             args = shown.args(row)
-            said = f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))}'
-            yield start, length, said, f',"args":{_encoded(args)}' if args else ""
+            label = f'"cat":{self._quoted(shown.category(row))},"name":{self._quoted(shown.name(row))}'
+            yield start, length, label, f',"args":{_encoded(args)}' if args else ""
 
     def _meta(self, what: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
         self.events += 1
@@ -117,14 +118,15 @@ def microseconds(ns: int) -> str:
 def _encoded(args: Mapping[str, Any]) -> str:
     try:
         return msgspec.json.encode(args).decode()
-    except UnicodeEncodeError:  # half a surrogate pair: some name was broken when it was recorded
+    except UnicodeEncodeError:  # half a surrogate pair: a name was damaged when it was recorded
         return json.dumps(args)
 
 
 def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
-    """Share slices out, sorted by start and the longer first, so that those of one track nest or lie apart.
+    """Distribute slices over tracks so that two slices of a track nest or do not overlap.
 
-    Gives the rows of each track, and those that fit on none of MOST_TRACKS.
+    Slices must be sorted by start, longer ones first. Returns the rows of each track, and the rows that fit on none of
+    `MOST_TRACKS` tracks.
     """
     if not np.any(start_ns[1:] < end_ns[:-1]):
         return [np.arange(start_ns.size)], np.empty(0, np.int64)
@@ -132,7 +134,7 @@ def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
     open_ends: list[list[int]] = []
     rest: list[int] = []
     for row, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
-        track = _that_takes(open_ends, start, end)
+        track = _fitting_track(open_ends, start, end)
         if track == MOST_TRACKS:
             rest.append(row)
             continue
@@ -144,8 +146,8 @@ def nested(start_ns: Ints, end_ns: Ints) -> tuple[list[Ints], Ints]:
     return [np.array(rows, np.int64) for rows in tracks], np.array(rest, np.int64)
 
 
-def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
-    """Return the first track whose open slices the next one lies in, or that has none open; else a new one's number."""
+def _fitting_track(open_ends: Sequence[list[int]], start: int, end: int) -> int:
+    """Return the first track that has no open slice or whose innermost open slice contains this one; else a new one."""
     for track, ends in enumerate(open_ends):
         while ends and ends[-1] <= start:
             ends.pop()
@@ -154,8 +156,8 @@ def _that_takes(open_ends: Sequence[list[int]], start: int, end: int) -> int:
     return len(open_ends)
 
 
-def joined(pieces: Iterable[str], head: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the whole document: the head's keys, then the events."""
+def join_events(pieces: Iterable[str], head: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the JSON document: the keys of `head`, then the events."""
     opening = json.dumps(head)[:-1]
     yield f'{opening}, "traceEvents": ['
     first = True

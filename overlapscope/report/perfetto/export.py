@@ -1,4 +1,4 @@
-"""A run as one trace for ui.perfetto.dev: every rank a process, clocks corrected, what was found out as tracks."""
+"""Export a run as one trace for ui.perfetto.dev: one process per rank, clocks corrected, results as extra tracks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -15,27 +15,27 @@ from overlapscope.analysis.exposed_causes import Causes, causes_of
 from overlapscope.analysis.steps import StepWindow, step_windows
 from overlapscope.ingest.formats.perfetto_export import SCHEMA
 from overlapscope.report.perfetto import tracks
-from overlapscope.report.perfetto.events import EventWriter, Slices, joined
+from overlapscope.report.perfetto.events import EventWriter, Slices, join_events
 from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.intervals import Intervals, intersection, union
 from overlapscope.timeline.run import RankTimeline, Run
 
 PATH_PROCESS: Final = 1
 FIRST_RANK_PROCESS: Final = 2
-"""Numbers of processes; viewers treat 0 in their own ways."""
+"""Process ids; 0 is avoided, as viewers treat it differently."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export; None is everything."""
+    """The part of a run to export; None means everything."""
 
     ranks: frozenset[int] | None = None
     steps: frozenset[int] | None = None
     window: tuple[int, int] | None = None
-    """What has a part in [start, end) of the common clock."""
+    """Only what overlaps [start, end) on the common clock, in nanoseconds."""
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tracks are made of."""
+    """The results of the analysis that the tracks show."""
 
     windows: Mapping[int, Sequence[StepWindow]]
     coverage: Mapping[int, Coverage]
@@ -46,7 +46,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PerfettoTrace(msgspec.Struct):
-    """An export; `pieces` gives its text, after which `events` is how many events it holds."""
+    """An export of a run; after `pieces` has yielded its text, `events` is the number of events in it."""
 
     run: Run
     choice: Choice
@@ -54,26 +54,26 @@ class PerfettoTrace(msgspec.Struct):
     base_ns: int = 0
     events: int = 0
     together: Across | None = None
-    """What `across` gives for the run, where the caller has it already."""
+    """The result of `across` for the run, if the caller has it already."""
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks in it."""
+        """Return the exported ranks."""
         chosen = self.choice.ranks
         return [rank for rank in self.run.ranks if chosen is None or rank in chosen]
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing that ran has times."""
+        """Return whether the exported ranks have neither spans nor annotations."""
         timelines = [self.run.ranks[rank] for rank in self.ranks]
         return not any(each.num_spans or size(each.annotations) for each in timelines)
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text, piece by piece."""
+        """Yield the JSON text piece by piece."""
         figures = _figures(self.run, self.choice, self.together)
         clocks = figures.together.clocks
         starts = [_earliest(self.run.ranks[rank], rank, clocks) for rank in self.ranks]
-        starts += [_on_common(clocks, each.rank, each.start_ns) for each in figures.paths.paths]
+        starts += [_to_common_clock(clocks, each.rank, each.start_ns) for each in figures.paths.paths]
         self.base_ns = min(starts, default=0)
         writer = EventWriter(base_ns=self.base_ns)
         head = {
@@ -81,11 +81,11 @@ class PerfettoTrace(msgspec.Struct):
                 "schema": SCHEMA,
                 "version": self.version,
                 "base_time_ns": self.base_ns,
-                "clock": "the middle one of the ranks', counted from base_time_ns; the others' times are moved to it",
+                "clock": "the reference rank's, relative to base_time_ns; times of other ranks are shifted to it",
                 "clock_offset_ns": {str(rank): round(offset) for rank, offset in clocks.offset_ns.items()},
             }
         }
-        yield from joined(self._events(writer, figures), head)
+        yield from join_events(self._events(writer, figures), head)
         self.events = writer.events
 
     def _events(self, writer: EventWriter, figures: _Figures) -> Iterator[str]:
@@ -114,13 +114,13 @@ def _figures(run: Run, choice: Choice, known: Across | None) -> _Figures:
 
 
 def _own_window(window: tuple[int, int], clocks: Clocks, rank: int) -> Intervals:
-    """Give a window of the common clock as a rank's own clock shows it, to about a microsecond of a drifting clock."""
+    """Return a window of the common clock on a rank's own clock, to about a microsecond if the clock drifts."""
     edges = np.array(window, np.int64)
     start, end = 2 * edges - tracks.on_common_clock(clocks, rank, edges)
     return Intervals(np.array([start]), np.array([end]))
 
 
-def _meets(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
+def _overlaps(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -> bool:
     if choice.window is None:
         return True
     start, end = tracks.on_common_clock(clocks, rank, np.array(window, np.int64)).tolist()
@@ -128,19 +128,19 @@ def _meets(choice: Choice, clocks: Clocks, rank: int, window: tuple[int, int]) -
 
 
 def _steps(windows: Mapping[int, Sequence[StepWindow]], choice: Choice, clocks: Clocks) -> frozenset[int] | None:
-    """Return the steps whose paths are followed: those chosen, of a window those with a part in it."""
+    """Return the steps whose critical paths are followed: the chosen ones that overlap the window; None for all."""
     if choice.window is None:
         return choice.steps
     inside = {
         each.step
         for rank, own in windows.items()
         for each in own
-        if each.window is not None and _meets(choice, clocks, rank, each.window)
+        if each.window is not None and _overlaps(choice, clocks, rank, each.window)
     }
     return frozenset(inside if choice.steps is None else inside & choice.steps)
 
 
-def _on_common(clocks: Clocks, rank: int, time_ns: int) -> int:
+def _to_common_clock(clocks: Clocks, rank: int, time_ns: int) -> int:
     return int(tracks.on_common_clock(clocks, rank, np.array([time_ns], np.int64))[0])
 
 
@@ -148,7 +148,7 @@ def _earliest(timeline: RankTimeline, rank: int, clocks: Clocks) -> int:
     starts = [timeline.spans.start_ns, timeline.steps.start_ns, timeline.annotations.start_ns]
     starts += [timeline.telemetry.time_ns[timeline.telemetry.time_ns != NONE]]
     first = [int(each.min()) for each in starts if each.size]
-    return min((_on_common(clocks, rank, each) for each in first), default=np.iinfo(np.int64).max)
+    return min((_to_common_clock(clocks, rank, each) for each in first), default=np.iinfo(np.int64).max)
 
 
 def _rank_events(
@@ -161,10 +161,10 @@ def _rank_events(
         for each in figures.windows[rank]
         if each.window is not None
         and (steps is None or each.step in steps)
-        and _meets(choice, clocks, rank, each.window)
+        and _overlaps(choice, clocks, rank, each.window)
     ]
     exposed = None if steps is None else _union(windows)
-    reach = None if steps is None else _reach(timeline, windows, steps)
+    reach = None if steps is None else _selected_time(timeline, windows, steps)
     if choice.window is not None:
         own = _own_window(choice.window, clocks, rank)
         reach = own if reach is None else intersection(reach, own)
@@ -188,17 +188,17 @@ def _rank_events(
 def _counters(
     writer: EventWriter, process: int, timeline: RankTimeline, rank: int, clocks: Clocks, reach: Intervals | None
 ) -> Iterator[str]:
-    readings = timeline.telemetry
-    inside = (readings.time_ns != NONE) & (readings.name >= 0)
-    inside &= tracks.touches(readings.time_ns, readings.time_ns, reach)
-    for code in np.unique(readings.name[inside]).tolist():
-        rows = inside & (readings.name == code)
-        times = tracks.on_common_clock(clocks, rank, readings.time_ns[rows])
-        yield from writer.counter(process, timeline.names[code], times.tolist(), readings.value[rows].tolist())
+    telemetry = timeline.telemetry
+    inside = (telemetry.time_ns != NONE) & (telemetry.name >= 0)
+    inside &= tracks.touches(telemetry.time_ns, telemetry.time_ns, reach)
+    for code in np.unique(telemetry.name[inside]).tolist():
+        rows = inside & (telemetry.name == code)
+        times = tracks.on_common_clock(clocks, rank, telemetry.time_ns[rows])
+        yield from writer.counter(process, timeline.names[code], times.tolist(), telemetry.value[rows].tolist())
 
 
-def _reach(timeline: RankTimeline, windows: Sequence[StepWindow], steps: frozenset[int]) -> Intervals:
-    """Return the chosen steps' time: on the device, and on the host, which is ahead of it."""
+def _selected_time(timeline: RankTimeline, windows: Sequence[StepWindow], steps: frozenset[int]) -> Intervals:
+    """Return the time of the chosen steps on the device and on the host, which runs ahead of the device."""
     chosen = np.isin(timeline.steps.step, list(steps))
     return union(_union(windows), (timeline.steps.start_ns[chosen], timeline.steps.end_ns[chosen]))
 

@@ -1,4 +1,4 @@
-"""The tracks of an export for Perfetto: slices from the tables of a rank and from what was found out about it."""
+"""The tracks of a Perfetto export: slices of what ran on a rank, and of the results of the analysis."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,14 +24,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 def on_common_clock(clocks: Clocks, rank: int, times_ns: Ints) -> Ints:
-    """Return times of a rank as the middle clock of the ranks shows them, to the nanosecond."""
-    apart = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
-    moved: Ints = times_ns - np.rint(apart).astype(np.int64)
+    """Return times of a rank (int64, nanoseconds) on the clock of the reference rank, rounded to the nanosecond."""
+    offset = clocks.offset_ns.get(rank, 0.0) + clocks.drift.get(rank, 0.0) * (times_ns - clocks.reference_ns)
+    moved: Ints = times_ns - np.rint(offset).astype(np.int64)
     return moved
 
 
 def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
-    """Say of each whether it has a part, or lies, in the chosen time."""
+    """Return a mask of the spans that overlap the chosen time, those of no length included; None chooses all."""
     if reach is None:
         return np.ones(start_ns.size, np.bool_)
     if not reach.starts.size:
@@ -43,7 +43,7 @@ def touches(start_ns: Ints, end_ns: Ints, reach: Intervals | None) -> Mask:
 
 
 def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
-    """Return the windows of steps, with their main figures."""
+    """Return the track of step windows, with their main figures as arguments."""
     shown = [(each, each.window) for each in windows if each.window is not None]
 
     def args(row: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def steps_of(windows: Sequence[StepWindow], coverage: Coverage) -> Slices:
 
 
 def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
-    """Return exposed time by cause, cut to the chosen time."""
+    """Return the track of exposed time by cause, cut to the chosen time."""
     parts = []
     for cause in CAUSES:
         times = causes.busy[cause].intervals
@@ -76,13 +76,13 @@ def why_exposed(causes: Causes, chosen: Intervals | None) -> Slices:
             times = intersection(times, chosen)
         parts.append(times)
     names = tuple(CAUSES)
-    of = np.repeat(np.arange(len(names)), [part.starts.size for part in parts])
+    cause_of_row = np.repeat(np.arange(len(names)), [part.starts.size for part in parts])
     return Slices(
         track="why exposed",
         start_ns=np.concatenate([part.starts for part in parts]),
         end_ns=np.concatenate([part.ends for part in parts]),
         category=lambda row: "exposed",
-        name=lambda row: names[of[row]],
+        name=lambda row: names[cause_of_row[row]],
     )
 
 
@@ -93,17 +93,17 @@ def lanes(
     reach: Intervals | None,
     steps: frozenset[int] | None,
 ) -> Iterator[Slices]:
-    """Yield what ran on each lane: in the chosen time, or launched in a chosen step."""
+    """Yield a track per lane (stream or thread): spans in the chosen time, or launched in a chosen step."""
     spans = timeline.spans
     chosen = touches(spans.start_ns, spans.end_ns, reach)
     if steps is not None:
         chosen |= np.isin(spans.step, list(steps))
-    told = CallWords(timeline, transfers, causes)
+    call_words = CallWords(timeline, transfers, causes)
     for lane, rows in _by_lane(spans.lane, chosen):
-        yield _lane_slices(timeline, lane, rows, told)
+        yield _lane_slices(timeline, lane, rows, call_words)
 
 
-def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, told: CallWords) -> Slices:
+def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, call_words: CallWords) -> Slices:
     spans = timeline.spans
     return Slices(
         track=lane_name(timeline, lane),
@@ -111,12 +111,12 @@ def _lane_slices(timeline: RankTimeline, lane: int, rows: Ints, told: CallWords)
         end_ns=spans.end_ns[rows],
         category=lambda at: SPAN_KINDS[spans.kind[rows[at]]],
         name=lambda at: _name(timeline, int(spans.name[rows[at]])),
-        args=lambda at: _span_args(timeline, int(rows[at]), told),
+        args=lambda at: _span_args(timeline, int(rows[at]), call_words),
     )
 
 
 def annotations(timeline: RankTimeline, reach: Intervals | None) -> Iterator[Slices]:
-    """Yield the named ranges of each host thread."""
+    """Yield a track per host thread with its annotations (named ranges)."""
     notes = timeline.annotations
     for lane, rows in _by_lane(notes.lane, touches(notes.start_ns, notes.end_ns, reach)):
         yield _note_slices(timeline, lane, rows)
@@ -134,7 +134,7 @@ def _note_slices(timeline: RankTimeline, lane: int, rows: Ints) -> Slices:
 
 
 def _by_lane(lanes: Ints, chosen: Mask) -> Iterator[tuple[int, Ints]]:
-    """Yield each lane with its chosen rows."""
+    """Yield each lane with the numbers of its chosen rows."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(lanes[rows], kind="stable")]
     found, first = np.unique(lanes[rows], return_index=True)
@@ -147,56 +147,55 @@ def _name(timeline: RankTimeline, code: int) -> str:
 
 
 def lane_name(timeline: RankTimeline, lane: int) -> str:
-    """Name a lane as its source does: a stream of a device, or a thread of a process."""
+    """Return the name of a lane as its source writes it: a stream of a device, or a thread of a process."""
     lanes, names = timeline.lanes, timeline.names
     kind, process = ("stream", "device") if lanes.kind[lane] == DEVICE else ("thread", "process")
-    label, of = int(lanes.label[lane]), int(lanes.process[lane])
-    said = names[label] if label >= 0 else "?"
-    return (f"{kind} {said}" if label < 0 or said.isdigit() else said) + (
-        f" ({process} {names[of]})" if of >= 0 else ""
-    )
+    label, owner = int(lanes.label[lane]), int(lanes.process[lane])
+    name = names[label] if label >= 0 else "?"
+    shown = f"{kind} {name}" if label < 0 or name.isdigit() else name
+    return f"{shown} ({process} {names[owner]})" if owner >= 0 else shown
 
 
-def _span_args(timeline: RankTimeline, row: int, of_call: CallWords) -> dict[str, Any]:
+def _span_args(timeline: RankTimeline, row: int, call_words: CallWords) -> dict[str, Any]:
     spans = timeline.spans
-    told: dict[str, Any] = {}
+    args: dict[str, Any] = {}
     if spans.step[row] != NONE:
-        told["step"] = int(spans.step[row])
+        args["step"] = int(spans.step[row])
     if spans.launch_ns[row] != NONE:
-        told["after_launch_ns"] = int(spans.start_ns[row] - spans.launch_ns[row])
+        args["after_launch_ns"] = int(spans.start_ns[row] - spans.launch_ns[row])
     if spans.host_op[row] >= 0:
-        told["host_op"] = timeline.names[int(spans.host_op[row])]
+        args["host_op"] = timeline.names[int(spans.host_op[row])]
     if spans.note[row]:
-        told["note"] = SPAN_NOTES[spans.note[row]]
+        args["note"] = SPAN_NOTES[spans.note[row]]
     if spans.collective[row] != NONE:
-        told |= of_call.told(int(spans.collective[row]))
-    return told
+        args |= call_words.told(int(spans.collective[row]))
+    return args
 
 
 def critical_paths(run: Run, paths: Sequence[Path], clocks: Clocks) -> Slices:
-    """Return the segments of all paths that were followed, on the common clock."""
+    """Return the track of all critical paths, on the common clock."""
     starts, ends = [], []
-    said: list[str] = []
-    told: list[dict[str, Any]] = []
+    labels: list[str] = []
+    args: list[dict[str, Any]] = []
     for path in paths:
         moved = on_common_clock(clocks, path.rank, np.append(path.start_ns, path.segments.end_ns))
         starts.append(moved[:-1])
         ends.append(moved[1:])
         for rank, part, name in _segments(run, path.segments):
-            said.append(f"rank {rank} {part}{name}")
-            told.append({"step": path.step, "part": part, "rank": rank})
+            labels.append(f"rank {rank} {part}{name}")
+            args.append({"step": path.step, "part": part, "rank": rank})
     return Slices(
         track="critical path",
         start_ns=np.concatenate(starts),
         end_ns=np.concatenate(ends),
         category=lambda row: "critical_path",
-        name=said.__getitem__,
-        args=told.__getitem__,
+        name=labels.__getitem__,
+        args=args.__getitem__,
     )
 
 
 def _segments(run: Run, segments: Segments) -> Iterator[tuple[int, str, str]]:
-    """Return the rank, the part and, where there is a row, the name of each segment."""
+    """Yield rank, part and, for a segment with a row, the name of each segment of a path."""
     words = np.full(segments.row.size, "", object)
     for rank in np.unique(segments.rank).tolist():
         own = np.flatnonzero((segments.rank == rank) & (segments.row != NONE))

@@ -1,1 +1,1 @@
-"""Any result as a sheet: the verdict, sections, tables and charts before they have a format."""
+"""Convert each kind of result to a sheet: verdict, sentences, tables and charts, independent of the format."""

@@ -1,4 +1,4 @@
-"""Any document as a sheet."""
+"""Convert any document to a sheet; the sheets of an analysis and of a comparison are built here."""
 
 from overlapscope.analysis.analyze import Analysis
 from overlapscope.analysis.collectives import CollectiveRow
@@ -15,7 +15,7 @@ from overlapscope.report.sheet.document import Document
 from overlapscope.report.sheet.gate import grown_table, label, sheet_of_gate
 from overlapscope.report.sheet.history import sheet_of_history
 from overlapscope.report.sheet.scaling import sheet_of_scaling
-from overlapscope.report.sheet.waiting import straggler_table, waiting_table, waiting_words
+from overlapscope.report.sheet.waiting import cross_rank_sentences, straggler_table, wait_table
 from overlapscope.report.text import analysis as text
 from overlapscope.report.text import compare as compare_text
 from overlapscope.report.text import predictions as predictions_text
@@ -40,14 +40,14 @@ def _of_comparison(comparison: Comparison) -> Sheet:
     rows = [
         (label(each.name), amount(each.base.value, each.unit), amount(each.candidate.value, each.unit),
          change(each.difference, each.unit), signed_percent(each.relative) if each.unit == "ns" else "")
-        for each in sorted(comparison.metrics, key=lambda each: _place(each.name))[: compare_text.SHORT]
+        for each in sorted(comparison.metrics, key=lambda each: _position(each.name))[: compare_text.SHORT]
     ]  # fmt: skip
     sides = ((side, [short(run.name) for run in runs]) for side, runs in _sides(comparison))
-    named = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
+    title = ", ".join(f"{side} {names[0] if len(names) == 1 else count(len(names), 'run')}" for side, names in sides)
     head = (f"ms a {comparison.window or 'step'}", "base", "candidate", "difference", "%")
     warnings, notes = titles(comparison.findings)
     return Sheet(
-        title=f"Compared: {named}",
+        title=f"Compared: {title}",
         lead=tuple(compare_text.sentence(comparison).splitlines()),
         tables=(
             Table(head=head, rows=tuple(rows)),
@@ -63,7 +63,7 @@ def _sides(comparison: Comparison) -> tuple[tuple[str, list[ComparedRun]], ...]:
     return ("base", comparison.base), ("candidate", comparison.candidate)
 
 
-def _place(name: str) -> int:
+def _position(name: str) -> int:
     order = list(compare_text.NAMES)
     return order.index(name) if name in order else len(order)
 
@@ -73,15 +73,15 @@ def _of_analysis(analysis: Analysis) -> Sheet:
     return Sheet(
         title=text.headline(analysis),
         lead=tuple(line for line in text.sentence(analysis).splitlines() if line),
-        why=waiting_words(analysis),
+        why=cross_rank_sentences(analysis),
         why_table=straggler_table(analysis),
-        tables=(_ranks(analysis), waiting_table(analysis), _collectives(analysis)),
+        tables=(_rank_table(analysis), wait_table(analysis), _collective_table(analysis)),
         warnings=tuple(warnings[:MAX_FINDINGS]),
         notes=tuple(notes[:MAX_FINDINGS]),
     )
 
 
-def _ranks(analysis: Analysis) -> Table:
+def _rank_table(analysis: Analysis) -> Table:
     columns = [each for each in COLUMNS if each.in_report]
     rows = [
         (f"rank {info.rank}", *(each.cell_of_rank(info) for each in columns)) for info in analysis.ranks[:MAX_RANKS]
@@ -95,11 +95,11 @@ def _ranks(analysis: Analysis) -> Table:
 
 
 def call_name(row: CollectiveRow) -> str:
-    """Return operation, type and group of a kind of collective."""
+    """Return operation, data type and group of a kind of collective, in one line."""
     return short(" ".join(filter(None, (row.op, row.dtype, f"group {row.group}" if row.group else ""))))
 
 
-def _collectives(analysis: Analysis) -> Table:
+def _collective_table(analysis: Analysis) -> Table:
     chosen = sorted(analysis.collectives, key=lambda each: -(each.exposed_ns or 0))
     rows = [
         (
@@ -113,8 +113,8 @@ def _collectives(analysis: Analysis) -> Table:
         for each in chosen[:MAX_COLLECTIVES]
     ]
     more = len(chosen) - len(rows)
-    note = "Exposed: of all its calls, mean over ranks."
+    note = "Exposed time: sum over all calls, mean over ranks."
     if more > 0:
         note += f" {count(more, 'more collective')}: overlapscope analyze --all"
-    head = ("collective", "size", "calls", "exposed ms", "transfer ms", "waiting")
+    head = ("collective", "size", "calls", "exposed ms", "transfer ms", "wait share")
     return Table(head=head, rows=tuple(rows), note=note)

@@ -1,4 +1,4 @@
-"""The charts of a document: where the step goes, why communication is exposed, and how it moves."""
+"""The charts of a document: where step time goes, why communication is exposed, and how both change."""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -20,27 +20,27 @@ from overlapscope.report.sheet.analysis import call_name
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.sheet.history import charts_of_history
 from overlapscope.report.sheet.scaling import charts_of_scaling
-from overlapscope.report.sheet.waiting import waiting_chart
+from overlapscope.report.sheet.waiting import wait_charts
 from overlapscope.report.text.analysis import mean, windows
 from overlapscope.report.text.compare import NAMES, collective_words
 
 MAX_ROWS = 64
-"""Ranks, metrics or parts of a chart of bars."""
+"""At most this many ranks are drawn as bars."""
 MAX_POINTS = 1_000
-"""Steps of a chart of lines: of more, every n-th is drawn, and the chart says so."""
+"""A chart of lines draws at most this many steps; of more steps every n-th, which the chart states."""
 MAX_PARTS = 10
 PARTS = {
     "exposed_comm_ns": "exposed communication",
-    "overlapped_ns": "hidden communication",
+    "overlapped_ns": "overlapped communication",
     "compute_only_ns": "compute only",
-    "copy_only_ns": "copies only",
+    "copy_only_ns": "memcpy only",
     "idle_ns": "idle",
 }
-"""Parts of a window, which add up to it."""
+"""The parts of a window by label; they add up to its length."""
 
 
 def charts_of(document: Document) -> tuple[Chart, ...]:
-    """Return the charts of a document, those that have anything to show."""
+    """Return the charts of a document that have any values."""
     comparison = comparison_of(document)
     if comparison is not None:
         found = [*_of_comparison(comparison)]
@@ -60,12 +60,14 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     if not means:
         return
     shown = sorted(sorted(means, key=lambda rank: -(means[rank].exposed_comm_ns or 0))[:MAX_ROWS])
-    left_out = f" Of {len(means)} ranks those with the most exposed time." if len(shown) < len(means) else ""
+    cut = (
+        f" Shown: the {len(shown)} of {len(means)} ranks with the most exposed time." if len(shown) < len(means) else ""
+    )
     exposed = [(rank, means[rank].exposed_comm_ns or 0) for rank in shown]
     worst = max(exposed, key=lambda each: each[1])
     yield Chart(
         title=f"Where a {what} goes, by rank",
-        words=f"Mean parts of a {what}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{left_out}",
+        words=f"Mean parts of a {what}; most exposed on rank {worst[0]}, {ms(worst[1])} ms.{cut}",
         kind="stacked",
         axis=f"ms a {what}",
         categories=tuple(f"rank {rank}" for rank in shown),
@@ -75,14 +77,14 @@ def _of_analysis(analysis: Analysis) -> Iterator[Chart]:
     causes = [(cause.label, fmean(each.causes.get(name, 0) for each in chosen)) for name, cause in CAUSES.items()]
     yield from _steps(analysis.ranks)
     yield _parts("Why communication is exposed", f"ms a {what}", [each for each in causes if each[1]])
-    yield from waiting_chart(analysis)
-    rows = [(_call(each), each.exposed_ns or 0) for each in analysis.collectives]
+    yield from wait_charts(analysis)
+    rows = [(_call_label(each), each.exposed_ns or 0) for each in analysis.collectives]
     yield _parts(
-        "Exposed time by collective", "ms, of all its calls, mean over ranks", [each for each in rows if each[1]]
+        "Exposed time by collective", "ms, sum over all calls, mean over ranks", [each for each in rows if each[1]]
     )
 
 
-def _call(row: CollectiveRow) -> str:
+def _call_label(row: CollectiveRow) -> str:
     size_words = "" if row.bytes is None else f" {size(row.bytes)}"
     return f"{call_name(row)}{size_words}"
 
@@ -93,18 +95,18 @@ def _part(name: str, label: str, figures: Sequence[Breakdown]) -> Series:
 
 
 def _parts(title: str, axis: str, rows: Sequence[tuple[str, float]]) -> Chart:
-    """Draw one bar a part, the largest first."""
+    """Return a chart with one bar per part, the largest first."""
     largest = sorted(rows, key=lambda each: -each[1])[:MAX_PARTS]
     words = f"Most: {largest[0][0]}, {ms(largest[0][1])} ms." if largest else ""
     return Chart(
-        title=title, words=words, kind="grouped", axis=axis, tells="why",
+        title=title, words=words, kind="grouped", axis=axis, section="why",
         categories=tuple(name for name, _ in largest),
         series=(Series(name="exposed communication", values=tuple(ns / 1e6 for _, ns in largest)),),
     )  # fmt: skip
 
 
 def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
-    """Draw the steps one after another: the slowest rank's length, and the mean exposed time."""
+    """Yield the chart over steps: step time of the slowest rank, and exposed time as the mean over ranks."""
     found: dict[int, list[Breakdown]] = {}
     for info in ranks:
         for each in info.steps:
@@ -119,7 +121,7 @@ def _steps(ranks: Sequence[RankInfo]) -> Iterator[Chart]:
     thinned = f" Every {stride}. step is drawn." if stride > 1 else ""
     yield Chart(
         title="Step by step",
-        words=f"{len(found)} steps, of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
+        words=f"{len(found)} steps of {min(lengths):,.3f} to {max(lengths):,.3f} ms; "
         f"exposed {min(exposed):,.3f} to {max(exposed):,.3f} ms.{thinned}",
         kind="lines",
         axis="ms",
@@ -138,7 +140,7 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     sides = [tuple(None if s.value is None else s.value / 1e6 for s in side) for side in (
         [each.base for each in known], [each.candidate for each in known],
     )]  # fmt: skip
-    yield _two(
+    yield _base_and_candidate(
         "Figures of a step, side by side", f"ms a {comparison.window or 'step'}",
         [NAMES[each.name] for each in known], sides[0], sides[1],
     )  # fmt: skip
@@ -148,35 +150,37 @@ def _of_comparison(comparison: Comparison) -> Iterator[Chart]:
     rows = comparison.collectives
     yield _shares("What the step consists of", found.step_time, [part.name for part in found.step_time.parts])
     causes = found.exposed_by_cause
-    yield _why("Why communication is exposed", causes, [cause_label(part.name) for part in causes.parts])
+    yield _cause_chart("Why communication is exposed", causes, [cause_label(part.name) for part in causes.parts])
     names = [
         part.name if part.collective is None else collective_words(rows[part.collective])
         for part in found.exposed_by_collective.parts
     ]
-    yield _why("Exposed time by collective", found.exposed_by_collective, names)
+    yield _cause_chart("Exposed time by collective", found.exposed_by_collective, names)
 
 
 def _shares(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
     parts = list(zip(names, whole.parts, strict=True))[:MAX_PARTS]
     base, candidate = ([getattr(part, side) / 1e6 for _, part in parts] for side in ("base_ns", "candidate_ns"))
-    return _two(title, "ms a step, mean over ranks", [short(name) for name, _ in parts], tuple(base), tuple(candidate))
+    return _base_and_candidate(
+        title, "ms a step, mean over ranks", [short(name) for name, _ in parts], tuple(base), tuple(candidate)
+    )
 
 
-def _why(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
-    return replace(_shares(title, whole, names), tells="why")
+def _cause_chart(title: str, whole: Attribution, names: Sequence[str]) -> Chart:
+    return replace(_shares(title, whole, names), section="why")
 
 
-def _two(
+def _base_and_candidate(
     title: str, axis: str, names: Sequence[str], base: Sequence[float | None], candidate: Sequence[float | None]
 ) -> Chart:
-    moved = [
+    changes = [
         (name, after - before)
         for name, before, after in zip(names, base, candidate, strict=True)
         if before is not None and after is not None
     ]
-    most = max(moved, key=lambda each: abs(each[1]), default=None)
+    most = max(changes, key=lambda each: abs(each[1]), default=None)
     return Chart(
-        title=title, words=f"Moved the most: {most[0]}, by {most[1]:+,.3f} ms." if most else "", kind="grouped",
+        title=title, words=f"Largest change: {most[0]}, {most[1]:+,.3f} ms." if most else "", kind="grouped",
         axis=axis, categories=tuple(names),
         series=(Series(name="base", values=tuple(base)), Series(name="candidate", values=tuple(candidate))),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a report can be made of: a run, a comparison, a gate result, a history or a scaling study, or its saved JSON."""
+"""The documents that reports are made of, and the decoding and checking of their saved JSON."""
 
 import re
 from typing import Final
@@ -22,7 +22,7 @@ _HEAD: Final = re.compile(
     rb'\s*\{\s*"schema"\s*:\s*"overlapscope\.(analysis|comparison|gate|history|scaling)/(\d{1,9})"'
 )
 _ALWAYS: Final = ("comm_ns", "compute_ns", "overlapped_ns", "exposed_comm_ns", "compute_only_ns", "idle_ns")
-"""Figures of every window; copies are not known where only events were recorded."""
+"""Figures that every window has; memcpy time is unknown where only events were recorded."""
 _TYPES: Final[dict[bytes, type[Document]]] = {
     b"analysis": Analysis,
     b"comparison": Comparison,
@@ -39,19 +39,22 @@ DOCUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "scaling": Scaling,
     "floor": NoiseFloor,
 }
-"""Documents by the name in their `schema`: `overlapscope.NAME/1`."""
+"""The type of each JSON document by the name in its `schema`: `overlapscope.NAME/1`."""
 
 
 def is_document(head: bytes) -> bool:
-    """Return whether a file that begins so is JSON of one of these."""
+    """Return whether a file that begins with these bytes is a saved `Document`."""
     return _HEAD.match(head) is not None
 
 
 def decoded(content: bytes) -> Document:
-    """Return the document of a saved file; raises InputError where it is not what its schema says."""
+    """Return the document of a saved file.
+
+    Raises InputError where the content does not match its schema, NewerSchemaError where a newer version wrote it.
+    """
     head = _HEAD.match(content)
     if head is None:
-        raise InputError("is no JSON of analyze, compare, gate or report")
+        raise InputError("is not JSON written by analyze, compare, gate or report")
     if int(head[2]) > 1:
         raise NewerSchemaError("was written by a newer OverlapScope; update this one to read it")
     try:
@@ -63,22 +66,22 @@ def decoded(content: bytes) -> Document:
 
 
 def comparison_of(document: Document) -> Comparison | None:
-    """Return the comparison of a document that has one."""
+    """Return the comparison of a comparison or of a gate result; None for any other document."""
     if isinstance(document, Gate):
         return document.comparison
     return document if isinstance(document, Comparison) else None
 
 
 def _check(document: Document) -> None:
-    """Refuse what the verbs never write, and what reports could not be made of."""
+    """Raise InputError for content that no command writes and that reports cannot be made of."""
     if isinstance(document, Scaling):
         if len(document.points) < 2 or any(each.step_ns <= 0 for each in document.points):
-            raise InputError("is damaged, or was edited: it needs two world sizes, and steps that take time")
+            raise InputError("is damaged, or was edited: it needs two world sizes and steps longer than 0")
         return
     if isinstance(document, Analysis):
         windows = [each for info in document.ranks for each in (info.whole, *info.steps)]
         if any(each.window_ns is not None and None in (getattr(each, name) for name in _ALWAYS) for each in windows):
-            raise InputError("is damaged, or was edited: a window lacks a figure that all have")
+            raise InputError("is damaged, or was edited: a window lacks a figure that every window has")
         return
     if isinstance(document, History):
         if any({each.name for each in METRICS} - set(run.values) for run in document.runs):

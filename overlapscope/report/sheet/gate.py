@@ -1,4 +1,4 @@
-"""A gate result as a sheet: the verdict first, then each metric's, then what grew, then what it rests on."""
+"""The sheet of a gate result: the verdict, then each metric, then what grew, then the conditions of the verdict."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -28,18 +28,22 @@ from overlapscope.report.verdicts import GATE
 
 MAX_INFORMING = 4
 MAX_NOTES = 4
-ALREADY_TOLD = ("differs_job", "single_runs", "job_not_known")
-"""Findings of the comparison that the gate says in its own words."""
-MOST = 3
-WORTH = 0.05
-"""A part that grew by less than this share of what grew the most is left out."""
+STATED_BY_GATE = ("differs_job", "single_runs", "job_not_known")
+"""Findings of the comparison that the gate states in its own warnings."""
+MAX_GROWN = 3
+LEAST_SHARE = 0.05
+"""A part is left out that grew by less than this share of the largest growth."""
 
 
 def sheet_of_gate(gate: Gate) -> Sheet:
     """Return the sheet of a gate result."""
     return Sheet(
         title=headline(gate),
-        lead=tuple(metric_words(each) for each in gate.metrics if each.gates and _needs_words(each)),
+        lead=tuple(
+            metric_words(each)
+            for each in gate.metrics
+            if each.gates and each.verdict in ("inconclusive", "not_applicable")
+        ),
         tables=_tables(gate),
         warnings=tuple(_warnings(gate)),
         notes=tuple(_notes(gate)),
@@ -47,7 +51,7 @@ def sheet_of_gate(gate: Gate) -> Sheet:
 
 
 def headline(gate: Gate) -> str:
-    """Return the verdict in one line, with the figures that made it."""
+    """Return the verdict in one line, with the metrics and figures that decided it."""
     gating = [each for each in gate.metrics if each.gates]
     word = GATE[gate.verdict].words.upper()
     if gate.verdict == "not_comparable":
@@ -55,59 +59,57 @@ def headline(gate: Gate) -> str:
     if gate.verdict == "missing":
         lacking = [label(each.name) for each in gating if each.verdict == "not_applicable"]
         lacking += [f"{label(each.name)} (budget)" for each in gate.budgets if each.kept is None]
-        return f"{word}: cannot be judged, as a side does not know it: {', '.join(lacking) or 'any metric that gates'}"
+        return f"{word}: not measured on both sides: {', '.join(lacking) or 'any gating metric'}"
     if gate.verdict == "regressed":
         words = [_changed(each) for each in gating if each.verdict == "regressed"]
         words += [budget_words(each) for each in gate.budgets if each.kept is False]
         return f"{word}: {', '.join(words)}"
     if gate.verdict == "inconclusive":
         return f"{word}: {', '.join(_changed(each) for each in gating if each.verdict == 'inconclusive')}"
-    told = [each for each in gating if each.verdict == "improved"]
+    improved = [each for each in gating if each.verdict == "improved"]
     same = [each for each in gating if each.verdict == "unchanged"]
-    words = [f"{_changed(each)}" for each in told]
+    words = [_changed(each) for each in improved]
     words += [f"{first_and_count([label(each.name) for each in same], 4, ' and ')} unchanged"] if same else []
     return f"{word}: {', '.join(words) or 'all budgets kept'}"
 
 
 def label(name: str) -> str:
-    """Return what people call a metric; the name itself where it has no other."""
+    """Return the label of a metric; its own name where it has no label."""
     return NAMES.get(name, short(name))
 
 
 def metric_words(each: MetricVerdict) -> str:
-    """Say in one line why a metric has its verdict."""
+    """Return in one line why a metric has its verdict."""
     by = change(each.difference, each.unit) + (" ms" if each.unit == "ns" else "")
     minimum, floor = with_unit(each.minimum, each.unit), with_unit(each.floor, each.unit)
-    chance = "n/a" if each.probability is None else f"{each.probability:.4f}"
-    past = f"the minimum of {minimum}" + (f" and the noise floor of {floor}" if each.floor is not None else "")
+    p_value = "p = n/a" if each.probability is None else f"p = {each.probability:.4f}"
+    if each.probability is not None and each.probability < 1e-4:
+        p_value = "p < 0.0001"
+    above = f"the minimum of {minimum}" + (f" and the noise floor of {floor}" if each.floor is not None else "")
     runs = f"{each.base_runs} and {each.candidate_runs} runs"
     words: dict[Reason, str] = {
-        "missing": "n/a, not known on either side",
-        "missing_in_base": "n/a, not known in the base",
-        "missing_in_candidate": "n/a, not known in the candidate",
+        "missing": "n/a, not measured on either side",
+        "missing_in_base": "n/a, not measured in the base",
+        "missing_in_candidate": "n/a, not measured in the candidate",
         "within_minimum": f"{by}, less than the minimum of {minimum}",
-        "within_noise": f"{by} is past the minimum of {minimum}, but unchanged code may differ by {floor}",
-        "not_significant": f"{by}, but chance would do so with probability {chance}",
-        "too_few_runs": f"{by}, but {runs} cannot tell with so many metrics that gate: record more",
+        "within_noise": f"{by} is above the minimum of {minimum}, but unchanged code may differ by {floor}",
+        "not_significant": f"{by}, but not significant ({p_value})",
+        "too_few_runs": f"{by}, but {runs} are too few for so many gating metrics: record more",
         "too_few_steps": f"{by}, but a run has fewer than {LEAST_STEPS} complete steps: record more",
-        "told": f"{by}, past {past}; chance would do so with probability {chance}",
+        "told": f"{by}, above {above}; {p_value}",
     }
     return f"{label(each.name)}: {words[each.reason]}"
 
 
 def budget_words(each: BudgetVerdict) -> str:
-    """Say in one line whether a budget was kept."""
+    """Return in one line whether a budget was kept."""
     name, limit, value = label(each.name), with_unit(each.limit, each.unit), with_unit(each.value, each.unit)
     if each.kept is None:
-        return f"budget of {name}: n/a, not known in the candidate"
+        return f"budget of {name}: n/a, not measured in the candidate"
     sides = ("at least", "below") if each.at_least else ("at most", "over")
     if each.kept:
         return f"{name} {value}, {sides[0]} its budget of {limit}" if each.at_least else f"{name} {value} of {limit}"
     return f"{name} {value} is {sides[1]} its budget of {limit}"
-
-
-def _needs_words(each: MetricVerdict) -> bool:
-    return each.verdict in ("inconclusive", "not_applicable")
 
 
 def _changed(each: MetricVerdict) -> str:
@@ -123,7 +125,7 @@ def _mismatches(gate: Gate, *, allowed: bool) -> str:
         + (
             f" became {first_and_count([short(v) for v in each.candidate], 3, ', ')}"
             if each.base != each.candidate
-            else ", not one and the same in all runs"
+            else ", not the same in all runs"
         )
         for each in chosen
     )
@@ -132,15 +134,15 @@ def _mismatches(gate: Gate, *, allowed: bool) -> str:
 def _tables(gate: Gate) -> tuple[Table, ...]:
     gating = [each for each in gate.metrics if each.gates]
     moved = [each for each in gate.metrics if not each.gates and each.verdict in ("regressed", "improved")]
-    figures = ("base", "candidate", "difference", "%", "counts from")
+    figures = ("base", "candidate", "difference", "%", "threshold")
     tables = [
         Table(
             head=("verdict", f"ms a {gate.comparison.window or 'step'}", *figures),
             rows=tuple(_row(each) for each in gating),
             left=2,
-            note="A difference counts from the larger of the minimum and the noise floor on.",
+            note="Threshold: the larger of the minimum and the noise floor; smaller differences do not count.",
         ),
-        Table(head=("beside it", "", *figures), rows=tuple(_row(each) for each in moved[:MAX_INFORMING]), left=2),
+        Table(head=("other metrics", "", *figures), rows=tuple(_row(each) for each in moved[:MAX_INFORMING]), left=2),
         Table(head=("budget", "", "candidate", "limit"), rows=tuple(map(_budget_row, gate.budgets)), left=2),
     ]
     if gate.verdict in ("regressed", "inconclusive"):
@@ -167,45 +169,45 @@ def _row(each: MetricVerdict) -> tuple[str, ...]:
 
 
 def _warnings(gate: Gate) -> Iterable[str]:
-    """Say what the verdict rests on that somebody should know, then what the comparison warns of."""
+    """Yield the conditions that limit the verdict, then the warnings of the comparison."""
     if gate.verdict == "not_comparable":
         keys = " ".join(f"--allow-mismatch {each.key}" for each in gate.mismatches if not each.allowed)
-        yield f"nothing was judged; if the runs differ in this on purpose: {keys}"
+        yield f"nothing was judged; if the runs differ in this on purpose, add {keys}"
     if any(each.allowed for each in gate.mismatches):
-        yield f"judged all the same, as allowed: {_mismatches(gate, allowed=True)}"
+        yield f"judged despite these differences, as allowed: {_mismatches(gate, allowed=True)}"
     if gate.unknown_keys:
-        yield f"recorded on one side only, so whether it differs is not known: {', '.join(gate.unknown_keys)}"
+        yield f"recorded on one side only, so a difference is not excluded: {', '.join(gate.unknown_keys)}"
     of_steps = [each for each in gate.metrics if each.gates and each.test == "bootstrap"]
     if of_steps:
         runs = f"{of_steps[0].base_runs} and {of_steps[0].candidate_runs}"
-        yield f"few runs ({runs}): tested over their steps and a noise floor; from four a side, over the runs"
+        yield f"few runs ({runs}): tested over steps with a noise floor; from four runs a side, over runs"
     if any(each.calibrated is False for each in of_steps):
         share = f"{DEFAULT_SHARE * 100:.0f} % of the step time"
-        yield f"the noise floor is not calibrated: runs are taken to differ by at least {share}; see gate --calibrate"
+        yield f"the noise floor is not calibrated: runs are assumed to differ by at least {share}; see gate --calibrate"
     if gate.floor_differs:
-        yield f"the noise floor is that of another job: {', '.join(gate.floor_differs)}"
+        yield f"the noise floor was calibrated on another job: {', '.join(gate.floor_differs)}"
     for side, side_runs in (("base", gate.comparison.base), ("candidate", gate.comparison.candidate)):
         lost = {rank for run in side_runs for rank in run.missing_ranks}
         unread = {rank for run in side_runs for rank in run.unread_ranks}
-        for ranks, how in ((lost - unread, "not recorded"), (unread, "not readable, though a file of theirs is there")):
+        for ranks, how in ((lost - unread, "not recorded"), (unread, "not readable, although their files exist")):
             if ranks:
-                told = first_and_count(list(map(str, sorted(ranks))), 8, ", ")
-                yield f"{side}: {count(len(ranks), 'rank')} of the job {how}: {told}"
-    yield from titles(_untold(gate))[0]
+                names = first_and_count(list(map(str, sorted(ranks))), 8, ", ")
+                yield f"{side}: {count(len(ranks), 'rank')} of the job {how}: {names}"
+    yield from titles(_other_findings(gate))[0]
 
 
-def _untold(gate: Gate) -> list[Finding]:
-    return [each for each in gate.comparison.findings if not each.id.startswith(ALREADY_TOLD)]
+def _other_findings(gate: Gate) -> list[Finding]:
+    return [each for each in gate.comparison.findings if not each.id.startswith(STATED_BY_GATE)]
 
 
 def _notes(gate: Gate) -> list[str]:
-    _, found = titles(_untold(gate))
+    _, found = titles(_other_findings(gate))
     more = len(found) - MAX_NOTES
     return found[:MAX_NOTES] + ([f"{count(more, 'more finding')}: overlapscope compare"] if more > 0 else [])
 
 
 class Grown(NamedTuple):
-    """A part that grew, mean over ranks and steps."""
+    """A part of the step that grew, as means over ranks and steps."""
 
     name: str
     base_ns: int
@@ -214,7 +216,7 @@ class Grown(NamedTuple):
 
 
 def grown_collectives(comparison: Comparison) -> list[Grown]:
-    """Return the kinds of collective whose exposed time grew the most."""
+    """Return the kinds of collective whose exposed time grew most."""
     if comparison.attribution is None:
         return []
     rows = comparison.collectives
@@ -225,7 +227,7 @@ def grown_collectives(comparison: Comparison) -> list[Grown]:
 
 
 def grown_causes(comparison: Comparison) -> list[Grown]:
-    """Return the causes of exposed time that grew the most."""
+    """Return the causes of exposed time that grew most."""
     if comparison.attribution is None:
         return []
     shares = comparison.attribution.exposed_by_cause
@@ -233,7 +235,7 @@ def grown_causes(comparison: Comparison) -> list[Grown]:
 
 
 def grown_activities(comparison: Comparison) -> list[Grown]:
-    """Return what of a step grew the most: compute, exposed communication, copies, idle."""
+    """Return the activities of a step that grew most: compute, exposed communication, memcpy, idle."""
     if comparison.attribution is None:
         return []
     shares = comparison.attribution.step_time
@@ -241,25 +243,25 @@ def grown_activities(comparison: Comparison) -> list[Grown]:
 
 
 def grown_table(comparison: Comparison) -> Table:
-    """Give all of these as a table: exposed time by collective and cause where it grew, else the parts of the step."""
+    """Return what grew as a table: activities, and collectives and causes unless exposed time did not grow."""
     activities = grown_activities(comparison)
     rows = [("step", *_cells(each)) for each in activities]
     if any(each.name == EXPOSED for each in activities) or not activities:
-        rows += [("exposed by", *_cells(each)) for each in grown_collectives(comparison)]
-        rows += [("because", *_cells(each)) for each in grown_causes(comparison)]
-    note = "Means over ranks and steps; parts that grew the most."
+        rows += [("by collective", *_cells(each)) for each in grown_collectives(comparison)]
+        rows += [("by cause", *_cells(each)) for each in grown_causes(comparison)]
+    note = "Means over ranks and steps; the parts that grew most."
     head = ("what grew, ms", "", "base", "candidate", "difference")
     return Table(head=head, rows=tuple(rows), left=2, note=note)
 
 
 def _grown(whole: Attribution, names: list[str]) -> list[Grown]:
-    some = [
+    parts = [
         Grown(name, part.base_ns, part.candidate_ns, part.difference_ns)
         for name, part in zip(names, whole.parts, strict=True)
         if part.difference_ns > 0
     ]
-    most = max((each.difference_ns for each in some), default=0)
-    return [each for each in some if each.difference_ns >= WORTH * most][:MOST]
+    most = max((each.difference_ns for each in parts), default=0)
+    return [each for each in parts if each.difference_ns >= LEAST_SHARE * most][:MAX_GROWN]
 
 
 def _cells(each: Grown) -> tuple[str, ...]:

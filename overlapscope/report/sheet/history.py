@@ -1,4 +1,4 @@
-"""A history as a sheet and as charts: how step time and exposed communication moved from run to run."""
+"""The sheet and the charts of a history: step time and exposed communication from run to run."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -13,20 +13,20 @@ from overlapscope.report.text.compare import NAMES
 
 STEP_TIME, EXPOSED, WORST, OVERLAP = "step_time_ns", "exposed_comm_ns", "exposed_comm_worst_ns", "overlap_efficiency"
 MAX_ROWS: Final = 200
-"""The last runs, in the table."""
+"""The table lists this many of the last runs."""
 MAX_POINTS: Final = 1_000
-"""The last runs, in the charts."""
+"""The charts draw this many of the last runs."""
 MAX_CHANGES: Final = 3
 MAX_NOTES: Final = 12
 
 
 def sheet_of_history(found: History) -> Sheet:
-    """Return the sheet of a history: the first run against the last, the largest growth, then a row a run."""
+    """Return the sheet of a history: first against last run, the largest growth, then one row per run."""
     shown = list(enumerate(found.runs))[-MAX_ROWS:]
     note = "Medians over complete steps; means over ranks." if found.window == "step" else "Whole recordings."
     if len(shown) < len(found.runs):
         note += f" {count(len(found.runs) - len(shown), 'earlier run')} not shown."
-    head = ("run", "steps", "step time ms", "exposed ms", "since before", "worst rank ms", "overlap")
+    head = ("run", "steps", "step time ms", "exposed ms", "change", "worst rank ms", "overlap")
     return Sheet(
         title=f"History of {count(len(found.runs), 'run')}",
         lead=tuple(_lead(found)),
@@ -40,7 +40,7 @@ def sheet_of_history(found: History) -> Sheet:
 
 
 def charts_of_history(found: History) -> Iterator[Chart]:
-    """Draw step time and exposed time run by run."""
+    """Yield the charts of step time and of exposed time over the runs."""
     runs = found.runs[-MAX_POINTS:]
     names = tuple(short(each.name) for each in runs)
     for title, metrics in (
@@ -65,8 +65,8 @@ def _lead(found: History) -> Iterator[str]:
         if len(known) > 1:
             (first, was), (last, now) = known[0], known[-1]
             relative = f" ({signed_percent((now - was) / was)})" if was else ""
-            moved = f"{change(now - was, 'ns')} ms{relative}"
-            yield f"{words}: {ms(was)} ms in {first}, {ms(now)} ms in {last}: {moved}."
+            difference = f"{change(now - was, 'ns')} ms{relative}"
+            yield f"{words}: {ms(was)} ms in {first}, {ms(now)} ms in {last}: {difference}."
     most = max(_growths(found), default=None, key=lambda each: each[0])
     if most is not None and most[0] > 0:
         yield f"The largest growth of exposed communication is {ms(most[0])} ms, from {most[1]} to {most[2]}."
@@ -92,7 +92,7 @@ def _warnings(found: History) -> Iterator[str]:
     sizes = sorted({each.world_size for each in found.runs if each.world_size is not None})
     if len(sizes) > 1:
         named = first_and_count([str(each) for each in sizes], 6, ", ")
-        yield f"jobs of {named} ranks: their figures are not of one job"
+        yield f"jobs of {named} ranks: their figures are not comparable"
     lost = [short(each.name) for each in found.runs if each.missing_ranks]
     if lost:
         yield f"ranks are missing in {first_and_count(lost, 6, ', ')}"

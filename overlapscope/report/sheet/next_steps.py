@@ -1,24 +1,24 @@
-"""What to do next, for each document: commands to type and pages to read."""
+"""Suggest next steps for each document: commands to type and pages to read."""
 
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapscope.analysis.analyze import Analysis
-from overlapscope.analysis.compare import ComparedRun, Comparison
+from overlapscope.analysis.compare import Comparison
 from overlapscope.analysis.history import History
 from overlapscope.analysis.scaling import Scaling
 from overlapscope.gate.verdict import Gate
 from overlapscope.report.sheet.document import Document, comparison_of
 from overlapscope.report.text.advice import PAGES, gain
-from overlapscope.report.text.analysis import FINDING_PAGES, page
+from overlapscope.report.text.analysis import FINDING_PAGES, finding_page
 
 MOST_PAGES = 6
 MOST_ADVISED = 3
 
 
 class NextStep(NamedTuple):
-    """Why, and the command to type or the page to read."""
+    """The reason, and the command to type or the page to read."""
 
     words: str
     command: str
@@ -40,7 +40,7 @@ def next_steps(document: Document) -> tuple[NextStep, ...]:
         assert isinstance(document, Analysis)
         found += _of_analysis(document)
         ids = [each.id for each in document.findings]
-    pages = list(dict.fromkeys(page(each) for each in ids))[:MOST_PAGES]
+    pages = list(dict.fromkeys(finding_page(each) for each in ids))[:MOST_PAGES]
     found += [NextStep("read what the finding means and what helps", f"{FINDING_PAGES}/{each}") for each in pages]
     return tuple(found)
 
@@ -50,11 +50,12 @@ def _of_gate(gate: Gate) -> Iterator[NextStep]:
     if blocked:
         keys = " ".join(f"--allow-mismatch {each.key}" for each in blocked)
         yield NextStep(
-            "judge all the same, if the runs differ in this on purpose", f"overlapscope gate BASE CAND {keys}"
+            "judge the runs anyway, if they differ in this on purpose", f"overlapscope gate BASE CAND {keys}"
         )
     if any(each.gates and each.verdict == "inconclusive" for each in gate.metrics):
         yield NextStep(
-            "record more runs, four a side are judged among themselves", "overlapscope gate BASE_RUNS/ CAND_RUNS/"
+            "record more runs: from four a side on, runs are tested against runs",
+            "overlapscope gate BASE_RUNS/ CAND_RUNS/",
         )
     if any(each.gates and each.calibrated is False for each in gate.metrics):
         yield NextStep("measure the noise of unchanged code", "overlapscope gate --calibrate RUNS/ -o floor.json")
@@ -64,20 +65,16 @@ def _of_comparison(comparison: Comparison) -> Iterator[NextStep]:
     if len(comparison.base) == len(comparison.candidate) == 1:
         names = shlex.join([comparison.base[0].name, comparison.candidate[0].name])
         yield NextStep("see every metric, collective and kernel", f"overlapscope compare {names} --all")
-    run = _slowest(comparison.candidate)
+    run = next((each for each in comparison.candidate if each.ranks), None)
     if run is not None:
-        yield NextStep("look at the candidate's ranks on one clock", _export(run.name))
-
-
-def _slowest(runs: list[ComparedRun]) -> ComparedRun | None:
-    return next((each for each in runs if each.ranks), None)
+        yield NextStep("view the candidate's ranks on one timeline in Perfetto", _export(run.name))
 
 
 def _of_history(found: History) -> Iterator[NextStep]:
     if len(found.runs) > 1:
         names = shlex.join([found.runs[-2].name, found.runs[-1].name])
         yield NextStep("see what changed in the last run", f"overlapscope compare {names}")
-        yield NextStep("say whether it is more than chance", f"overlapscope gate {names}")
+        yield NextStep("test whether the change is larger than the noise", f"overlapscope gate {names}")
 
 
 def _of_scaling(found: Scaling) -> Iterator[NextStep]:
@@ -97,18 +94,21 @@ def _of_analysis(analysis: Analysis) -> Iterator[NextStep]:
     path = paths[0] if len(paths) == 1 else "RUN"
     run = shlex.quote(path)
     for each in analysis.recommendations[:MOST_ADVISED]:
-        yield NextStep(f"{each.title}{f' ({told})' if (told := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
+        yield NextStep(f"{each.title}{f' ({saved})' if (saved := gain(each)) else ''}", f"{PAGES}/{each.id}.md")
     if not analysis.ranks:
         return
     if analysis.recommendations:
         yield NextStep("see how to apply and verify that", f"overlapscope advise {run}")
     elif analysis.skew.stragglers:
         rank = analysis.skew.stragglers[0].rank
-        yield NextStep(f"find what held rank {rank}, before any other change", f"{FINDING_PAGES}/{page('straggler')}")
+        yield NextStep(
+            f"find the cause of straggler rank {rank}; tuning will not help until it is fixed",
+            f"{FINDING_PAGES}/{finding_page('straggler')}",
+        )
     else:
-        yield NextStep("see whether other settings would gain anything", f"overlapscope advise {run}")
+        yield NextStep("see whether other settings would save time", f"overlapscope advise {run}")
     yield NextStep("see every rank, step and collective", f"overlapscope analyze {run} --all")
-    yield NextStep("look at the ranks on one clock", _export(path))
+    yield NextStep("view the ranks on one timeline in Perfetto", _export(path))
 
 
 def _export(path: str) -> str:

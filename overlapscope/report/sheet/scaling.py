@@ -1,4 +1,4 @@
-"""A scaling study as a sheet and as charts: efficiency first, then what eats it, the largest loss first."""
+"""The sheet, the charts and the text of a scaling study: efficiency first, then the losses, the largest first."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,13 +7,13 @@ from overlapscope.analysis.cause_table import cause_label
 from overlapscope.analysis.scaling import ScalePoint, Scaling
 from overlapscope.analysis.wording import first_and_count, short
 from overlapscope.report.formatting import ms, percent, signed_ms
-from overlapscope.report.model import Chart, Series, Sheet, Table, text_of
+from overlapscope.report.model import Chart, Series, Sheet, Table, render_text
 
 MAX_PARTS: Final = 6
-WORTH: Final = 0.001
-"""Share of the step from which a loss has a row."""
+LEAST_SHARE: Final = 0.001
+"""A loss of at least this share of the step has a row."""
 MAX_CHARTS: Final = 4
-"""Of more sizes, the largest ones' losses are drawn."""
+"""Losses are drawn for this many of the largest world sizes."""
 UNITS: Final = {"weak": "rank steps/s", "strong": "steps/s"}
 
 
@@ -26,7 +26,7 @@ def sheet_of_scaling(found: Scaling) -> Sheet:
         f"instead of {ms(last.ideal_ns)} ms."
     ]
     if most is not None:
-        lead.append(f"Most of it: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms a step.")
+        lead.append(f"Largest loss: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms a step.")
     rows = tuple(
         (str(each.world_size), ms(each.step_ns), ms(each.ideal_ns), f"{each.throughput:,.4g}", f"{each.speedup:.2f}",
          percent(each.efficiency), first_and_count([short(name) for name in each.runs], 2, ", "))
@@ -44,57 +44,63 @@ def sheet_of_scaling(found: Scaling) -> Sheet:
 
 
 def charts_of_scaling(found: Scaling) -> Iterator[Chart]:
-    """Draw the step at each world size beside its ideal, and what the largest size loses to each part."""
+    """Yield the chart of step time and ideal by world size, and charts of the losses of the largest sizes."""
     points = found.points
     last = points[-1]
     sizes = tuple(f"{each.world_size} ranks" for each in points)
     yield Chart(
-        title="A step at each world size",
+        title="Step time by world size",
         words=f"{ms(last.step_ns)} ms at {last.world_size} ranks; {ms(last.ideal_ns)} ms would be ideal.",
         kind="grouped",
         axis="ms a step",
         categories=sizes,
         series=(
-            Series(name="here", values=tuple(each.step_ns / 1e6 for each in points)),
+            Series(name="measured", values=tuple(each.step_ns / 1e6 for each in points)),
             Series(name="ideal", values=tuple(each.ideal_ns / 1e6 for each in points)),
         ),
     )
     for point in points[1:][-MAX_CHARTS:]:
-        parts = [each for each in point.parts if abs(each.share) >= WORTH][:MAX_PARTS]
+        parts = [each for each in point.parts if abs(each.share) >= LEAST_SHARE][:MAX_PARTS]
         most = next((each for each in parts if each.loss_ns > 0), None)
-        words = f"Most: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms." if most else ""
+        words = f"Largest loss: {_name(most.name, exposed=most.exposed)}, {signed_ms(most.loss_ns)} ms." if most else ""
         yield Chart(
-            title=f"What {point.world_size} ranks lose",
+            title=f"Losses at {point.world_size} ranks",
             words=words,
             kind="grouped",
             axis="ms a step, mean over ranks",
             categories=tuple(_name(each.name, exposed=each.exposed) for each in parts),
             series=(
-                Series(name="here", values=tuple(each.here_ns / 1e6 for each in parts)),
+                Series(name="measured", values=tuple(each.here_ns / 1e6 for each in parts)),
                 Series(name="ideal", values=tuple(each.ideal_ns / 1e6 for each in parts)),
             ),
-            tells="why",
+            section="why",
         )
 
 
 def _losses(found: Scaling) -> Iterator[Table]:
     for point in found.points[1:]:
         yield Table(
-            head=(f"what {point.world_size} ranks lose, ms a step", "ideal", "here", "lost", "of the step"),
+            head=(f"loss at {point.world_size} ranks, ms a step", "ideal", "measured", "loss", "of the step"),
             rows=tuple(_rows(point)),
         )
 
 
 def _rows(point: ScalePoint) -> Iterator[tuple[str, ...]]:
-    shown = [part for part in point.parts if abs(part.share) >= WORTH][:MAX_PARTS]
+    shown = [part for part in point.parts if abs(part.share) >= LEAST_SHARE][:MAX_PARTS]
     for part in shown:
         name = _name(part.name, exposed=part.exposed)
         yield name, ms(part.ideal_ns), ms(part.here_ns), signed_ms(part.loss_ns), percent(part.share)
     rest = [part for part in point.parts if part not in shown]
     if rest:
         sums = [sum(getattr(part, name) for part in rest) for name in ("ideal_ns", "here_ns", "loss_ns")]
-        yield "all else", ms(sums[0]), ms(sums[1]), signed_ms(sums[2]), percent(sums[2] / point.step_ns)
-    yield "all", ms(point.ideal_ns), ms(point.step_ns), signed_ms(point.loss_ns), percent(point.loss_ns / point.step_ns)
+        yield "other", ms(sums[0]), ms(sums[1]), signed_ms(sums[2]), percent(sums[2] / point.step_ns)
+    yield (
+        "total",
+        ms(point.ideal_ns),
+        ms(point.step_ns),
+        signed_ms(point.loss_ns),
+        percent(point.loss_ns / point.step_ns),
+    )
 
 
 def _name(name: str, *, exposed: bool) -> str:
@@ -102,5 +108,5 @@ def _name(name: str, *, exposed: bool) -> str:
 
 
 def render(found: Scaling) -> str:
-    """Return the text, ending in a newline."""
-    return text_of(sheet_of_scaling(found))
+    """Return the scaling study as text, ending in a newline."""
+    return render_text(sheet_of_scaling(found))

@@ -1,4 +1,4 @@
-"""Recommendations for people: what, what it gains, how, how to verify, and the page that says more."""
+"""Render recommendations as text: what to change, the gain, how to apply and verify it, and the page to read."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,8 +23,8 @@ def _one(number: int, each: Recommendation) -> str:
         lines.append(f"   {gain(each)} ({low} to {high}, 90 %), {each.confidence}")
     elif each.gain_high_ns is not None:
         lines.append(f"   {gain(each)}, {each.confidence}")
-    for name, said in (("measured", each.measured), ("assumed", each.assumed)):
-        lines += [f"   {name + ':':11}{'; '.join(said)}"] if said else []
+    for name, reasons in (("measured", each.measured), ("assumed", each.assumed)):
+        lines += [f"   {name + ':':11}{'; '.join(reasons)}"] if reasons else []
     for name, text in each.apply.items():
         lines += [
             f"   {name + ':':11}{line}" if at == 0 else f"   {'':11}{line}" for at, line in enumerate(text.split("\n"))
@@ -33,11 +33,11 @@ def _one(number: int, each: Recommendation) -> str:
 
 
 def shortly(recommendations: Sequence[Recommendation], most: int = 3) -> str:
-    """Return the first few, a line each with its gain; empty where there are none."""
+    """Return the first `most` recommendations, one line each with the gain; empty without any."""
     if not recommendations:
         return ""
     lines = [
-        f"{number}. {one_row(each.title)}{f' ({told})' if (told := gain(each)) else ''}"
+        f"{number}. {one_row(each.title)}{f' ({saved})' if (saved := gain(each)) else ''}"
         for number, each in enumerate(recommendations[:most], 1)
     ]
     left = len(recommendations) - most
@@ -47,7 +47,7 @@ def shortly(recommendations: Sequence[Recommendation], most: int = 3) -> str:
 
 
 def gain(each: Recommendation) -> str:
-    """Say what it saves, or at most; empty where nothing can be said."""
+    """Return the predicted gain, or its upper bound, as text; empty where neither is known."""
     if each.predicted_gain_ns is not None:
         return f"saves {ms(each.predicted_gain_ns)} ms a {each.per}"
     return "" if each.gain_high_ns is None else f"saves at most {ms(each.gain_high_ns)} ms a {each.per}"

@@ -1,4 +1,4 @@
-"""An analysis as a table for people: exposed milliseconds first, what to know about it after, the next command last."""
+"""Render an analysis as text: exposed milliseconds first, then causes, ranks, collectives and findings, then advice."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -13,7 +13,7 @@ from overlapscope.analysis.exposed import PLACES, UNKNOWN, ExposedBy
 from overlapscope.report.formatting import NOT_APPLICABLE, aligned, count, ms, one_row, percent, size
 from overlapscope.report.rank_columns import COLUMNS
 from overlapscope.report.text import advice as advice_text
-from overlapscope.report.text import cross_rank as across_ranks
+from overlapscope.report.text import cross_rank
 from overlapscope.report.text.cross_rank import missing_words
 from overlapscope.report.text.source_tables import told_tables
 from overlapscope.report.verdicts import SEVERITY_MARKS
@@ -23,17 +23,17 @@ MAX_STEPS = 30
 MAX_COLLECTIVES = 8
 MAX_FINDINGS = 6
 FINDING_PAGES = "docs/findings"
-"""A page for each kind of finding: what it means, how it is found, what to do next."""
+"""The folder of pages on findings: what each kind means, how it is found, what to do next."""
 MAX_NAMES = 5
 MAX_PLACE = 28
 _PATH_WORDS: Final = {
     "compute": "compute",
     "transfer": "transfer",
-    "communication": "communication (waiting not told apart)",
-    "copy": "copies",
-    "launch": "launches on their way",
+    "communication": "communication (wait time not separated)",
+    "copy": "memcpy",
+    "launch": "launch latency",
     "host": "host",
-    "host_or_wait": "host, or waiting for its device",
+    "host_or_wait": "host, or host waiting for the device",
     "idle": "idle",
 }
 MOST_RANKS = 4
@@ -43,16 +43,16 @@ LONGEST_NAME = 48
 
 
 def render(analysis: Analysis, *, all_rows: bool = False) -> str:
-    """Return the whole text, lines of at most about 110 characters, ending in a newline.
+    """Return the whole text, in lines of about 110 characters at most, ending in a newline.
 
-    `all_rows` shows every rank and step; otherwise long lists are cut, and the text says so.
+    `all_rows` lists every rank and step; otherwise long lists are cut and a line states how much is missing.
     """
     parts = [headline(analysis), sentence(analysis), _table(analysis, all_rows=all_rows)]
     parts.append(_causes(analysis))
-    parts.append(where(analysis.exposed_by))
-    parts.append(across_ranks.lines(analysis, all_rows=all_rows))
+    parts.append(exposed_by_text(analysis.exposed_by))
+    parts.append(cross_rank.lines(analysis, all_rows=all_rows))
     if any(rank.whole.window_ns for rank in analysis.ranks):
-        parts.append(lines(analysis.critical_path))
+        parts.append(critical_path_text(analysis.critical_path))
     parts.append(_collectives(analysis.collectives, len(analysis.collectives) if all_rows else MAX_COLLECTIVES))
     parts.append(told_tables(analysis.told, all_rows=all_rows))
     parts.append(_findings(analysis, all_rows=all_rows))
@@ -61,7 +61,7 @@ def render(analysis: Analysis, *, all_rows: bool = False) -> str:
 
 
 def headline(analysis: Analysis) -> str:
-    """Say what was recorded: ranks, steps, device and backend."""
+    """Return what was recorded, in one line: ranks, steps, device and backend."""
     run, info = analysis.run, analysis.run.fingerprint
     of_world = f" of {run.world_size}" if run.world_size else ""
     if not run.ranks:
@@ -74,11 +74,11 @@ def headline(analysis: Analysis) -> str:
     known = [" ".join(str(info[key]).split()) for key in ("device", "backend") if info.get(key)]
     if info.get("nccl_version"):
         known.append(f"NCCL {info['nccl_version']}")
-    return ", ".join([who, count(steps, "step") if steps else "no step marked", *known])
+    return ", ".join([who, count(steps, "step") if steps else "no step marks", *known])
 
 
 def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
-    """Return each rank's complete steps, or where no rank has any, its whole recording; and which of the two it is."""
+    """Return "step" and the complete steps by rank; where no rank has any, "recording" and whole recordings."""
     by_rank: dict[int, list[Breakdown]] = {}
     for rank in analysis.ranks:
         by_rank[rank.rank] = [step for step in rank.steps if step.complete and step.window_ns]
@@ -88,31 +88,33 @@ def windows(analysis: Analysis) -> tuple[str, dict[int, list[Breakdown]]]:
 
 
 def sentence(analysis: Analysis) -> str:
-    """Give the main figures: the mean over ranks and complete steps, else over whole recordings; and the worst rank."""
+    """Return the main figures in sentences: means over ranks and steps (else whole recordings), and the worst rank."""
     what, by_rank = windows(analysis)
     means = {rank: mean(chosen) for rank, chosen in by_rank.items() if chosen}
     if not means:
-        return "No times were recorded: how much communication is exposed cannot be told from these sources."
+        return "No times were recorded: exposed communication cannot be measured from these sources."
     overall = mean([each for chosen in by_rank.values() for each in chosen])
     if not overall.comm_ns:
         return f"No communication was recorded in a {ms(overall.window_ns)} ms {what}."
     sentence = (
         f"{ms(overall.exposed_comm_ns)} ms of a {ms(overall.window_ns)} ms {what} is exposed communication "
-        f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is hidden under compute."
+        f"({percent(overall.exposed_fraction)}); {ms(overall.overlapped_ns)} ms more is overlapped with compute."
     )
     if len(means) > 1:
         worst = max(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
         least = min(means, key=lambda rank: means[rank].exposed_comm_ns or 0)
         over = f"{count(sum(map(len, by_rank.values())), what)} of {len(means)} ranks"
         most, fewest = (ms(means[rank].exposed_comm_ns) for rank in (worst, least))
-        alike = f"\nMean over {over}; the same on each of them."
-        apart = f"\nMean over {over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
-        sentence += alike if most == fewest else apart
+        equal = f"\nMean over {over}; the same on every rank."
+        different = (
+            f"\nMean over {over}; most exposed on rank {worst} ({most} ms), least on rank {least} ({fewest} ms)."
+        )
+        sentence += equal if most == fewest else different
     return sentence
 
 
 def mean(chosen: Sequence[Breakdown]) -> Breakdown:
-    """Return the mean of several windows, whose parts add up as theirs do; its ratios are those of the sums."""
+    """Return the mean of several windows; parts add up as those of one window, ratios are those of the means."""
     names = [name for name in Breakdown.__struct_fields__ if name.endswith("_ns")]
     means: dict[str, Any] = {}
     for name in names:
@@ -150,13 +152,13 @@ def _table(analysis: Analysis, *, all_rows: bool) -> str:
     if len(timed) > MAX_RANKS and not all_rows:
         notes.append(f"{len(timed) - MAX_RANKS} more ranks with less exposed time: --all")
     if any(not step.complete for rank in analysis.ranks for step in rank.steps):
-        notes.append("* not wholly recorded")
+        notes.append("* recorded in part")
     head = ["ms", *(each.label for each in COLUMNS)]
     return "\n".join([*aligned([head, *rows]), *notes])
 
 
 def _worst(ranks: Sequence[RankInfo], limit: int) -> list[RankInfo]:
-    """Return the ranks with the most exposed time, in the order of their numbers."""
+    """Return the `limit` ranks with the most exposed time, sorted by rank."""
     chosen = sorted(ranks, key=lambda rank: -(rank.whole.exposed_comm_ns or 0))[:limit]
     return sorted(chosen, key=lambda rank: rank.rank)
 
@@ -174,7 +176,7 @@ def _mean_row(rank: RankInfo) -> list[str]:
 
 
 def _causes(analysis: Analysis) -> str:
-    """Show why communication is exposed: the mean over the windows of the sentence above, the largest first."""
+    """Return the table of causes of exposed time: means over the windows of `sentence`, the largest first."""
     what, by_rank = windows(analysis)
     all_windows = [each for chosen in by_rank.values() for each in chosen]
     exposed = sum(each.exposed_comm_ns or 0 for each in all_windows)
@@ -210,13 +212,17 @@ def _collectives(rows: Sequence[CollectiveRow], limit: int) -> str:
             ]
         )
     more = f"\n{len(rows) - limit} more kinds of collective: --all" if len(rows) > limit else ""
-    note = "\nDurations hold waiting for late ranks too." if any(r.estimate == "upper_bound" for r in rows) else ""
+    note = (
+        "\nDurations include time spent waiting for stragglers."
+        if any(r.estimate == "upper_bound" for r in rows)
+        else ""
+    )
     lines = [head, *cells] if placed else [line[:4] + line[5:] for line in (head, *cells)]
     return "\n".join(aligned(lines, left=4 + placed)) + more + note
 
 
-def page(finding: str) -> str:
-    """Return the name of the page on a finding's kind, the part of its id before the first colon."""
+def finding_page(finding: str) -> str:
+    """Return the file name of the page on a finding; its kind is the part of the id before the first colon."""
     return f"{finding.split(':', 1)[0]}.md"
 
 
@@ -226,13 +232,13 @@ def _findings(analysis: Analysis, *, all_rows: bool) -> str:
     if len(shown) < len(analysis.findings):
         lines.append(f"{len(analysis.findings) - len(shown)} more findings: --all")
     if shown:
-        pages = sorted({page(each.id) for each in shown})
+        pages = sorted({finding_page(each.id) for each in shown})
         lines.append(f"What to do: {', '.join([f'{FINDING_PAGES}/{pages[0]}', *pages[1:]])}")
     return "\n".join(lines)
 
 
 def place(row: CollectiveRow) -> str:
-    """Return the dimension, phase and module of a kind of call in a few words; empty where none is known."""
+    """Return dimension, phase and module of a kind of collective; empty where none of them is known."""
     return _short(" ".join(each for each in (row.dimension, row.phase, row.module) if each))
 
 
@@ -240,8 +246,8 @@ def _short(words: str) -> str:
     return words if len(words) <= MAX_PLACE else f"{words[: MAX_PLACE // 2 - 2]}...{words[-MAX_PLACE // 2 + 1 :]}"
 
 
-def where(exposed: ExposedBy) -> str:
-    """Return a line for each way of placing that places anything; nothing where none does."""
+def exposed_by_text(exposed: ExposedBy) -> str:
+    """Return exposed time by dimension, phase and module, one line each; a line with nothing known is left out."""
     lines = []
     for kind in PLACES:
         sums: dict[str, int] = getattr(exposed, kind)
@@ -253,19 +259,17 @@ def where(exposed: ExposedBy) -> str:
     return "\n".join(lines)
 
 
-def lines(found: CriticalPath) -> str:
-    """Return the text; where no path is told, why."""
+def critical_path_text(found: CriticalPath) -> str:
+    """Return the critical path of the median step in three lines; the reason where there is no path."""
     path = next((each for each in found.steps if each.step == found.median_step), None)
     if path is None or not path.length_ns:
-        return f"No critical path is told: {found.reason}." if found.reason else ""
+        return f"No critical path: {found.reason}." if found.reason else ""
 
     def share(ns: int) -> str:
         return f"{ns / path.length_ns * 100:.1f} %"
 
-    what = "the recording" if path.step is None else f"step {path.step}, the median"
-    within = (
-        "" if found.scope == "ranks" else f", within rank {path.rank}: what it waited for on others is not recorded"
-    )
+    what = "the recording" if path.step is None else f"step {path.step} (median step)"
+    within = "" if found.scope == "ranks" else f", within rank {path.rank}: its waits for other ranks are not recorded"
     shown = {part: ns for part, ns in path.parts.items() if ns >= WORTH_SHOWING * path.length_ns}
     parts = sorted(shown.items(), key=lambda item: -item[1])
     text = [
@@ -277,13 +281,11 @@ def lines(found: CriticalPath) -> str:
         more = f", {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
         text[-1] += "; on " + ", ".join(f"rank {rank} {share(ns)}" for rank, ns in ranks[:MOST_RANKS]) + more
     if path.operations:
-        named = (
-            f"{each.part}: {_short_name(each.name)} {each.ns / 1e6:,.3f} ms" for each in path.operations[:MOST_NAMES]
-        )
-        text.append("  most of it " + ", ".join(named))
+        named = (f"{each.part}: {_shorten(each.name)} {each.ns / 1e6:,.3f} ms" for each in path.operations[:MOST_NAMES])
+        text.append("  longest operations: " + ", ".join(named))
     return "\n".join(text)
 
 
-def _short_name(name: str) -> str:
+def _shorten(name: str) -> str:
     flat = " ".join(name.split())
     return flat if len(flat) <= LONGEST_NAME else flat[: LONGEST_NAME - 3] + "..."

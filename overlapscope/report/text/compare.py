@@ -1,4 +1,4 @@
-"""A comparison as text for people: exposed milliseconds first, where they come from after, then what else changed."""
+"""Render a comparison as text: exposed milliseconds first, then where they come from, then what else changed."""
 
 from collections.abc import Sequence
 
@@ -32,23 +32,24 @@ NAMES = {
     "exposed_comm_ns": "exposed",
     "exposed_comm_worst_ns": "exposed, worst rank",
     "step_time_ns": "step time, slowest rank",
-    "exposed_wait_ns": "waiting, exposed",
-    "hidden_wait_ns": "waiting, hidden",
-    "overlapped_ns": "hidden",
+    "exposed_wait_ns": "wait time, exposed",
+    "hidden_wait_ns": "wait time, overlapped",
+    "overlapped_ns": "overlapped",
     "compute_ns": "compute",
-    "copy_ns": "copies",
+    "copy_ns": "memcpy",
     "idle_ns": "idle",
     "overlap_efficiency": "overlap",
     "exposed_fraction": "exposed share",
-    "blame_ns": "held others up, worst rank",
+    "blame_ns": "delayed others, worst rank",
     "comm_ns": "communication",
     "compute_only_ns": "compute only",
-    "copy_only_ns": "copies only",
+    "copy_only_ns": "memcpy only",
     "comm_comp_ratio": "communication / compute",
     "overlap_potential": "overlap potential",
 }
-"""Every metric in the order of the table; the first of them stand in the short one."""
+"""The label of every metric, in the order of the table."""
 SHORT = 11
+"""The short table has this many of the first metrics."""
 
 
 def render(comparison: Comparison, *, all_rows: bool = False) -> str:
@@ -86,13 +87,13 @@ def _side(title: str, runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def sentence(comparison: Comparison) -> str:
-    """Return the two figures that matter: exposed communication and step time."""
+    """Return how exposed communication and step time changed, one sentence each."""
     if comparison.window is None:
         return "No times were recorded on both sides: there is nothing to compare."
     by_name = {each.name: each for each in comparison.metrics}
     exposed = by_name["exposed_comm_ns"]
     if exposed.difference is None:
-        words = "Exposed communication cannot be compared: it is n/a on a side."
+        words = "Exposed communication cannot be compared: it is n/a on one side."
     else:
         words = f"Exposed communication {_moved(exposed)} a {comparison.window}."
     step = by_name["step_time_ns"]
@@ -135,25 +136,25 @@ def _metrics(comparison: Comparison, *, all_rows: bool) -> str:
 
 
 def _spreads(chosen: Sequence[Metric]) -> list[str]:
-    """Show how far the runs of a side lie apart, for the metrics that people look at first."""
+    """Return the range over the runs of each side, for the first three metrics."""
     lines = []
     for each in chosen[:3]:
         sides = (("base", each.base), ("candidate", each.candidate))
-        told = [f"{name} {ms(side.low)} to {ms(side.high)}" for name, side in sides if side.low is not None]
-        if told:
-            lines.append(f"{NAMES[each.name]}, from run to run: {', '.join(told)} ms")
+        ranges = [f"{name} {ms(side.low)} to {ms(side.high)}" for name, side in sides if side.low is not None]
+        if ranges:
+            lines.append(f"{NAMES[each.name]}, range over runs: {', '.join(ranges)} ms")
     return lines
 
 
 def value_words(metric: Metric, side: Estimate) -> str:
-    """Return one side of a metric, in milliseconds or as a share."""
+    """Return the value of a metric on one side, in milliseconds or as a share."""
     if metric.name == "comm_comp_ratio":
         return NOT_APPLICABLE if side.value is None else f"{side.value:.3f}"
     return ms(side.value) if metric.unit == "ns" else percent(side.value)
 
 
 def difference_words(metric: Metric) -> str:
-    """Return the difference of a metric with its sign: milliseconds, or points."""
+    """Return the difference of a metric with its sign: milliseconds, or percentage points."""
     if metric.difference is None:
         return NOT_APPLICABLE
     if metric.unit == "ns":
@@ -162,17 +163,17 @@ def difference_words(metric: Metric) -> str:
 
 
 def relative_words(metric: Metric) -> str:
-    """Return the relative difference of a time; empty for a share, whose points say it."""
+    """Return the relative difference of a time; empty for a share, whose difference is in points."""
     return signed_percent(metric.relative) if metric.unit == "ns" else ""
 
 
 def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
-    """Show where the differences come from: three tables whose rows add up to their last one."""
+    """Return where the differences come from: by collective, by cause and by activity; parts add up to each total."""
     found = comparison.attribution
     if found is None:
         return ""
     collectives = comparison.collectives
-    labels = {"step": "step time" if comparison.window == "step" else "length of the recording"}
+    whole = "step time" if comparison.window == "step" else "length of the recording"
     tables = [
         _parts(
             "exposed, by collective",
@@ -189,19 +190,19 @@ def _attributions(comparison: Comparison, *, all_rows: bool) -> str:
             [cause_label(part.name) for part in found.exposed_by_cause.parts],
             all_rows=all_rows,
         ),
-        _parts(labels["step"], found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),
+        _parts(whole, found.step_time, [part.name for part in found.step_time.parts], all_rows=all_rows),
     ]
     shown = [table for table in tables if table]
     if not shown:
         return ""
     rows = [row for table in shown for row in (*table, ["", "", "", ""])][:-1]
-    head = ["where it comes from, ms", "base", "candidate", "difference"]
-    note = "Means over ranks and steps, which add up where medians do not."
+    head = ["where the difference is, ms", "base", "candidate", "difference"]
+    note = "Means over ranks and steps: unlike medians, they add up."
     return "\n".join([*aligned([head, *rows]), note])
 
 
 def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bool) -> list[list[str]]:
-    """Give the parts, the largest differences first, and the whole; those left out are one row, so that all adds up."""
+    """Return the total and its parts, the largest differences first; parts left out are summed in one row."""
     if not whole.parts:
         return []
     limit = len(whole.parts) if all_rows or len(whole.parts) <= MAX_PARTS + 1 else MAX_PARTS
@@ -215,7 +216,7 @@ def _parts(title: str, whole: Attribution, names: Sequence[str], *, all_rows: bo
 
 
 def collective_words(row: CollectiveChange) -> str:
-    """Name a kind of collective, and how often a step makes it."""
+    """Return the name of a kind of collective and how often a step calls it."""
     size_words = size(row.bytes) if row.bytes is not None else ""
     named = (row.op, size_words, row.dtype, row.phase, row.module, f"group {row.group}" if row.group else "")
     words = " ".join(short(each) for each in named if each)
@@ -225,12 +226,12 @@ def collective_words(row: CollectiveChange) -> str:
 
 
 def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
-    """Show how fast each kind of collective is on both sides."""
-    told = [row for row in rows if row.base.busbw_gbs is not None or row.candidate.busbw_gbs is not None]
-    if not told:
+    """Return transfer time and bus bandwidth of each kind of collective on both sides."""
+    measured = [row for row in rows if row.base.busbw_gbs is not None or row.candidate.busbw_gbs is not None]
+    if not measured:
         return ""
     cells = []
-    for row in told:
+    for row in measured:
         sides = (row.base, row.candidate)
         speeds = [
             NOT_APPLICABLE
@@ -246,7 +247,7 @@ def _bandwidths(rows: Sequence[CollectiveChange]) -> str:
 
 
 def _kernels(comparison: Comparison, *, all_rows: bool) -> str:
-    """Show the kernels that changed most; a CPU run has none with a name of its own."""
+    """Return the kernels that changed most; empty for fewer than two (CPU kernels have no names of their own)."""
     kernels = comparison.kernels
     if kernels is None:
         return ""
@@ -256,11 +257,11 @@ def _kernels(comparison: Comparison, *, all_rows: bool) -> str:
         return ""
     rows = []
     for each in sorted(shown, key=lambda each: -each.difference_ns):
-        asked = f" by {short(each.host_op)}" if each.host_op else ""
+        launched_by = f" by {short(each.host_op)}" if each.host_op else ""
         counts = f"{each.base.count:.4g} to {each.candidate.count:.4g}"
         if each.base.count == each.candidate.count:
             counts = f"{each.base.count:.4g}"
         times = (ms(each.base.duration_ns), ms(each.candidate.duration_ns), signed_ms(each.difference_ns))
-        rows.append([f"{short(each.name)}{asked}", *times, counts])
-    head = ["kernels and copies, ms", "base", "candidate", "difference", "times"]
+        rows.append([f"{short(each.name)}{launched_by}", *times, counts])
+    head = ["kernels and memcpy, ms", "base", "candidate", "difference", "calls"]
     return "\n".join(aligned([head, *rows]))

@@ -1,4 +1,4 @@
-"""Who waited and who was waited for, as text: a table, a sentence for each straggler, what is unpaired, clocks."""
+"""Render the comparison of ranks as text: wait time by rank, stragglers and their causes, unmatched calls, clocks."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -11,41 +11,42 @@ MAX_ROWS: Final = 8
 MAX_REASONS: Final = 3
 LONGEST_REASON: Final = 200
 CLOCK_SHOWS_NS: Final = 1_000_000
-"""A clock that is off by more than this is worth a line: logs of the ranks cannot be read side by side then."""
-APART: Final = 1.05
-"""A straggler's blame and that of the table are told apart from this factor."""
+"""A clock offset above this gets a line: the logs of such ranks cannot be compared by their times."""
+INDIRECT: Final = 1.05
+"""A straggler's blame is split into direct and indirect delay where it exceeds that of the table by this factor."""
 WORDS: Final[Mapping[str, str]] = {
-    "calls": "came last to {} calls",
+    "calls": "arrived last at {} calls",
     "computed_more_ns": "computed {} more than its peers",
     "communicated_more_ns": "communicated {} more",
     "idle_more_ns": "idle {} longer than its peers",
-    "before_first_launch_ns": "{} of that before a step's first launch",
+    "before_first_launch_ns": "{} of that before the first launch of a step",
     "launched_late_ns": "{} in calls that were launched late",
-    "on_core_more_ns": "on a core {} longer",
-    "off_core_more_ns": "off its core {} longer",
-    "waited_for_core_more_ns": "waited {} longer for a core",
-    "compute_ns": "compute {} in all",
+    "on_core_more_ns": "on a CPU core {} longer",
+    "off_core_more_ns": "off the CPU {} longer",
+    "waited_for_core_more_ns": "waited {} longer for a CPU core",
+    "compute_ns": "compute {} in total",
     "peers_compute_ns": "its peers' compute {}",
-    "work_ns": "its kernels at the usual speed {}",
-    "peers_work_ns": "its peers' kernels at the usual speed {}",
+    "work_ns": "its kernels would take {} at the usual speed",
+    "peers_work_ns": "its peers' kernels would take {} at the usual speed",
     "slowness": "its kernels take {} times as long as usual",
     "in_larger_grids": "{} of its compute in larger grids than its peers'",
-    "garbage_collector_ns": "collected garbage {} longer",
-    "data_loading_ns": "between steps, as in loading data, {} longer",
-    "cpu_throttled_ns": "held off its core {} longer by its limit",
-    "allocator_retries_more": "its allocator asked again {} times more",
-    "recording_cost_ns": "recording cost at most {}",
-    "sm_clock_mhz": "its clock {} MHz",
-    "peers_sm_clock_mhz": "its peers' clock {} MHz",
+    "garbage_collector_ns": "{} more in garbage collection pauses",
+    "data_loading_ns": "{} longer between steps (for example data loading)",
+    "cpu_throttled_ns": "CPU throttled {} longer by its cgroup limit",
+    "allocator_retries_more": "{} more allocator retries",
+    "recording_cost_ns": "recording overhead at most {}",
+    "sm_clock_mhz": "its SM clock {} MHz",
+    "peers_sm_clock_mhz": "its peers' SM clock {} MHz",
 }
-"""How each figure is told; one that is not here is told by its own name."""
+"""The text of each figure of evidence; a figure that is not listed is shown under its own name."""
 SHARES: Final = frozenset({"in_larger_grids"})
 CHANCE: Final = "chance"
 LEAST_CHANCE: Final = 1e-4
+"""Smaller probabilities are shown as `p < 0.0001`."""
 
 
 def lines(analysis: Analysis, *, all_rows: bool) -> str:
-    """Return the text, the most blamed first; of runs without matched calls only why there are none."""
+    """Return the text, ranks with the most blame first; without matched calls, only the reasons why there are none."""
     skew = analysis.skew
     parts = [*_table(analysis, all_rows=all_rows), *_stragglers(analysis, all_rows=all_rows)]
     parts += matched_words(skew)
@@ -57,20 +58,21 @@ def lines(analysis: Analysis, *, all_rows: bool) -> str:
 
 
 def matched_words(skew: Skew) -> list[str]:
-    """Say how many calls were matched, and how many not; nothing where there was nothing to match."""
+    """Return how many calls were matched across ranks and how many not; empty where there was nothing to match."""
     if not (skew.ranks or skew.pairs or skew.unmatched):
         return []
     messages = f" and {count(skew.pairs, 'send')} with their receives" if skew.pairs else ""
     matched = f"{count(skew.matched, 'collective')}{messages} matched across ranks"
-    return [matched + (f", {skew.unmatched} calls not" if skew.unmatched else "") + "."]
+    return [matched + (f", {skew.unmatched} calls unmatched" if skew.unmatched else "") + "."]
 
 
 def straggler_words(analysis: Analysis, limit: int) -> list[str]:
-    """Return a sentence for each rank that the others waited for, the most blamed first."""
+    """Return a sentence for each of the first `limit` stragglers, the one with the most blame first."""
     listed = {each.rank: each.blame_ns for each in analysis.skew.ranks}
     bound = "at most " if analysis.run.missing_ranks else ""
     return [
-        f"Rank {each.rank} held the others up for {bound}{_amount(each, listed)}: {_why(each)}."
+        f"Rank {each.rank} is a straggler: it delayed the others by {bound}{_delay(each, listed)}; "
+        f"cause: {_cause(each)}."
         for each in analysis.skew.stragglers[:limit]
     ]
 
@@ -86,73 +88,72 @@ def _table(analysis: Analysis, *, all_rows: bool) -> list[str]:
         return []
     ranked = sorted(skew.ranks, key=lambda each: (-each.blame_ns, each.rank))
     shown = ranked if all_rows else ranked[:MAX_ROWS]
-    head = ["waiting, in all", "waited ms", "of its collectives", "held others up ms", "times last"]
+    head = ["wait time, whole recording", "waited ms", "of collective time", "delayed others ms", "arrived last"]
     cells = [
         [f"rank {each.rank}", ms(each.wait_ns), percent(each.wait_fraction), ms(each.blame_ns), str(each.times_last)]
         for each in shown
     ]
     rows = [*aligned([head, *cells])]
     if len(shown) < len(ranked):
-        rows.append(f"{len(ranked) - len(shown)} more ranks that held others up less: --all")
+        rows.append(f"{len(ranked) - len(shown)} more ranks that delayed others less: --all")
     return rows
 
 
 def _stragglers(analysis: Analysis, *, all_rows: bool) -> list[str]:
-    told = straggler_words(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
-    return [*told, "What to do: docs/findings/straggler.md"] if told else []
+    sentences = straggler_words(analysis, len(analysis.skew.stragglers) if all_rows else MAX_ROWS)
+    return [*sentences, "What to do: docs/findings/straggler.md"] if sentences else []
 
 
-def _amount(straggler: Straggler, listed: Mapping[int, int]) -> str:
-    """Return the time, with the part of it that the table does not hold."""
+def _delay(straggler: Straggler, listed: Mapping[int, int]) -> str:
+    """Return the delay, and the part of it that the table does not contain."""
     more = straggler.blame_ns - listed.get(straggler.rank, 0)
     time = f"{ms(straggler.blame_ns)} ms"
-    if straggler.blame_ns <= APART * listed.get(straggler.rank, 0):
+    if straggler.blame_ns <= INDIRECT * listed.get(straggler.rank, 0):
         return time
-    return f"{time}, {ms(more)} ms of it through ranks that waited for it, or in uneven exchanges"
+    return f"{time}, {ms(more)} ms of it through ranks that waited for it, or in all-to-alls of uneven sizes"
 
 
-def _why(straggler: Straggler) -> str:
+def _cause(straggler: Straggler) -> str:
     evidence: Mapping[str, Any] = straggler.evidence
-    words = HELD_BY[straggler.held_by]
+    words = "not known" if straggler.held_by == "unknown" else HELD_BY[straggler.held_by]
     idle, before = evidence.get("idle_more_ns"), evidence.get("before_first_launch_ns")
     if straggler.held_by == "host" and idle and before and before > 0:
-        words += f" ({ms(min(before, idle))} of {ms(idle)} ms before a step's first launch)"
+        words += f" ({ms(min(before, idle))} of {ms(idle)} ms before the first launch of a step)"
     if evidence.get("recording_may_explain"):
-        words += ", which recording itself may explain"
+        words += "; the overhead of recording may explain it"
     return words
 
 
 def _clocks(skew: Skew, *, all_rows: bool) -> list[str]:
-    """Name the clocks that are off by so much that people stumble over it, and how well the others agree."""
+    """Return the clock offsets that are large enough to mislead readers of logs, and how well the clocks agree."""
     far = sorted(((rank, off) for rank, off in skew.clock_offset_ns.items()), key=lambda each: -abs(each[1]))
     far = [(rank, off) for rank, off in far if all_rows or abs(off) >= CLOCK_SHOWS_NS]
     if not far:
         return []
     shown = far if all_rows else far[:MAX_ROWS]
-    told = ", ".join(f"rank {rank} {'+' if off >= 0 else '-'}{ms(abs(off))}" for rank, off in shown)
+    offsets = ", ".join(f"rank {rank} {'+' if off >= 0 else '-'}{ms(abs(off))}" for rank, off in shown)
     more = f", {len(far) - len(shown)} more: --all" if len(shown) < len(far) else ""
-    residual = f", to within {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
-    return [f"Clocks against the middle one, ms (taken out above{residual}): {told}{more}."]
+    residual = f", residual {ms(skew.residual_ns)} ms" if skew.residual_ns is not None else ""
+    return [f"Clock offsets from the reference rank, ms (corrected above{residual}): {offsets}{more}."]
 
 
 def evidence_words(evidence: Mapping[str, Any]) -> str:
-    """Return the figures in one line; of times those that are more than nothing."""
-    told = [_words(key).format(_figure(key, value)) for key, value in evidence.items() if _tells(key, value)]
+    """Return the figures of a straggler's evidence in one line, without times of 0 or less."""
+    parts = [_template(key).format(_figure(key, value)) for key, value in evidence.items() if _is_shown(key, value)]
     chance = evidence.get(CHANCE)
     if isinstance(chance, int | float):
-        shown = f"{'less than ' if chance < LEAST_CHANCE else ''}{max(chance, LEAST_CHANCE) * 100:.2f} %"
-        told.append(f"among equals by chance in {shown} of runs")
-    return "; ".join(told)
+        parts.append(f"p < {LEAST_CHANCE:.4f}" if chance < LEAST_CHANCE else f"p = {chance:.4f}")
+    return "; ".join(parts)
 
 
-def _tells(key: str, value: Any) -> bool:
-    """Return whether a figure has something to say: flags are told by the sentence, lists are too long for it."""
+def _is_shown(key: str, value: Any) -> bool:
+    """Return whether a figure is listed: flags are part of the sentence, lists are too long for a line."""
     if key in (CHANCE, "throttle_reasons") or isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return value > 0 or not key.endswith("_ns")
 
 
-def _words(key: str) -> str:
+def _template(key: str) -> str:
     return WORDS.get(key) or f"{key.removesuffix('_ns').replace('_', ' ').replace('{', '').replace('}', '')} {{}}"
 
 
@@ -163,7 +164,7 @@ def _figure(key: str, value: float) -> str:
 
 
 def missing_words(missing: Collection[int], unread: Collection[int]) -> str:
-    """Return both numbers, e.g. `6 not recorded, 1 not readable`; nothing where no rank is missing."""
-    lost = len({*unread}.intersection(missing)) if missing else len(unread)
-    parts = ((len(missing) - (lost if missing else 0), "not recorded"), (lost, "not readable"))
+    """Return both numbers, for example `6 not recorded, 1 not readable`; empty where no rank is missing."""
+    unreadable = len({*unread}.intersection(missing)) if missing else len(unread)
+    parts = ((len(missing) - (unreadable if missing else 0), "not recorded"), (unreadable, "not readable"))
     return ", ".join(f"{number} {what}" for number, what in parts if number)

@@ -1,4 +1,4 @@
-"""Predictions against what was measured, for people."""
+"""Render predictions of step time next to what later runs measured."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +12,7 @@ MAX_ROWS: Final = 12
 
 
 def rows(tested: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a row for each outcome, under `HEAD`."""
+    """Return a row of cells for each outcome; their columns are `HEAD`."""
     return [
         (
             words(each.prediction.knobs),
@@ -29,38 +29,38 @@ def rows(tested: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def table(tested: Sequence[Outcome]) -> str:
-    """Return the last outcomes as a table, and how often predictions held; empty without any."""
-    held = trust(tested)
-    if held is None:
+    """Return the last outcomes as a text table, followed by `accuracy`; empty without any."""
+    record = trust(tested)
+    if record is None:
         return ""
     lines = aligned([list(HEAD), *map(list, rows(tested[-MAX_ROWS:]))])
-    return "\n".join([*lines, earned(tested)])
+    return "\n".join([*lines, accuracy(tested)])
 
 
-def earned(tested: Sequence[Outcome]) -> str:
-    """Return how often predictions held, in a sentence; empty without any."""
-    held = trust(tested)
-    if held is None:
+def accuracy(tested: Sequence[Outcome]) -> str:
+    """Return how many measurements lie inside the predicted interval, in a sentence; empty without any."""
+    record = trust(tested)
+    if record is None:
         return ""
     return (
-        f"{held.inside} of {count(held.measured, 'measured prediction')} inside the interval, "
-        f"mean error {held.mean_error * 100:.1f} %."
+        f"{record.inside} of {count(record.measured, 'measured prediction')} inside the interval, "
+        f"mean error {record.mean_error * 100:.1f} %."
     )
 
 
 def earlier(kept: Noted) -> str:
-    """Return what a run keeps of earlier predictions; empty where it keeps none."""
+    """Return the earlier predictions that a run directory holds, and their outcomes; empty without any."""
     if not kept.predictions:
         return ""
     last = kept.predictions[-1]
-    made = f"{count(len(kept.predictions), 'prediction')} noted, the last on {last.made_at}"
+    made = f"{count(len(kept.predictions), 'prediction')} recorded, the last on {last.made_at}"
     if not kept.outcomes:
-        return f"{made}; none was measured yet: overlapscope compare RUN NEW_RUN --record"
-    return f"{made}; measured since:\n{table(kept.outcomes)}"
+        return f"{made}; none measured yet: overlapscope compare RUN NEW_RUN --record"
+    return f"{made}; measured:\n{table(kept.outcomes)}"
 
 
 def tables(tested: Sequence[Outcome]) -> tuple[Table, ...]:
-    """Return the last outcomes as a table of a sheet; none without any."""
+    """Return the last outcomes as a table of a sheet; empty without any."""
     if not tested:
         return ()
-    return (Table(head=HEAD, rows=tuple(rows(tested[-MAX_ROWS:])), note=earned(tested)),)
+    return (Table(head=HEAD, rows=tuple(rows(tested[-MAX_ROWS:])), note=accuracy(tested)),)

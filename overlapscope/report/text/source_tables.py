@@ -1,4 +1,4 @@
-"""Tables of what the sources tell besides times: communicators, links, measurements, reported figures."""
+"""Render what sources report besides times: communicators, links, measurements, reported figures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,21 @@ MAX_CELL = 60
 
 
 def told_tables(tables: Mapping[str, Told], *, all_rows: bool = False) -> str:
-    """Return one text table each, without the columns that no row has; long ones are cut, and the text says so."""
+    """Return one text table each, without empty columns; long tables are cut and a line states where the rest is."""
     return "\n\n".join(_table(name, each, len(each.rows) if all_rows else MAX_ROWS) for name, each in tables.items())
 
 
-def _table(name: str, told: Told, limit: int) -> str:
-    columns = [key for key in told.rows[0] if any(row[key] not in (None, "untold") for row in told.rows)]
-    shown = told.rows[:limit]
+def _table(name: str, table: Told, limit: int) -> str:
+    columns = [key for key in table.rows[0] if any(row[key] not in (None, "untold") for row in table.rows)]
+    shown = table.rows[:limit]
     cells = [[_cell(row[key]) for key in columns] for row in shown]
     title = name.replace("_", " ")
     head = [key.replace("_", " ") for key in columns]
     lines = [f"{title}:", *aligned([head, *cells], left=len(columns))]
-    hidden = len(told.rows) - len(shown) + told.left_out
-    if hidden:
-        how = "--all" if limit < len(told.rows) and not told.left_out else f"the run's facts/{name}.parquet"
-        lines.append(f"{hidden} more rows: {how}")
+    cut = len(table.rows) - len(shown) + table.left_out
+    if cut:
+        how = "--all" if limit < len(table.rows) and not table.left_out else f"the run's facts/{name}.parquet"
+        lines.append(f"{cut} more rows: {how}")
     return "\n".join(lines)
 
 

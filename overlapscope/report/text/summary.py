@@ -1,4 +1,4 @@
-"""The word at the end of a recording: at most 15 lines, exposed milliseconds first, the next command last."""
+"""Render the summary at the end of a recording: at most 15 lines, ending with the next command to type."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,12 +10,12 @@ from overlapscope.display import listed
 from overlapscope.report.formatting import count, ms, percent
 
 DISTURBS = 0.01
-"""Share of the step past which capture's own cost is called a disturbance, if its whole interval lies there."""
+"""A warning is shown when the whole interval of capture's overhead lies above this share of the step."""
 MAX_FAILURES = 3
 
 
 class RankSummary(msgspec.Struct, kw_only=True, frozen=True):
-    """One rank's figures: means over its complete steps, in nanoseconds; None where nothing was recorded."""
+    """The figures of one rank: means over its complete steps, in nanoseconds; None where nothing was recorded."""
 
     rank: int
     host: str
@@ -38,7 +38,11 @@ def render(
     missing: Sequence[int],
     waiting: Waited | None = None,
 ) -> str:
-    """Return the text; `missing` are ranks whose word did not arrive in time, `waiting` a part of what is exposed."""
+    """Return the text.
+
+    `missing` lists the ranks whose figures did not arrive in time; `waiting` is the part of exposed time spent waiting
+    for stragglers.
+    """
     known = [each for each in ranks if each.step_ns is not None]
     lines = [f"overlapscope: {mode} of {len(ranks)} of {world_size} ranks, {run}"]
     lines += [*_figures(known, waiting), *_cost(known, mode)]
@@ -54,46 +58,46 @@ def render(
 
 
 def _figures(known: Sequence[RankSummary], waiting: Waited | None) -> list[str]:
-    """Return the means over ranks."""
+    """Return the lines with means over ranks."""
     if not known:
         return ["  no complete step was recorded; there may be nothing to analyze"]
     step, exposed = fmean(each.step_ns or 0 for each in known), fmean(each.exposed_ns or 0 for each in known)
-    hidden, idle = fmean(each.hidden_ns or 0 for each in known), fmean(each.idle_ns or 0 for each in known)
+    overlapped, idle = fmean(each.hidden_ns or 0 for each in known), fmean(each.idle_ns or 0 for each in known)
     worst = max(known, key=lambda each: each.exposed_ns or 0)
     fewest = count(min(each.steps for each in known), "step")
     lines = [f"  step     {ms(step):>12} ms   mean over {count(len(known), 'rank')}, {fewest} each"]
-    if exposed + hidden:
+    if exposed + overlapped:
         lines += [
             f"  exposed  {ms(exposed):>12} ms   {percent(exposed / step if step else None)} of the step; "
             f"most on rank {worst.rank}: {ms(worst.exposed_ns)} ms",
             *_waiting(waiting),
-            f"  hidden   {ms(hidden):>12} ms",
+            f"  overlapped {ms(overlapped):>10} ms",
         ]
     else:
-        lines.append(f"  exposed  {'n/a':>12}      no communication was seen in these steps")
+        lines.append(f"  exposed  {'n/a':>12}      no communication was recorded in these steps")
     return [*lines, f"  idle     {ms(idle):>12} ms"]
 
 
 def _cost(known: Sequence[RankSummary], mode: str) -> list[str]:
-    """Say what capture itself took, of the rank where it took most."""
+    """Return capture's own overhead on the rank where it is largest."""
     costs = [each for each in known if each.overhead_ns is not None]
     if not costs:
-        unknown = "  capture    not measured: fewer than 4 of the steps were left alone"
+        unknown = "  capture    not measurable (needs 17 steps after warm-up)"
         return [unknown] if known and mode == "events" else []
     cost = max(costs, key=lambda each: each.overhead_ns or 0)
     lines = [
-        "  capture    not measurable: the machine's own speed changed meanwhile"
+        "  capture    not measurable: the speed of the machine changed during the recording"
         if (cost.overhead_high_ns or 0) < 0
         else f"  capture  {ms(cost.overhead_ns):>12} ms a step (95 %: {ms(cost.overhead_low_ns)} to "
         f"{ms(cost.overhead_high_ns)}), most on rank {cost.rank}"
     ]
     if (cost.overhead_low_ns or 0) > DISTURBS * (cost.step_ns or 0):
-        lines.append("  ! capture itself slows the step: without it, what overlaps may differ")
+        lines.append("  ! capture slows the step noticeably: without capture, overlap may differ")
     return lines
 
 
 def _waiting(waiting: Waited | None) -> list[str]:
     if waiting is None:
         return []
-    whom = f", most for rank {waiting.most_for}" if waiting.most_for is not None else ""
-    return [f"  waiting  {ms(waiting.step_ns):>12} ms   of the exposed, for a late rank{whom}"]
+    straggler = f", mostly for rank {waiting.most_for}" if waiting.most_for is not None else ""
+    return [f"  waiting  {ms(waiting.step_ns):>12} ms   of the exposed time, for stragglers{straggler}"]

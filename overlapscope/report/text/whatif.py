@@ -1,4 +1,4 @@
-"""An answer of the what-if replay for people: the verdict, steps with intervals, what they rest on."""
+"""Render a what-if prediction as text: the verdict, steps with intervals, assumptions, and what to try next."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,17 +11,19 @@ from overlapscope.whatif.result import Assumed, Scenario, WhatIf
 
 MAX_LIST = 3
 NOT_ADVISED = frozenset({"zero_stage", "channels"})
-"""Knobs that are shown where somebody asks for them."""
+"""Settings that are predicted only on request and never suggested."""
 
 
 def render(answer: WhatIf, *, recorded: bool = False) -> str:
-    """Return the whole text, ending in a newline; `recorded` for what a recording tells, rather than a description."""
-    told = _rests_on(answer, "measured" if recorded else "fitted")
+    """Return the whole text, ending in a newline.
+
+    `recorded` says that the prediction is based on a recording, not on a described workload.
+    """
     parts = [
         _headline(answer),
         _table(answer),
         _bounds(answer),
-        told,
+        _assumptions(answer, "measured" if recorded else "fitted"),
         _reasons(answer),
         _trials(answer),
         _next(answer, recorded=recorded),
@@ -66,7 +68,7 @@ def _table(answer: WhatIf) -> str:
 def _remark(scenario: Scenario, answer: WhatIf) -> str:
     remarks = ["measured"] if scenario.known_from == "measured" else []
     remarks += ["changes numerics"] if scenario.changes_numerics else []
-    remarks += ["no setting"] if scenario.hypothetical else []
+    remarks += ["hypothetical"] if scenario.hypothetical else []
     if "zero_stage" in scenario.knobs:
         more = scenario.memory_bytes - answer.scenarios[0].memory_bytes
         remarks.append(f"assumed, {signed_size(more)} a rank")
@@ -79,17 +81,19 @@ def _remark(scenario: Scenario, answer: WhatIf) -> str:
 def _bounds(answer: WhatIf) -> str:
     bounds = answer.bounds
     return (
-        f"Without communication {ms(bounds.no_comm_ns)} ms; all hidden {ms(bounds.perfect_overlap_ns)} ms; "
-        f"none hidden {ms(bounds.no_overlap_ns)} ms."
+        f"Bounds: without communication {ms(bounds.no_comm_ns)} ms; all overlapped {ms(bounds.perfect_overlap_ns)} ms; "
+        f"nothing overlapped {ms(bounds.no_overlap_ns)} ms."
     )
 
 
-def _rests_on(answer: WhatIf, how: str) -> str:
-    told = answer.interference
-    known = f"{how}, {told.low:.2f} to {told.high:.2f}" if told.identified else "a prior"
-    lines = [f"Compute and communication slow each other {told.slowdown:.2f} times ({known})."]
+def _assumptions(answer: WhatIf, how: str) -> str:
+    found = answer.interference
+    known = f"{found.slowdown:.2f}x ({how}, {found.low:.2f} to {found.high:.2f})"
+    if not found.identified:
+        known = f"could not be measured; assumed {found.slowdown:.2f}x"
+    lines = [f"Slowdown of compute and communication that overlap: {known}."]
     if answer.assumptions:
-        lines.append("Assumed, and the best step in ms between its ends:")
+        lines.append("Assumptions: value, range, and the best step in ms at both ends of the range:")
         rows = aligned([_assumed(each) for each in answer.assumptions])
         lines += _beside(rows, [each.known_from for each in answer.assumptions])
     return "\n".join(lines)
@@ -105,7 +109,7 @@ def _assumed(each: Assumed) -> list[str]:
 
 
 def _beside(rows: Iterable[str], remarks: Iterable[str]) -> list[str]:
-    """Put a remark behind each row of a table."""
+    """Return the rows of a table, each followed by its remark."""
     return [f"{row}  {remark}".rstrip() for row, remark in zip(rows, remarks, strict=True)]
 
 
@@ -114,8 +118,8 @@ def _reasons(answer: WhatIf) -> str:
 
 
 def _trials(answer: WhatIf) -> str:
-    """Return what may be tried without a gain that is known."""
-    lines = ["To try, without a gain that is known:"] if answer.trials else []
+    """Return the settings worth a try whose gain could not be predicted."""
+    lines = ["Worth a try; the gain could not be predicted:"] if answer.trials else []
     for each in answer.trials:
         lines.append(f"  {_knobs(each.knobs, {})}: {each.why}")
         lines += [f"    {line}" for text in each.apply.values() for line in text.splitlines()]
@@ -124,7 +128,7 @@ def _trials(answer: WhatIf) -> str:
 
 def _next(answer: WhatIf, *, recorded: bool) -> str:
     if answer.waiting:
-        return "next: overlapscope analyze RUN, which says what held the late rank"
+        return "next: overlapscope analyze RUN names the cause of the straggler; tuning will not help until it is fixed"
     plain = [
         each
         for each in answer.scenarios
@@ -133,19 +137,19 @@ def _next(answer: WhatIf, *, recorded: bool) -> str:
         and not each.hypothetical
         and not NOT_ADVISED & each.knobs.keys()
     ]
-    told = [each for each in plain if each.knobs == answer.best.knobs]
-    told = told or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
-    if not told:
+    candidates = [each for each in plain if each.knobs == answer.best.knobs]
+    candidates = candidates or [each for each in plain if "bucket_cap_mb_list" not in each.knobs]
+    if not candidates:
         return ""
-    best = min(told, key=lambda each: each.predicted_step_ns)
+    best = min(candidates, key=lambda each: each.predicted_step_ns)
     knobs = _knobs(best.knobs, answer.baseline.knobs)
     if recorded:
-        return f"next: record a run with {knobs} and hold them together: overlapscope compare RUN NEW_RUN"
+        return f"next: record a run with {knobs} and compare both: overlapscope compare RUN NEW_RUN"
     return f"next: measure a step with {knobs} and add it as [[measured]]"
 
 
 def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
-    """Return settings as they are written in Python: caps, and what is not as at present; long lists cut."""
+    """Return settings as Python writes them: bucket caps, and what differs from `base`; long lists are cut."""
     shown = []
     for name, value in knobs.items():
         if isinstance(value, list):
@@ -157,17 +161,19 @@ def _knobs(knobs: dict[str, Any], base: dict[str, Any]) -> str:
 
 
 def render_list(listing: Listing) -> str:
-    """Return the whole text, ending in a newline."""
+    """Return what can be replayed of a recording, and what not and why, ending in a newline."""
     heading = f"kind of this recording: {listing.kind}."
+    if listing.kind == "other":
+        heading = "This recording is not recognised as DDP, FSDP, tensor or pipeline parallel."
     if listing.reason:
-        return f"{heading} Nothing can be replayed of it: {listing.reason}\n"
-    lines = [f"{heading} What can be replayed of it:", *_list_table(listing.knobs)]
-    lines.append(f"Options that go with it: {', '.join(listing.options)}.")
+        return f"{heading} Nothing can be replayed: {listing.reason}\n"
+    lines = [f"{heading} Settings that can be replayed:", *_list_table(listing.knobs)]
+    lines.append(f"Supported options: {', '.join(listing.options)}.")
     if listing.refused:
         by_reason: dict[str, list[str]] = {}
         for name, why in listing.refused.items():
             by_reason.setdefault(why, []).append(name)
-        lines += ["What does not, and why:", *_list_table({", ".join(names): why for why, names in by_reason.items()})]
+        lines += ["Not supported, and why:", *_list_table({", ".join(names): why for why, names in by_reason.items()})]
     return "\n".join([*lines, f"Not replayed: {NOT_REPLAYED}."]) + "\n"
 
 

@@ -46,8 +46,8 @@ def test_the_regressed_sample_is_caught_and_its_collective_and_cause_named(capsy
     assert main(["gate", BASE, CANDIDATE]) == 1
     shown = capsys.readouterr().out
     assert shown.startswith("REGRESSED: ")
-    assert re.search(r"exposed by +all_reduce 18.02 MiB float32 group 0", shown)
-    assert re.search(r"because +what follows in the step depends on it", shown)
+    assert re.search(r"by collective +all_reduce 18.02 MiB float32 group 0", shown)
+    assert re.search(r"by cause +what follows in the step depends on it", shown)
     assert "not calibrated" in shown
     assert len(shown.splitlines()) <= 40
     assert shown.endswith(f"next: overlapscope compare {BASE} {CANDIDATE} --all\n")

@@ -167,5 +167,5 @@ def test_a_recording_of_which_nothing_can_be_replayed_lists_nothing_and_says_why
     assert main(["whatif", given, "--list"]) == 0
     listed = capsys.readouterr().out
     assert main(["whatif", given]) == 3
-    assert "Nothing can be replayed of it: " in listed
-    assert listed.split("Nothing can be replayed of it: ")[1].strip() in capsys.readouterr().err
+    assert "Nothing can be replayed: " in listed
+    assert listed.split("Nothing can be replayed: ")[1].strip() in capsys.readouterr().err

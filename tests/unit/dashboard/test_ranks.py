@@ -56,7 +56,7 @@ def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> No
     )
     (late,) = view.late(told)
     assert "as in loading data" in late.said
-    assert late.evidence == "came last to 9 calls; among equals by chance in less than 0.01 % of runs"
+    assert late.evidence == "arrived last at 9 calls; p < 0.0001"
 
 
 def test_why_nobody_is_named(analysis: Analysis) -> None:

@@ -198,7 +198,7 @@ def test_ranks_alike_are_not_called_worst_and_least(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"{rank}.json").write_bytes(write(training(), metadata=distributed(rank)))
     shown = render(analyze(read_inputs([tmp_path])))
-    assert "the same on each of them" in shown
+    assert "the same on every rank" in shown
     assert "most exposed" not in shown
 
 

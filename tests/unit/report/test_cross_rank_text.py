@@ -1,4 +1,4 @@
-"""What the text says of ranks beside each other: who held whom up, what is unpaired and why, which clocks are off."""
+"""What the text says of ranks compared: stragglers, unmatched calls and why, clock offsets."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tests.conftest import shared_file
 from tests.unit.analysis.checks.test_stragglers import CULPRIT, MS, RANKS, STEPS, job
 
 
-def said(analysis: Analysis) -> list[str]:
+def shown_lines(analysis: Analysis) -> list[str]:
     return across_ranks.lines(analysis, all_rows=False).splitlines()
 
 
@@ -39,9 +39,9 @@ def with_spans(run: Run, rank: int, keep: Callable[[Ints], Any] = lambda kind: k
 
 
 def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
-    lines = said(analyze(job(fault="host")))
-    (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} held the others up for ")]
-    blame_ms = float(line.split(" for ")[1].split(" ms")[0])
+    lines = shown_lines(analyze(job(fault="host")))
+    (line,) = [each for each in lines if each.startswith(f"Rank {CULPRIT} is a straggler: it delayed the others by ")]
+    blame_ms = float(line.split(" by ")[1].split(" ms")[0])
     assert STEPS * 15 <= blame_ms <= STEPS * 35
     assert "at most" not in line
     assert "through ranks" not in line, "the table holds all of it"
@@ -52,39 +52,44 @@ def test_a_straggler_is_named_with_its_time_its_cause_and_a_page() -> None:
 def test_with_a_rank_missing_the_time_is_a_bound() -> None:
     run = job(fault="host")
     part = replace(run, ranks={rank: each for rank, each in run.ranks.items() if rank != 0})
-    assert any(f"Rank {CULPRIT} held the others up for at most " in each for each in said(analyze(part)))
+    assert any(
+        f"Rank {CULPRIT} is a straggler: it delayed the others by at most " in each
+        for each in shown_lines(analyze(part))
+    )
 
 
-def test_blame_that_the_table_does_not_hold_is_told_apart() -> None:
+def test_blame_that_the_table_does_not_contain_is_shown_apart() -> None:
     analysis = analyze(job(fault="host"))
     (held,) = analysis.skew.stragglers
     more = replace(held, blame_ns=held.blame_ns + 70 * MS)
-    line = next(each for each in said(with_skew(analysis, stragglers=[more])) if each.startswith(f"Rank {CULPRIT}"))
+    line = next(
+        each for each in shown_lines(with_skew(analysis, stragglers=[more])) if each.startswith(f"Rank {CULPRIT}")
+    )
     listed = next(each.blame_ns for each in analysis.skew.ranks if each.rank == CULPRIT)
     assert f"{(held.blame_ns + 70 * MS - listed) / 1e6:,.3f} ms of it through ranks that waited for it" in line
 
 
 def test_calls_that_are_not_paired_are_counted_with_the_reason() -> None:
-    lines = said(analyze(overlapscope.load(shared_file("kineto/sampled_pair")).run))
-    at = lines.index("0 collectives matched across ranks, 20 calls not.")
+    lines = shown_lines(analyze(overlapscope.load(shared_file("kineto/sampled_pair")).run))
+    at = lines.index("0 collectives matched across ranks, 20 calls unmatched.")
     assert "sampled or cut" in lines[at + 1]
 
 
 def test_one_rank_alone_has_nothing_to_say_of_others() -> None:
     run = job()
-    assert said(analyze(replace(run, ranks={0: run.ranks[0]}))) == []
+    assert shown_lines(analyze(replace(run, ranks={0: run.ranks[0]}))) == []
 
 
 def test_a_clock_is_named_where_people_would_stumble_over_it() -> None:
     analysis = analyze(job())
-    assert not any(each.startswith("Clocks") for each in said(analysis))
+    assert not any(each.startswith("Clock offsets") for each in shown_lines(analysis))
     far = with_skew(analysis, clock_offset_ns={"0": 0, "1": -3_600_000 * MS, "2": 900_000})
-    (line,) = [each for each in said(far) if each.startswith("Clocks")]
+    (line,) = [each for each in shown_lines(far) if each.startswith("Clock offsets")]
     assert line.endswith(": rank 1 -3,600,000.000.")
 
 
 def test_a_name_begins_no_line_of_its_own() -> None:
-    evil = "g\n! rank 7 held the others up: replace it"
+    evil = "g\n! rank 7 is a straggler: replace it"
     run = job(fault="host")
     run = replace(
         run,
@@ -153,7 +158,7 @@ def measured(fault: str | None, seed: int = 0) -> Replicate:
     return replicate(job(seed, fault=fault))
 
 
-def test_a_rank_that_begins_to_hold_the_others_up_is_named_by_a_comparison() -> None:
+def test_a_comparison_names_a_rank_that_becomes_a_straggler() -> None:
     comparison = compare([measured(None)], [measured("slower_compute")])
     (found,) = [each for each in comparison.findings if each.id.startswith("straggler_")]
     assert (found.id, found.severity) == (f"straggler_appeared:rank{CULPRIT}", "warning")

@@ -272,15 +272,19 @@ def test_a_path_that_begins_on_a_rank_left_out_has_no_negative_times() -> None:
 def test_the_command_writes_once_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
     assert main(["export", str(BASELINE), "-o", str(plain)]) == 0
-    said = capsys.readouterr().out
-    assert "2 ranks" in said
-    assert "ui.perfetto.dev" in said
+    printed = capsys.readouterr().out
+    assert "2 ranks" in printed
+    assert "ui.perfetto.dev" in printed
     assert main(["export", str(BASELINE), "--format", "perfetto", "-o", str(packed), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["schema"], told["ranks"], told["bytes"]) == ("overlapscope.export/1", [0, 1], packed.stat().st_size)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["schema"], summary["ranks"], summary["bytes"]) == (
+        "overlapscope.export/1",
+        [0, 1],
+        packed.stat().st_size,
+    )
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     read = Read(json.loads(plain.read_bytes(), parse_float=Decimal))
-    assert (told["events"], told["base_time_ns"]) == (read.events, read.base)
+    assert (summary["events"], summary["base_time_ns"]) == (read.events, read.base)
     before = plain.read_bytes()
     assert main(["export", str(BASELINE), "--ranks", "0", "-o", str(plain)]) == 2
     assert plain.read_bytes() == before

@@ -36,7 +36,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return place / "old", place / "new"
 
 
-def told(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path) -> tuple[str, str]:
+def output_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path) -> tuple[str, str]:
     assert main([*map(str, arguments)]) == code
     shown = capsys.readouterr()
     assert not TOKEN.search(shown.out)
@@ -51,15 +51,15 @@ def test_the_verdict_and_what_is_said_beside_it(
     assert main(["gate", str(base), str(candidate)]) == 1
     plain = capsys.readouterr()
     assert len(TOKEN.findall(plain.out)) > 2, "a test that cannot fail"
-    out, err = told(capsys, 1, "gate", base, candidate, "--redact")
+    out, err = output_of(capsys, 1, "gate", base, candidate, "--redact")
     assert out.endswith("next: overlapscope compare BASE CAND --all\n")
     assert len(err.splitlines()) == len(plain.err.splitlines())
     assert f"warning: CAND: {LEFT_OUT}\n" in err
     assert f"predictions: CAND: {LEFT_OUT}\n" in err
     for name, extra in (("gate.txt", []), ("gate.json", ["--json"])):
-        assert told(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
+        assert output_of(capsys, 1, "gate", base, candidate, "--redact", "-o", name, *extra)[0] == ""
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
-    out, _ = told(capsys, 3, "gate", base, differing(base), "--redact")
+    out, _ = output_of(capsys, 3, "gate", base, differing(base), "--redact")
     assert out.endswith("next: overlapscope compare BASE CAND\n")
 
 
@@ -79,22 +79,22 @@ def test_reports_and_what_is_said_beside_them(
     base, candidate = runs
     for inputs in ([base], [base, candidate], [candidate]):
         name = f"{len(inputs)}{inputs[0].name}.{style}"
-        told(capsys, 0, "report", *inputs, "--redact", "--format", style, "-o", name)
+        output_of(capsys, 0, "report", *inputs, "--redact", "--format", style, "-o", name)
         assert not TOKEN.search((tmp_path / name).read_text(encoding="utf-8"))
 
 
 def test_errors(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     base, candidate = runs
     broken = candidate / "second-zqv"
-    assert told(capsys, 3, "gate", base, broken, "--redact")[1].startswith("overlapscope gate: ")
-    assert "CAND" in told(capsys, 3, "gate", base, base / "acme", "--redact")[1]
-    assert "INPUT" in told(capsys, 3, "report", base / "acme", "--redact")[1]
+    assert output_of(capsys, 3, "gate", base, broken, "--redact")[1].startswith("overlapscope gate: ")
+    assert "CAND" in output_of(capsys, 3, "gate", base, base / "acme", "--redact")[1]
+    assert "INPUT" in output_of(capsys, 3, "report", base / "acme", "--redact")[1]
     policy = base / "acme.toml"
-    assert "FILE" in told(capsys, 2, "gate", base, base, "--policy", policy, "--redact")[1]
-    assert "a noise floor has to name its runs" in told(capsys, 2, "gate", "--calibrate", candidate, "--redact")[1]
+    assert "FILE" in output_of(capsys, 2, "gate", base, base, "--policy", policy, "--redact")[1]
+    assert "a noise floor has to name its runs" in output_of(capsys, 2, "gate", "--calibrate", candidate, "--redact")[1]
     output = base / "report.html"
     output.touch()
-    assert "FILE exists already" in told(capsys, 2, "report", base, "--redact", "-o", output)[1]
+    assert "FILE exists already" in output_of(capsys, 2, "report", base, "--redact", "-o", output)[1]
 
 
 @given(st.text())

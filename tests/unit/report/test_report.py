@@ -28,7 +28,7 @@ from overlapscope.gate.verdict import Gate, Whole, judge
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formats import html, junit, markdown, openmetrics
 from overlapscope.report.formats import json as as_json
-from overlapscope.report.formats.github import MOST, annotations
+from overlapscope.report.formats.github import MAX_ANNOTATIONS, annotations
 from overlapscope.report.model import Sheet, Table
 from overlapscope.report.rank_columns import COLUMNS, Column
 from overlapscope.report.sheet import analysis as document_sheet
@@ -121,8 +121,8 @@ def test_the_columns_of_ranks_are_one_list_for_text_and_report(monkeypatch: pyte
     more = [*COLUMNS, Column(label="my column", value=lambda figures: figures.compute_ns)]
     for module in (text, document_sheet):
         monkeypatch.setattr(module, "COLUMNS", more)
-    told = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
-    assert re.split(r"  +", told)[1:] == [each.label for each in more]
+    header = next(line for line in text.render(analysis).splitlines() if line.startswith("ms "))
+    assert re.split(r"  +", header)[1:] == [each.label for each in more]
     assert sheet_of(analysis).tables[0].head[1:] == tuple(each.label for each in more if each.in_report)
     assert sheet_of(analysis).tables[0].rows[0][-1] != "n/a"
 
@@ -411,7 +411,7 @@ def test_hostile_names_give_github_no_command_of_their_own(evil: str) -> None:
     for document in hostile(evil).values():
         if isinstance(document, Gate):
             lines = annotations(document)
-            assert 1 <= len(lines) <= MOST
+            assert 1 <= len(lines) <= MAX_ANNOTATIONS
             assert tells(lines[0], evil)
             for line in lines:
                 assert line.startswith("::error title=OverlapScope::")

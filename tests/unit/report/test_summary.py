@@ -1,4 +1,4 @@
-"""The word at the end of a recording."""
+"""The summary at the end of a recording."""
 
 from overlapscope.report.text.summary import RankSummary, render
 
@@ -10,14 +10,14 @@ def rank(exposed_ns: float, hidden_ns: float) -> RankSummary:
 
 
 def test_exposed_comes_in_milliseconds_then_as_a_share() -> None:
-    said = render([rank(2e6, 1e6)], 1, "runs/a", "trace", [])
-    assert "exposed         2.000 ms   20.0 % of the step" in said
-    assert said.splitlines()[-1] == "next: overlapscope analyze runs/a"
+    summary = render([rank(2e6, 1e6)], 1, "runs/a", "trace", [])
+    assert "exposed         2.000 ms   20.0 % of the step" in summary
+    assert summary.splitlines()[-1] == "next: overlapscope analyze runs/a"
 
 
 def test_a_run_without_communication_says_so_and_no_figure() -> None:
-    said = render([rank(0.0, 0.0)], 1, "runs/a", "trace", [])
-    assert "no communication was seen" in said
-    assert "n/a" in said
-    assert "hidden" not in said
-    assert "%" not in said
+    summary = render([rank(0.0, 0.0)], 1, "runs/a", "trace", [])
+    assert "no communication was recorded" in summary
+    assert "n/a" in summary
+    assert "overlapped" not in summary
+    assert "%" not in summary

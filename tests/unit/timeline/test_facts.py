@@ -242,7 +242,7 @@ def test_facts_alone_are_shown_in_text_and_json(tmp_path: Path, capsys: pytest.C
     assert text.out.splitlines()[:10] == [
         "no rank recorded, made up",
         "",
-        "No times were recorded: how much communication is exposed cannot be told from these sources.",
+        "No times were recorded: exposed communication cannot be measured from these sources.",
         "",
         "links:",
         "a     b     kind    lanes",

@@ -13,7 +13,7 @@ import pytest
 
 from overlapscope.analysis.analyze import analyze
 from overlapscope.analysis.findings import Finding
-from overlapscope.report.text.analysis import FINDING_PAGES, page, render
+from overlapscope.report.text.analysis import FINDING_PAGES, finding_page, render
 from overlapscope.timeline.run import Run
 from tests.conftest import ROOT
 
@@ -88,8 +88,8 @@ def test_links_on_the_pages_lead_somewhere() -> None:
 
 
 def test_a_findings_page_is_named_by_its_kind() -> None:
-    assert page("odd_step:comm_ns:rank1:step6") == "odd_step.md"
-    assert page("no_dump") == "no_dump.md"
+    assert finding_page("odd_step:comm_ns:rank1:step6") == "odd_step.md"
+    assert finding_page("no_dump") == "no_dump.md"
 
 
 def test_the_text_names_the_pages_of_what_it_shows() -> None:

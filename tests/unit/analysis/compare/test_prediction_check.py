@@ -194,7 +194,7 @@ def test_a_prediction_is_noted_beside_the_columns_and_the_later_run_is_held_agai
     assert [each.measured_step_ns for each in noted_in([base]).outcomes] == [measured]
     assert main(advise) == 0
     shown = capsys.readouterr().out
-    assert "the last on 2026-01-31; measured since:" in shown
+    assert "the last on 2026-01-31; measured:" in shown
     assert "bucket_cap_mb=4" in shown
     assert main(["report", str(base), str(candidate), "--redact", "--json"]) == 0
     hidden = json.loads(capsys.readouterr().out)

@@ -145,7 +145,7 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
     runs = ["--scale", "--scaling", "strong", str(base), str(larger)]
     assert main(["report", *runs, "--json", "-o", str(saved)]) == 0
     for name, words in (
-        ("html", "strong scaling efficiency from 2 to 4 ranks"), ("md", "what 4 ranks lose, ms a step"),
+        ("html", "strong scaling efficiency from 2 to 4 ranks"), ("md", "loss at 4 ranks, ms a step"),
         ("junit", 'testcase classname="overlapscope.scaling" name="4 ranks"'),
         ("openmetrics", 'overlapscope_scaling_efficiency_ratio{world_size="2"} 1.0'),
     ):  # fmt: skip
@@ -161,4 +161,4 @@ def test_report_tells_it_in_every_format_from_runs_and_from_json(
 def test_a_step_that_is_longer_names_its_largest_loss() -> None:
     found = scaling([measured(job_of(2, [50, 50], 30, 15)), measured(job_of(4, [80, 80], 30, 35))])
     assert scaling_text.render(found).startswith("62.5 % weak scaling efficiency from 2 to 4 ranks\n")
-    assert "Most of it: exposed, " in scaling_text.render(found)
+    assert "Largest loss: exposed, " in scaling_text.render(found)

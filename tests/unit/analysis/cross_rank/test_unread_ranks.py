@@ -113,7 +113,7 @@ def test_gate_tells_them_apart(job: Path, tmp_path: Path, capsys: pytest.Capture
     main(["gate", str(tmp_path / "whole"), str(job)])
     shown = capsys.readouterr().out
     assert "candidate: 1 rank of the job not recorded: 3" in shown
-    assert "candidate: 1 rank of the job not readable, though a file of theirs is there: 2" in shown
+    assert "candidate: 1 rank of the job not readable, although their files exist: 2" in shown
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_within_one_rank_it_says_so() -> None:
     found = told(replace(run, ranks={0: run.ranks[0]}))
     assert (found.scope, found.reason) == ("rank", None)
     assert only(found).parts == {"compute": 2 * MS, "communication": 2 * MS}
-    assert "not recorded" in shown.lines(found)
+    assert "not recorded" in shown.critical_path_text(found)
 
 
 def test_ranks_that_nothing_ties_together_have_none() -> None:
@@ -195,7 +195,7 @@ def test_ranks_that_nothing_ties_together_have_none() -> None:
     assert found.steps == []
     assert found.reason is not None
     assert "not paired" in found.reason
-    assert found.reason in shown.lines(found)
+    assert found.reason in shown.critical_path_text(found)
 
 
 @cache
@@ -271,8 +271,8 @@ def test_the_text_shows_the_median_step() -> None:
     lengths = sorted(path.length_ns for path in found.steps)
     path = next(each for each in found.steps if each.step == found.median_step)
     assert path.length_ns == lengths[(len(lengths) - 1) // 2]
-    text = shown.lines(found)
-    assert f"step {path.step}, the median: {path.length_ns / 1e6:,.3f} ms" in text
+    text = shown.critical_path_text(found)
+    assert f"step {path.step} (median step): {path.length_ns / 1e6:,.3f} ms" in text
     assert text.count("\n") == 2
 
 
