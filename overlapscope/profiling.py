@@ -105,7 +105,7 @@ def _waited(session: Session) -> Waited | None:
 def _send_columns(session: Session, store: Any, key: str) -> int:
     """Send this rank's columns where rank 0 cannot see them on a file system of its own; give the number of parts."""
     folder = session.path / rank_folder(session.rank)
-    if not folder.exists() or session.place.seen_by_rank_0:
+    if not folder.exists() or session.output.seen_by_rank_0:
         return 0
     return session.guard("sending columns", exchange.send_folder, store, f"{key}{session.rank}", folder) or 0
 
@@ -113,12 +113,12 @@ def _send_columns(session: Session, store: Any, key: str) -> int:
 def _timeline(session: Session) -> RankTimeline | None:
     if session.settings.mode == "events":
         return _with_gradients(session, session.timeline()) if session.steps.observed else None
-    watches, observed = session.watches, session.steps.observed
-    if watches.traces is None or not watches.traces.files:
+    hooks, observed = session.hooks, session.steps.observed
+    if hooks.traces is None or not hooks.traces.files:
         return None
     context = ReadContext()
     parts = []
-    for at, file in enumerate(watches.traces.files):
+    for at, file in enumerate(hooks.traces.files):
         read = session.guard(f"reading {file.name}", read_kineto, file, context)
         if read is not None:
             parts.append(
@@ -132,7 +132,7 @@ def _timeline(session: Session) -> RankTimeline | None:
         session,
         replace(
             joined,
-            telemetry=telemetry_of(observed, watches.sampler.readings, watches.points, names),
+            telemetry=telemetry_of(observed, hooks.sampler.readings, hooks.clock, names),
             names=tuple(names.to_list()),
             recorded=session.recorded(),
         ),
@@ -141,11 +141,11 @@ def _timeline(session: Session) -> RankTimeline | None:
 
 def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
     """Add the gradients of the recorded steps, where they were listened to."""
-    watches = session.watches
-    if watches.gradients is None:
+    hooks = session.hooks
+    if hooks.gradients is None:
         return timeline
     names = NameTable(timeline.names)
-    table = watches.gradients.table(session.steps.observed, watches.points, names)
+    table = hooks.gradients.table(session.steps.observed, hooks.clock, names)
     return replace(timeline, gradients=table, names=tuple(names.to_list()))
 
 
@@ -178,12 +178,12 @@ def _save_job(session: Session, *, tell_ranks: bool) -> None:
 def _write(session: Session, timeline: RankTimeline) -> None:
     _save_job(session, tell_ranks=False)
     files = []
-    traces = session.watches.traces
+    traces = session.hooks.traces
     for at, file in enumerate(traces.files if traces is not None else ()):
         files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
-        session.place.remove_older_ranks(session.watches.points.epoch_ns(session.begin_ns))
+        session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:

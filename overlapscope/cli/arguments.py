@@ -91,7 +91,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
-class Warned(Protocol):
+class WithWarnings(Protocol):
     """A source, and what reading it left to say."""
 
     @property
@@ -103,12 +103,12 @@ class Warned(Protocol):
         """One text each."""
 
 
-def warn(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> None:
+def warn(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> None:
     """Print what reading each source left to say on stderr."""
     sys.stderr.write(warnings_of(verb, sources, args))
 
 
-def warnings_of(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> str:
+def warnings_of(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> str:
     """Return what reading each source left to say, a line for each; without names where `args` say so."""
     lines = []
     for source in sources:

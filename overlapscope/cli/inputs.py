@@ -29,7 +29,7 @@ def read_run(args: argparse.Namespace) -> "Run":
         return read_inputs(args.inputs, read_options(args), progress=progress, workers=workers)
 
 
-def both_sides(
+def read_both_sides(
     verb: str, paths: Sequence[Path], args: argparse.Namespace, look: "Callable[[str, Run], None] | None" = None
 ) -> "tuple[list[list[Replicate]], tuple[list[str], list[str]]]":
     """Read base and candidate; give them, and why runs of each could not be read.
@@ -37,11 +37,11 @@ def both_sides(
     `look` gets each run of the candidate with its name while it is in memory.
     """
     left_out: tuple[list[str], list[str]] = ([], [])
-    base = measured(verb, paths[0], args, left_out=left_out[0])
-    return [base, measured(verb, paths[1], args, look, left_out[1])], left_out
+    base = read_replicates(verb, paths[0], args, left_out=left_out[0])
+    return [base, read_replicates(verb, paths[1], args, look, left_out[1])], left_out
 
 
-def measured(
+def read_replicates(
     verb: str,
     path: Path,
     args: argparse.Namespace,
@@ -71,7 +71,7 @@ def measured(
     return found
 
 
-class Tested:
+class PredictionTester:
     """What the runs that are looked at measured of the predictions kept in `paths`."""
 
     def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
@@ -108,8 +108,8 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def scaled(verb: str, args: argparse.Namespace) -> "Scaling":
+def read_scaling(verb: str, args: argparse.Namespace) -> "Scaling":
     """Measure the runs of `args.inputs`; raises UsageError where they are all of one size."""
     from overlapscope.analysis.scaling import scaling  # noqa: PLC0415 - keeps --help light
 
-    return scaling([run for path in args.inputs for run in measured(verb, path, args)], args.scaling)
+    return scaling([run for path in args.inputs for run in read_replicates(verb, path, args)], args.scaling)

@@ -7,7 +7,7 @@ import msgspec
 
 from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import whole_file
+from overlapscope.files.atomic import atomic_file
 from overlapscope.ingest.run_folder import runs_of
 from overlapscope.timeline.store.prediction_file import NAME, read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
@@ -28,18 +28,18 @@ def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Out
 
     Raises UsageError where `run` is no run directory, InputError where the file cannot be written or understood.
     """
-    must_keep(run)
+    require_run_directory(run)
     content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
     place = run / NAME
     try:
-        with whole_file(place, durable=True) as file:
+        with atomic_file(place, durable=True) as file:
             file.write(content + b"\n")
     except OSError as error:
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
     return place
 
 
-def must_keep(path: Path) -> None:
+def require_run_directory(path: Path) -> None:
     """Raise UsageError where a path is no run directory: only those keep predictions."""
     if not is_run_directory(path):
         raise UsageError(
@@ -52,4 +52,4 @@ def _read(run: Path) -> Noted:
     return read_predictions(run, Noted) or Noted()
 
 
-__all__ = ["NAME", "must_keep", "note", "noted_in"]
+__all__ = ["NAME", "note", "noted_in", "require_run_directory"]

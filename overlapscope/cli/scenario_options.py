@@ -24,7 +24,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked_of(args: argparse.Namespace) -> "Asked":
+def requested_of(args: argparse.Namespace) -> "Asked":
     """Return what was asked for. Raises UsageError for what cannot be."""
     from overlapscope.whatif.requested import Asked  # noqa: PLC0415 - keeps --help light
 
@@ -46,13 +46,13 @@ def channel_tables(text: str | None) -> list[tuple[int, Path]]:
     pairs = [each.partition("=") for each in text.split(",")] if text is not None else []
     if not all(name for _, _, name in pairs):
         raise UsageError(f"--channels {text}: give a table of nccl-tests for each number, e.g. 8=table8.txt")
-    numbers = channels_asked(",".join(number for number, _, _ in pairs) if pairs else None)
+    numbers = requested_channels(",".join(number for number, _, _ in pairs) if pairs else None)
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"--channels {text}: give one table for each number")
     return [(number, Path(name)) for number, (_, _, name) in zip(numbers, pairs, strict=True)]
 
 
-def channels_asked(text: str | None) -> list[int]:
+def requested_channels(text: str | None) -> list[int]:
     """Return the numbers of channels to try. Raises UsageError for what NCCL does not take."""
     found = _numbers("--channels", text, "4,8")
     if any(each != int(each) or not 1 <= each <= MOST_CHANNELS for each in found):

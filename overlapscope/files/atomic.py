@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-AT_ONCE: Final = 16
+FLUSH_THREADS: Final = 16
 """Disks and journals take what many ask for at once in one go."""
-BESIDE: Final = 2
+BACKGROUND_THREADS: Final = 2
 """Fewer where nobody waits: threads of this process are taken from who reads."""
 
 
@@ -20,12 +20,12 @@ class Flushing:
     """Brings files to disk while other work goes on; with the block it is done with, or given up when that fails."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(BESIDE)
+        self._pool = ThreadPoolExecutor(BACKGROUND_THREADS)
         self._begun: list[Future[int]] = []
 
     def begin(self, files: Iterable[Path]) -> None:
         """Have files on disk some time that nobody writes any more."""
-        self._begun += [self._pool.submit(_flush_opened, each) for each in files]
+        self._begun += [self._pool.submit(_flush_path, each) for each in files]
 
     def done(self) -> frozenset[int]:
         """Wait until they are, and give their inode numbers. Raises OSError where one cannot be."""
@@ -46,8 +46,8 @@ def flush_below(folder: Path, but: Container[int] = frozenset()) -> None:
     Files whose inode numbers are in `but` were flushed under other names. Raises OSError.
     """
     below = list(_below(os.fspath(folder)))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(_flush_opened, (each.path for each in below if not each.is_dir() and each.inode() not in but)))
+    with ThreadPoolExecutor(FLUSH_THREADS) as pool:
+        list(pool.map(_flush_path, (each.path for each in below if not each.is_dir() and each.inode() not in but)))
         list(pool.map(flush_folder, [*(each.path for each in below if each.is_dir()), folder]))
 
 
@@ -59,10 +59,10 @@ def flush_file(file: BinaryIO) -> None:
 
 def flush_folder(folder: str | Path) -> None:
     """Have the names in a folder on disk, as `flush_file` does."""
-    _flush_opened(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _flush_path(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _flush_opened(path: str | Path, how: int = os.O_RDONLY) -> int:
+def _flush_path(path: str | Path, how: int = os.O_RDONLY) -> int:
     """Flush what stands at a path, and give its inode number."""
     handle = os.open(path, how)
     try:
@@ -99,7 +99,7 @@ def umask() -> int:
 
 
 @contextmanager
-def whole_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block succeeds, in place of an older one, and goes when it fails.
 
     If it is to be `durable`, it is on disk before it takes the older one's place. Raises OSError.

@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from overlapscope.errors import InputError
 
-ROOM: Final = 1 << 20
+MEMORY_BYTES: Final = 1 << 20
 """Bytes that stay in memory."""
-SMALL: Final = 256
+SMALL_BYTES: Final = 256
 """Arrays of fewer bytes stay there as well: where one lies takes about as much."""
 V = TypeVar("V", bound=msgspec.Struct)
 
 
-class Held(msgspec.Struct, frozen=True):
+class ArrayInMemory(msgspec.Struct, frozen=True):
     """An array that stayed in memory."""
 
     array: npt.NDArray[Any]
@@ -53,7 +53,7 @@ class Held(msgspec.Struct, frozen=True):
         return found
 
 
-class Written(msgspec.Struct, frozen=True):
+class ArrayInFile(msgspec.Struct, frozen=True):
     """An array in a file."""
 
     aside: "Aside"
@@ -79,7 +79,7 @@ class Written(msgspec.Struct, frozen=True):
         return found
 
 
-Put = Held | Written
+Put = ArrayInMemory | ArrayInFile
 """An array that was put aside; `values()` gives it as it was."""
 
 
@@ -87,8 +87,8 @@ class Aside:
     """A place for arrays."""
 
     def __init__(self, room: int | None = None) -> None:
-        """Hold so many bytes in memory, `ROOM` if not told."""
-        self._room = ROOM if room is None else room
+        """Hold so many bytes in memory, `MEMORY_BYTES` if not told."""
+        self._room = MEMORY_BYTES if room is None else room
         self._file: IO[bytes] | None = None
         self._end, self._spare = 0, -1
         self._lock = Lock()
@@ -96,11 +96,11 @@ class Aside:
     def put(self, array: npt.NDArray[Any]) -> Put:
         """Put an array aside; nobody writes to it any more."""
         with self._lock:
-            if array.nbytes < SMALL or array.nbytes <= self._room:
+            if array.nbytes < SMALL_BYTES or array.nbytes <= self._room:
                 self._room -= array.nbytes
-                return Held(array if array.base is None else array.copy())  # not with all that it is a part of
+                return ArrayInMemory(array if array.base is None else array.copy())  # not with all that it is a part of
             at = self._written(np.ascontiguousarray(array))
-        return Held(array) if at is None else Written(self, at, array.shape, array.dtype)
+        return ArrayInMemory(array) if at is None else ArrayInFile(self, at, array.shape, array.dtype)
 
     def put_fields(self, value: V) -> "PutFields[V]":
         """Put the arrays of a struct aside, and those of structs in it."""
@@ -198,6 +198,6 @@ def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
 
 
 def _as_it_was(part: Any) -> Any:
-    if isinstance(part, Held | Written):
+    if isinstance(part, ArrayInMemory | ArrayInFile):
         return part.values()
     return part.value() if isinstance(part, PutFields) else part

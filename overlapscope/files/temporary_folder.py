@@ -28,8 +28,8 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
     Folders of the same prefix that killed processes of this user left are removed first. Raises OSError.
     """
-    remove_left(parent, prefix)
-    folder, handle = make_held(parent, prefix)
+    remove_abandoned(parent, prefix)
+    folder, handle = make_locked_folder(parent, prefix)
     try:
         yield folder
     finally:
@@ -40,17 +40,17 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def remove_left_by_readers() -> None:
     """Remove what killed processes that read left among the temporary files, if there is a place for these."""
     with suppress(OSError):
-        remove_left(Path(tempfile.gettempdir()), WHILE_READING)
+        remove_abandoned(Path(tempfile.gettempdir()), WHILE_READING)
 
 
-def remove_left(parent: Path, prefix: str) -> None:
+def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the folders of a prefix that no living process holds."""
-    for folder in left_by_others(parent, prefix):
-        with suppress(OSError), taken(folder):
+    for folder in list_temporary_folders(parent, prefix):
+        with suppress(OSError), hold_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_by_others(parent: Path, prefix: str) -> list[Path]:
+def list_temporary_folders(parent: Path, prefix: str) -> list[Path]:
     """Return this user's folders whose names are made of a prefix as `held_folder` makes them, held or not."""
     named = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
     try:
@@ -65,7 +65,7 @@ def left_by_others(parent: Path, prefix: str) -> list[Path]:
 
 
 @contextmanager
-def taken(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Iterator[None]:
+def hold_folder(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Iterator[None]:
     """Hold a folder that nobody else holds; raises BlockingIOError where somebody may, OSError where it is gone."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -98,7 +98,7 @@ def is_same(path: Path, handle: int) -> bool:
         return False
 
 
-def make_held(parent: Path, prefix: str) -> tuple[Path, int]:
+def make_locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
     """Make a new folder whose name begins so; it is held until the handle is closed. Raises OSError."""
     # Until it is locked, another process may take it for one that nobody holds.
     for _ in range(_TRIES):

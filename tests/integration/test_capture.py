@@ -267,7 +267,7 @@ def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(overlapscope.UsageError, match="holds something else"):
+    with pytest.raises(overlapscope.UsageError, match="neither empty nor a run"):
         overlapscope.profile(tmp_path, mode="events").__enter__()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
 from overlapscope.cli.output import one_line
-from overlapscope.cli.verbs.plan import caps_of
+from overlapscope.cli.verbs.plan import parse_caps
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
-    caps, made_at = caps_of(args.bucket_cap_mb), _date(args)
+    caps, made_at = parse_caps(args.bucket_cap_mb), _date(args)
     kept = noted_in(args.inputs)
     loaded = read_run(args)
     warn("advise", loaded.sources)
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _date(args: argparse.Namespace) -> str:
     """Return the date to note; raises UsageError, before anything is read, for what cannot be noted."""
-    from overlapscope.cli.prediction_file import must_keep  # noqa: PLC0415 - keeps --help light
+    from overlapscope.cli.prediction_file import require_run_directory  # noqa: PLC0415 - keeps --help light
 
     if args.date is not None and not args.record:
         raise UsageError("--date is the date of what --record notes; add --record")
     if args.record:
         if len(args.inputs) != 1:
             raise UsageError("--record notes predictions in the run they are of: name one run")
-        must_keep(args.inputs[0])
+        require_run_directory(args.inputs[0])
     try:
         return (date.fromisoformat(args.date) if args.date else datetime.now(UTC).date()).isoformat()
     except ValueError:

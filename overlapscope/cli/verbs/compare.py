@@ -13,7 +13,7 @@ import argparse
 import shlex
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import add_scale, both_sides, scaled
+from overlapscope.cli.inputs import add_scale, read_both_sides, read_scaling
 from overlapscope.display import shown
 from overlapscope.errors import UsageError
 
@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
-    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
-    from overlapscope.cli.prediction_file import must_keep, note  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import note, require_run_directory  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
 
@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if len(args.inputs) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
     if args.record:
-        must_keep(args.inputs[0])
-    tested = Tested("compare", args.inputs[:1], args)
-    (base, candidate), left_out = both_sides("compare", args.inputs, args, tested.look)
+        require_run_directory(args.inputs[0])
+    tested = PredictionTester("compare", args.inputs[:1], args)
+    (base, candidate), left_out = read_both_sides("compare", args.inputs, args, tested.look)
     comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     if args.record and tested.outcomes:
         note(args.inputs[0], tested=tested.outcomes)
@@ -75,6 +75,6 @@ def _scale(args: argparse.Namespace) -> int:
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.sheet import scaling as scaling_text  # noqa: PLC0415
 
-    found = scaled("compare", args)
+    found = read_scaling("compare", args)
     emit(json.render(found) if args.json else scaling_text.render(found), args)
     return 0

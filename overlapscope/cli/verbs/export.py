@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_inputs, given_path, warn
 from overlapscope.display import listed
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import whole_file
+from overlapscope.files.atomic import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +124,7 @@ def write_file(path: Path, pieces: Iterable[str], *, force: bool) -> int:
         if not force:
             with open(path, "x", encoding="utf-8"):
                 empty = True  # the name is ours from here on
-        with whole_file(path, durable=True) as file:
+        with atomic_file(path, durable=True) as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION, mtime=0) as packed:
                     _write(packed.write, pieces)

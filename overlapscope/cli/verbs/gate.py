@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import both_sides, measured
+from overlapscope.cli.inputs import read_both_sides, read_replicates
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.display import shown
 from overlapscope.errors import UsageError
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _judge(args: argparse.Namespace) -> int:
 
-    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.gate.verdict import judge  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    tested = Tested("gate", [args.base], args)
-    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args, tested.look)
+    tested = PredictionTester("gate", [args.base], args)
+    (base, candidate), left_out = read_both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
     comparison = replace(gate.comparison, predictions=tested.outcomes)
     gate = replace(gate, comparison=comparison)
@@ -135,7 +135,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
     policy = _policy(args)
-    floor = calibrate(measured("gate", args.calibrate, args))
+    floor = calibrate(read_replicates("gate", args.calibrate, args))
     if args.json or args.output is not None:
         keep = argparse.Namespace(**{**vars(args), "json": True})
         emit(json.render(floor), keep)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, emit
-from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channel_tables
+from overlapscope.cli.scenario_options import add_scenario_options, channel_tables, requested_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
     from overlapscope.whatif.requested import with_asked  # noqa: PLC0415
 
-    caps, by_channels = caps_of(args.bucket_cap_mb), channel_tables(args.channels)
-    asked = replace(asked_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
+    caps, by_channels = parse_caps(args.bucket_cap_mb), channel_tables(args.channels)
+    asked = replace(requested_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
     compressions = compressions_of(args.compress) if args.compress else []
     document = _document(args.workload)
     tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def caps_of(text: str | None) -> list[float]:
+def parse_caps(text: str | None) -> list[float]:
     """Return the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
     if text is None:
         return []

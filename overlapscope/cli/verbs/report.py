@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
-from overlapscope.cli.inputs import add_scale, both_sides, measured, scaled
+from overlapscope.cli.inputs import add_scale, read_both_sides, read_replicates, read_scaling
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -71,21 +71,21 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.analysis.prediction_check import joined  # noqa: PLC0415
-    from overlapscope.cli.inputs import Tested, read_run  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester, read_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import runs_of  # noqa: PLC0415
 
     if args.scale:
         if args.history:
             raise UsageError("--scale and --history are two reports; name one")
-        return scaled("report", args)
+        return read_scaling("report", args)
     folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
-        tested = Tested("report", args.inputs, args)
-        told = history([run for path in args.inputs for run in measured("report", path, args, tested.look)])
+        tested = PredictionTester("report", args.inputs, args)
+        told = history([run for path in args.inputs for run in read_replicates("report", path, args, tested.look)])
         return msgspec.structs.replace(told, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
     if len(args.inputs) == 2:
-        tested = Tested("report", args.inputs[:1], args)
-        (base, candidate), left_out = both_sides("report", args.inputs, args, tested.look)
+        tested = PredictionTester("report", args.inputs[:1], args)
+        (base, candidate), left_out = read_both_sides("report", args.inputs, args, tested.look)
         return msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     saved = _saved(args.inputs[0])
     if saved is not None:

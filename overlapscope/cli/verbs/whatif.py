@@ -11,8 +11,8 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
-from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channels_asked
-from overlapscope.cli.verbs.plan import caps_of
+from overlapscope.cli.scenario_options import add_scenario_options, requested_channels, requested_of
+from overlapscope.cli.verbs.plan import parse_caps
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
     from overlapscope.whatif.predict import answer_recording  # noqa: PLC0415
 
-    caps, wanted, asked = caps_of(args.bucket_cap_mb), _wanted(args), asked_of(args)
-    channels = channels_asked(args.channels)
+    caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
+    channels = requested_channels(args.channels)
     loaded = read_run(args)
     warn("whatif", loaded.sources)
     try:

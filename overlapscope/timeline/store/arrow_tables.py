@@ -50,7 +50,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
         _write(table, file)
 
 
-def parquet_of(table: pa.Table) -> bytes:
+def parquet_bytes(table: pa.Table) -> bytes:
     """Return what `write_parquet` would write."""
     content = BytesIO()
     _write(table, content)

@@ -18,7 +18,7 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import fill_run
 from overlapscope.timeline.store.manifest import Manifest
 from overlapscope.timeline.store.run_directory import MANIFEST, is_run_directory
-from overlapscope.timeline.store.run_folder import beside_place, is_taken
+from overlapscope.timeline.store.run_folder import is_taken, write_then_replace
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
@@ -62,7 +62,7 @@ def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool
         raise UsageError(f"{place} holds no run, so it is left alone; choose another name")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with beside_place(place) as temporary:
+        with write_then_replace(place) as temporary:
             if len(runs) == 1:
                 fill_run(runs[0], temporary, version=version)
             else:

@@ -9,7 +9,7 @@ from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import FACT_TABLES, Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet, to_arrow, write_parquet
-from overlapscope.timeline.store.lazy_rank import UNREADABLE, one_line
+from overlapscope.timeline.store.lazy_rank import UNREADABLE, first_line
 
 FACTS: Final = "facts"
 
@@ -36,18 +36,18 @@ def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str
             try:
                 tables[name] = from_arrow(read_parquet(file), kind, names)
             except UNREADABLE as error:
-                problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
+                problems.append(f"{FACTS}/{name} left out: it cannot be read ({first_line(error)})")
     return Facts(names=tuple(names.to_list()), **tables), problems
 
 
-def rows_of(facts: Facts) -> dict[str, int]:
+def table_rows(facts: Facts) -> dict[str, int]:
     """Return the rows of each table that is written."""
     return {name: rows for name in FACT_TABLES if (rows := size(getattr(facts, name)))}
 
 
-def lost_facts(facts: Facts, told: Mapping[str, int]) -> list[str]:
+def missing_facts(facts: Facts, told: Mapping[str, int]) -> list[str]:
     """Say which tables do not have the rows that were told of."""
-    there = rows_of(facts)
+    there = table_rows(facts)
     return [
         f"{FACTS}/{name} has {there.get(name, 0)} rows, and was written with {rows}"
         for name, rows in told.items()

@@ -52,20 +52,20 @@ TABLES: Final[dict[str, type[Columns]]] = {
     "telemetry": Telemetry,
 }
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
-LARGE: Final = ("spans", "annotations")
+LARGE_TABLES: Final = ("spans", "annotations")
 """Tables that are let go."""
 KEPT_ROWS: Final = 2_000_000
 """Rows of these that stay in memory, packed: those of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
 """... and so many tables as they are, however large: who looks at one or two ranks asks for theirs again and again."""
-GIVE_BACK_ROWS: Final = 100_000
+RELEASE_ROWS: Final = 100_000
 """Arrow keeps the memory of tables that are gone: what is asked for after so many rows, of many ranks or of a large
 one. To do so for each small one takes as long as reading it."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class UnloadedTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table that was let go."""
 
     rows: int
@@ -90,40 +90,42 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of(
-        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"], **changed: Any
+        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "UnloadedTable"], **changed: Any
     ) -> "StoredRank":
         """Return the timeline, with other values, without its large tables, which lie in `folder`."""
-        values = {name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE} | changed
+        values = {
+            name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE_TABLES
+        } | changed
         if not isinstance(values["collectives"], PackedCollectives):
             values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
-        found = without_fields(cls, LARGE, **values)
-        vars(found).update(_folder=folder, _kept=kept, _large=large)
+        found = without_fields(cls, LARGE_TABLES, **values)
+        vars(found).update(_rank_path=folder, _kept=kept, _large=large)
         return found
 
     def __getattr__(self, name: str) -> Any:
         """Return a table that has not been set."""
-        if name not in LARGE:
+        if name not in LARGE_TABLES:
             raise AttributeError(name)
-        return self._kept.table(self._folder, name, self.names, self._large[name])
+        return self._kept.table(self._rank_path, name, self.names, self._large[name])
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
         """Return the rank with the dimensions of its calls, its large tables where they are."""
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
         packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
         changed = {"names": names, "collectives": PackedCollectives.of(packed)}
-        return StoredRank.of(self, self._folder, self._kept, self._large, **changed)
+        return StoredRank.of(self, self._rank_path, self._kept, self._large, **changed)
 
     @property
     def num_spans(self) -> int:
         """The number of spans, without reading them."""
-        large: Mapping[str, Stored] = self._large
+        large: Mapping[str, UnloadedTable] = self._large
         return large["spans"].rows
 
     def at_hand(self) -> RankTimeline:
         """Return a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE}
-        for name in LARGE:
-            values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE_TABLES}
+        for name in LARGE_TABLES:
+            values[name] = self._kept.table(self._rank_path, name, self.names, self._large[name], remember=False)
         values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]
         return RankTimeline(**values)
 
@@ -141,7 +143,7 @@ class Kept:
         """Where the tables that are not let go are put: those of calls."""
 
     def table(
-        self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
+        self, folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable, *, remember: bool = True
     ) -> Columns:
         """Return a table of the rank in `folder`, whose names are `names`.
 
@@ -173,10 +175,10 @@ class Kept:
         """Give back what tables took that are gone, once in so many rows that were read."""
         with self._lock:
             self._read += rows
-            many = self._read >= GIVE_BACK_ROWS
+            many = self._read >= RELEASE_ROWS
             self._read *= not many
         if many:
-            give_back()
+            release_arrow_memory()
 
     def offer(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table if there is room for it."""
@@ -200,12 +202,12 @@ class Kept:
                 self._room += gone.rows
 
 
-def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable) -> Columns:
     try:
         found = read_table(folder, name, TABLES[name], NameTable(names))
         same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
     except UNREADABLE as error:
-        raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+        raise InputError(f"{folder / name}.parquet: cannot be read any more: {first_line(error)}") from error
     if not same:
         raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
     return found
@@ -213,16 +215,16 @@ def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Stored)
 
 def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
     """Read and check a rank like `read_rank`, and let its large tables go but for what `kept` has room for."""
-    states = {name: _state(folder, name) for name in LARGE}
+    states = {name: _state(folder, name) for name in LARGE_TABLES}
     timeline = read_rank(bare, folder)
-    for name in LARGE:
+    for name in LARGE_TABLES:
         kept.offer(folder, name, getattr(timeline, name))
-    large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    large = {name: UnloadedTable(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE_TABLES}
     kept.note_read(large["spans"].rows)
     return StoredRank.of(timeline, folder, kept, large)
 
 
-def give_back() -> None:
+def release_arrow_memory() -> None:
     """Give back to the system what Arrow keeps of the memory of tables that are gone: as much as they took."""
     pa.default_memory_pool().release_unused()
 
@@ -252,7 +254,7 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
         wanted = [column for column in column_kinds(kind) if column in there]
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
-        raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+        raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 
 
 def check_rank(file: pq.ParquetFile, rank: int) -> None:
@@ -273,6 +275,6 @@ def _state(folder: Path, name: str) -> FileState:
     return file_state((folder / f"{name}.parquet").stat())
 
 
-def one_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of what an error says."""
     return str(error).strip().split("\n")[0][:200]

@@ -53,7 +53,7 @@ class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
     schema_: str = ""
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """Return the content of `run.json`."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
@@ -108,7 +108,7 @@ def _possible(manifest: Manifest, path: Path) -> Manifest:
     return manifest
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class RankSearch(msgspec.Struct, frozen=True, kw_only=True):
     """What a run directory tells of its ranks."""
 
     entries: list[RankEntry]
@@ -118,29 +118,29 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
     """Return the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
-    return told_of_ranks(path, manifest).entries
+    return find_ranks(path, manifest).entries
 
 
-def told_of_ranks(path: Path, manifest: Manifest) -> Told:
+def find_ranks(path: Path, manifest: Manifest) -> RankSearch:
     """Return what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
 
     Its entry was written with its tables, whoever wrote the manifest before or after.
     """
-    own, unread = _written(path)
+    own, unread = _read_entries(path)
     listed = {each.rank for each in manifest.ranks}
     entries = [own.get(each.rank, each) for each in manifest.ranks]
     entries += [each for each in own.values() if each.rank not in listed]
     named = {Path(each.folder).name for each in manifest.ranks}
     in_order = sorted(entries, key=lambda each: each.rank)
-    return Told(entries=in_order, unread=[each for each in unread if each[0].name not in named])
+    return RankSearch(entries=in_order, unread=[each for each in unread if each[0].name not in named])
 
 
-def written_entries(path: Path) -> list[RankEntry]:
+def read_rank_entries(path: Path) -> list[RankEntry]:
     """Return what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
-    return list(_written(path)[0].values())
+    return list(_read_entries(path)[0].values())
 
 
-def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
+def _read_entries(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
     """Return what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
     entries: dict[int, RankEntry] = {}
     unread: list[tuple[Path, int, str]] = []

@@ -8,7 +8,7 @@ import msgspec
 
 from overlapscope.timeline.columns import Columns, make, or_none, size
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.store.arrow_tables import parquet_of, to_arrow, write_parquet
+from overlapscope.timeline.store.arrow_tables import parquet_bytes, to_arrow, write_parquet
 from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.run_directory import RANK_ENTRY
@@ -38,7 +38,7 @@ def write_table(table: Columns, names: tuple[str, ...], rank: int, file: Path) -
 @cache
 def _empty(kind: type[Columns]) -> bytes:
     """Return what the file of a table holds that has no rows, the same for all ranks: most have several."""
-    return parquet_of(to_arrow(make(kind, 0), (), 0))
+    return parquet_bytes(to_arrow(make(kind, 0), (), 0))
 
 
 def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntry:
@@ -65,7 +65,7 @@ def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
     )
 
 
-def check_told(entry: RankEntry, timeline: RankTimeline) -> None:
+def check_against_entry(entry: RankEntry, timeline: RankTimeline) -> None:
     """Raise ValueError where a rank's tables, each of them whole, are not those that were told of."""
     found = entry_of(timeline, spans=timeline.num_spans)
     for name in ("spans", "collectives", "steps", "start_ns", "end_ns"):

@@ -19,7 +19,13 @@ from typing import Final
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import flush_below, flush_folder, umask
-from overlapscope.files.temporary_folder import held_folder, left_by_others, make_held, remove_left, taken
+from overlapscope.files.temporary_folder import (
+    held_folder,
+    hold_folder,
+    list_temporary_folders,
+    make_locked_folder,
+    remove_abandoned,
+)
 from overlapscope.timeline.store.run_directory import is_run_directory
 
 REPLACING_SECONDS: Final = 60.0
@@ -37,14 +43,14 @@ def replace_run(path: Path) -> Iterator[Path]:
         raise UsageError(f"{path} exists and is no run directory: it is not replaced")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside_place(path) as temporary:
+        with write_then_replace(path) as temporary:
             yield temporary
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
-def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
 
     `durable` is as in `take_place`.
@@ -74,7 +80,7 @@ def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Co
 
 def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
     # Aside first: at no moment is the place taken by half a run.
-    aside, handle = make_held(path.parent, _prefix(path, "old"))
+    aside, handle = make_locked_folder(path.parent, _prefix(path, "old"))
     with ExitStack() as held, ExitStack() as undo:
         held.callback(os.close, handle)
         undo.callback(_take_back, aside, path)
@@ -108,11 +114,11 @@ def is_taken(path: Path) -> bool:
 def _put_in_order(path: Path) -> None:
     """Put back what a killed process had put aside to replace it; where the place is taken, that is removed."""
     for aside in _asides(path):
-        with suppress(OSError), taken(aside, REPLACING_SECONDS):
+        with suppress(OSError), hold_folder(aside, REPLACING_SECONDS):
             if not path.exists():
                 os.replace(aside / path.name, path)
     if path.exists():
-        remove_left(path.parent, _prefix(path, "old"))
+        remove_abandoned(path.parent, _prefix(path, "old"))
 
 
 def where_is(path: Path) -> str:
@@ -140,7 +146,7 @@ def _put_back(run: Path, path: Path) -> str:
 
 
 def _asides(path: Path) -> list[Path]:
-    found = left_by_others(path.parent, _prefix(path, "old")) if path.name else []
+    found = list_temporary_folders(path.parent, _prefix(path, "old")) if path.name else []
     return [each for each in found if (each / path.name).exists()]
 
 

@@ -8,7 +8,7 @@ from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.operations import MAX_COUNT
 from overlapscope.timeline.run import RankTimeline
 
-BEYOND_NS: Final = 1 << 62
+MAX_TIME_NS: Final = 1 << 62
 """No time is so far from the epoch: what lies between two that are not can be counted."""
 
 
@@ -57,7 +57,7 @@ def _check_times(timeline: RankTimeline) -> None:
         ("gradients.ready_ns", timeline.gradients.ready_ns, False),
         ("telemetry.time_ns", timeline.telemetry.time_ns, False),
     ):
-        _check_range(name, column, -BEYOND_NS, BEYOND_NS, required=required)
+        _check_range(name, column, -MAX_TIME_NS, MAX_TIME_NS, required=required)
 
 
 def _check_sizes(timeline: RankTimeline) -> None:
