@@ -1,4 +1,4 @@
-"""The file in a run directory that keeps what was predicted from the run, and what later runs measured."""
+"""Read and write the file in a run directory with predictions made from the run, and what later runs measured."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from overlapscope.timeline.store.run_directory import is_run_directory
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:
-    """Return what the runs that paths name keep, all together. Raises InputError where a file cannot be understood."""
+    """Return the predictions of all runs in `paths`, joined. Raises InputError if a file cannot be decoded."""
     found = Noted()
     for path in paths:
         for each in runs_of(path)[0]:
@@ -24,9 +24,9 @@ def noted_in(paths: Iterable[Path]) -> Noted:
 
 
 def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Path:
-    """Add to what a run directory keeps; give the file. Nothing else of the run is touched.
+    """Add predictions and outcomes to the file of a run directory; return the file. Nothing else of the run changes.
 
-    Raises UsageError where `run` is no run directory, InputError where the file cannot be written or understood.
+    Raises UsageError if `run` is not a run directory, InputError if the file cannot be written or decoded.
     """
     require_run_directory(run)
     content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
@@ -40,16 +40,13 @@ def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Out
 
 
 def require_run_directory(path: Path) -> None:
-    """Raise UsageError where a path is no run directory: only those keep predictions."""
+    """Raise UsageError if a path is not a run directory: only those store predictions."""
     if not is_run_directory(path):
         raise UsageError(
-            f"{path} is no run directory, and only those keep predictions; make one of it: "
+            f"{path} is not a run directory, and only those store predictions; make one: "
             f"overlapscope ingest {path} -o runs/{path.name.partition('.')[0] or 'run'}"
         )
 
 
 def _read(run: Path) -> Noted:
     return read_predictions(run, Noted) or Noted()
-
-
-__all__ = ["NAME", "note", "noted_in", "require_run_directory"]

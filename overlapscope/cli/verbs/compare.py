@@ -1,4 +1,4 @@
-"""Show what changed from one run to another, exposed communication first, and where it comes from.
+"""Show what changed from one run to another, exposed communication first, and why.
 
 Each side is a run, a trace file, a folder of the traces of one run, or a folder of runs of the same code.
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=given_path,
         metavar="BASE CAND",
-        help="run, trace, folder of traces, or folder of runs, each",
+        help="each a run, a trace, a folder of traces, or a folder of runs",
     )
     add_scale(parser)
     parser.add_argument(
         "--record",
         action="store_true",
-        help="keep in BASE what CAND measured of the predictions that `advise --record` noted there",
+        help="store in BASE how CAND compares with the predictions that `advise --record` stored there",
     )
     add_reading(parser)
     add_output(parser)
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read both sides, print the comparison; exit code 3 where a side has no times."""
+    """Read both sides, print the comparison; exit code 3 if a side contains no times."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
 
     if args.scale and args.record:
-        raise UsageError("--record keeps what CAND measured of predictions in BASE; it takes no --scale")
+        raise UsageError("--record compares CAND with predictions in BASE; it cannot be used with --scale")
     if args.scale:
         return _scale(args)
     if len(args.inputs) != 2:

@@ -1,6 +1,6 @@
-"""Turn traces into a run directory: Parquet columns that open fast and any dataframe tool can read.
+"""Convert traces to a run directory: Parquet columns that open fast and that any dataframe tool can read.
 
-Files are read by several processes, or by a Dask cluster. After an interruption the same command goes on.
+Files are read by several processes, or by a Dask cluster. After an interruption, repeat the command to continue.
 
 examples:
   overlapscope ingest traces/ -o runs/baseline
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
 from overlapscope.display import shown
+from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
     from overlapscope.ingest.write_run import Written
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="have the workers of a Dask cluster read, which see inputs and RUN under the same paths (tcp://HOST:8786)",
+        help="read on the workers of a Dask cluster (tcp://HOST:8786) that see INPUT and RUN under the same paths",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -41,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.cli.progress import Progress  # noqa: PLC0415
-    from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.ingest.parallel.dask import dask_executor  # noqa: PLC0415
     from overlapscope.ingest.parallel.work_dir import work_dir_of  # noqa: PLC0415
     from overlapscope.ingest.write_run import write_run  # noqa: PLC0415
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text.cross_rank import missing_words  # noqa: PLC0415
 
     if args.scheduler and args.workers:
-        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+        raise UsageError("--workers is for this machine, --scheduler for a cluster: use one of them")
     try:
         with Progress("reading") as progress, dask_executor(args.scheduler) as executor:
             written = write_run(
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         if work_dir_of(args.output).exists():
-            print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
+            print("overlapscope ingest: files read so far are kept: repeat the command to continue", file=sys.stderr)
         raise
     warn("ingest", written.sources)
     stored = sum(
