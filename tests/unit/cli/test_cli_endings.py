@@ -81,7 +81,7 @@ def test_where_nothing_can_be_written_nothing_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(f"overlapscope.cli.{verb}.run", lambda _: pytest.fail("it reads"))
+    monkeypatch.setattr(f"overlapscope.cli.verbs.{verb}.run", lambda _: pytest.fail("it reads"))
     (tmp_path / "trace.json").write_bytes(write(training(steps=1)))
     (tmp_path / "there.json").write_text("mine")
     (tmp_path / "folder").mkdir()
