@@ -60,7 +60,7 @@ class Recorder:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--overlap-save`."""
     parser.getgroup("overlap").addoption(
-        SAVE, action="store_true", help="save the recordings of tests marked `overlap` as their baselines; judge nothing"
+        SAVE, action="store_true", help="save recordings of tests marked `overlap` as their baselines; judge nothing"
     )
 
 
