@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import read_options, warn
 from overlapscope.cli.output import one_line, told_aside
-from overlapscope.cli.prediction_file import noted_in
 from overlapscope.cli.progress import Progress
 from overlapscope.errors import InputError
 
@@ -79,6 +78,8 @@ class PredictionTester:
     """Tests the predictions stored in `paths` against the runs that `look` is called with."""
 
     def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
+        from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
+
         self._verb = verb
         self._args = args
         self.kept = noted_in(paths)

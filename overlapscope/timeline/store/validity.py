@@ -1,4 +1,4 @@
-"""What the tables of no rank can hold: with it every figure would be wrong, some by much."""
+"""Check that the tables of a rank are possible: with impossible values, every figure could be wrong."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ from overlapscope.timeline.operations import MAX_COUNT
 from overlapscope.timeline.run import RankTimeline
 
 MAX_TIME_NS: Final = 1 << 62
-"""No time is so far from the epoch: what lies between two that are not can be counted."""
+"""No time is farther from the epoch, so that the difference of two times fits in int64."""
 
 
 def check_possible(timeline: RankTimeline) -> None:
-    """Raise ValueError where a row points outside its table, a time or a size cannot be, or is missing."""
+    """Raise ValueError if a row points outside its table, or a time or a size is impossible or missing."""
     _check_references(timeline)
     _check_times(timeline)
     _check_order(timeline)
