@@ -366,7 +366,7 @@ def test_no_step_at_all_is_a_warning_that_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(overlapscope.UsageError, match="'trace' and 'events'"):
+    with pytest.raises(overlapscope.UsageError, match="'trace' or 'events'"):
         overlapscope.profile(tmp_path / "run", mode="both")  # type: ignore[arg-type]
     with pytest.raises(overlapscope.UsageError, match="repeat > steps"):
         overlapscope.profile(tmp_path / "run", steps=4, repeat=4)
