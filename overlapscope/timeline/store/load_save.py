@@ -45,9 +45,9 @@ from overlapscope.timeline.store.run_directory import MANIFEST
 from overlapscope.timeline.store.run_folder import exists_already, is_taken, put_aside, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
-"""What the tables of ranks that are read at the same time may take together, however many cores there are."""
+"""Most bytes for the tables of ranks that are read at the same time, however many cores there are."""
 A_SPAN_BYTES: Final = 200
-"""What a span takes while it is read: as it is stored, as Arrow decodes it, and as columns."""
+"""Bytes of a span while it is read: stored, decoded by Arrow, and as columns."""
 
 
 def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None:
@@ -142,7 +142,7 @@ def load_run(path: Path) -> Run:
 
 
 def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:
-    """Give the world's size and the groups that can be, where `last` is the last rank, and what was wrong with them."""
+    """Return the world size, the possible groups, and messages about what was wrong; `last` is the last rank."""
     odd = []
     if not (path / MANIFEST).is_file():
         odd.append(f"{MANIFEST} is not there: how many ranks the job had, its groups and its software are not known")
@@ -181,7 +181,7 @@ def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     """Read one rank of the run directory `path`, as `load_run` does; raises InputError where it cannot be read.
 
-    Of dimensions it knows what the names of groups tell.
+    Dimensions are known only where the names of groups state them.
     """
     try:
         timeline = read_rank(_without_tables(entry), _rank_path(path, entry))
@@ -204,7 +204,7 @@ def _source_of(entry: RankEntry, folder: Path) -> Source:
 
 
 def _without_tables(entry: RankEntry) -> RankTimeline:
-    """Return what an entry tells of a rank, with empty tables."""
+    """Return the timeline of a rank's entry, with empty tables."""
     return RankTimeline(
         rank=entry.rank,
         basis=entry.basis,

@@ -1,7 +1,6 @@
-"""Tables that lie in memory packed: integers in as few bytes as their range takes, times by what lies between them.
+"""Pack tables in memory: integers in as few bytes as their range needs, times as differences.
 
-A call's row takes about a sixth of what it takes as plain columns, a span's about a third. Every value comes back as it
-was.
+A row of a call takes about a sixth of its plain size, a row of a span about a third. Every value is restored exactly.
 """
 
 from collections.abc import Mapping
