@@ -3,7 +3,7 @@
 import overlapscope
 
 run = overlapscope.load("traces/")     # trace files, a folder of them, or a run directory
-run.breakdown()                        # a pandas frame: one row a rank and window
+run.breakdown()                        # a pandas frame: one row per rank and window
 run.analysis()                         # everything, as the value behind `overlapscope analyze --json`
 
     with overlapscope.profile("runs/baseline", model=model) as scope:   # every rank calls it
@@ -51,12 +51,11 @@ def load(
 ) -> LoadedRun:
     """Read trace files, folders of them, or one run directory.
 
-    `ranks` gives the rank of a single file, or of files by name, where neither trace nor name tells it. `comm` and
-    `compute` are regular expressions of kernel names that communicate or compute, besides the known ones. Large files
-    are read by `workers` processes side by side (None: as many as are worth it, 1: this process alone).
+    `ranks` is the rank of a single file, or of files by name, where neither trace nor name states it. `comm` and
+    `compute` are regular expressions for names of kernels that communicate or compute, besides the known ones. Large
+    files are read by `workers` processes in parallel (None: chosen by the size of the input, 1: only this process).
 
-    Raises InputError when nothing is usable; a bad file among good ones costs only itself and stands in
-    `run.sources`.
+    Raises InputError when nothing is usable; a bad file among good ones is left out and reported in `run.sources`.
     """
     from overlapscope.ingest.options import (  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
         given_options,
@@ -78,14 +77,14 @@ def write_run(
     executor: Executor | None = None,
     force: bool = False,
 ) -> Written:
-    """Read as `load` does, and write the run directory `to`, without ever holding the whole run in memory.
+    """Read as `load` does, and write the run directory `to`, without ever having the whole run in memory.
 
-    Files are read by `workers` processes of this machine (None: as many as are worth it), or by `executor`: any
+    Files are read by `workers` processes of this machine (None: chosen by the size of the input), or by `executor`: any
     `concurrent.futures.Executor` whose workers have overlapscope installed and see `paths` and `to` under the same
-    names, such as a Dask client's. `force` replaces a run that stands there. An interrupted call is gone on with by the
-    next one for the same `to`.
+    names, such as a Dask client's. `force` replaces an existing run. After an interruption, the next call with the same
+    `to` continues.
 
-    Raises InputError when nothing is usable, UsageError when something stands at `to`.
+    Raises InputError when nothing is usable, UsageError when `to` exists.
     """
     from overlapscope.ingest.options import (  # noqa: PLC0415 - as above
         given_executor,
@@ -116,13 +115,13 @@ def profile(
 
     A context manager whose `scope.step()` wraps one training step, or a decorator for a function that does one.
     `mode="trace"` runs torch.profiler for `steps` steps after `warmup`, again every `repeat` steps; `mode="events"`
-    runs no profiler and can stay on. `model` tells forward from the rest, names gradients and reads DDP's buckets.
-    With `measure_overhead`, `events` leaves a quarter of the first 64 steps alone, to tell what capture costs;
-    `trace` compares with the steps that it does not record. At the end
-    rank 0 waits at most `wait_seconds` for the others' word and prints a summary.
+    runs no profiler and can stay on. `model` is needed to find forward, to name gradients and to read DDP's buckets.
+    With `measure_overhead`, `events` does not capture a quarter of the first 64 steps, to measure the cost of capture;
+    `trace` compares with the steps that it does not record. At the end rank 0 waits at most `wait_seconds` for the
+    other ranks and prints a summary.
 
-    Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: what fails is a warning, and
-    the run says that it is incomplete.
+    Raises UsageError for a misuse. Nothing else of ours is raised into the training loop: a failure is a warning, and
+    the run is marked as incomplete.
     """
     from overlapscope.profiling import profile as make  # noqa: PLC0415 - `import overlapscope` loads nothing heavy
 

@@ -1,4 +1,4 @@
-"""`python -m overlapscope`: the command line, where its script is not on the path."""
+"""`python -m overlapscope`: the command line, for when its script is not on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Paths as text to print and to store, with the secrets of URLs hidden; and which paths are URLs."""
+"""Text for people: paths (with the secrets of URLs hidden), short lists and sizes; and which paths are URLs."""
 
 import os
 import re
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
-"""A URL that was made a path, which has no empty parts."""
+"""A URL that was converted to a path, which collapses `//` to `/`."""
 _URL_IN_TEXT: Final = re.compile(r"\b[a-z][a-z0-9+.-]+:/{1,3}[^\s'\"<>]+")
 _PASSWORD: Final = re.compile(r"^([a-z0-9+.-]+:/+[^/:?]*):[^/?]*@")
 _USER: Final = re.compile(r"^(https?:/+)[^/?]*@")
-"""On the web a user may be a token; `abfs://` has a folder there."""
+"""With http(s) the user may be a token; with `abfs://` it is a folder."""
 _SECRET: Final = re.compile(
     r"([?&;][^=&;]*(?:sig|token|key|secret|credential|passw|pwd|auth|policy)[^=&;]*=)[^&;#]+", re.IGNORECASE
 )
@@ -20,13 +20,13 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB")
 
 
 def url_of(path: Path) -> str | None:
-    """Return the URL that a path was made of; None for a path of this machine, and for one that exists there."""
+    """Return the URL that a path was made from; None for a local path, also one that only looks like a URL."""
     url = _url(os.fspath(path))
     return None if url is None or path.exists() else url
 
 
 def shown(path: Path) -> str:
-    """Return a path as text, whatever bytes its name holds; of a URL, no password, signature or token."""
+    """Return a path as text, whatever bytes its name contains, without the password, signature or token of a URL."""
     text = os.fsencode(path).decode("utf-8", "replace")
     url = _url(text)
     return text if url is None else without_secrets(url)
@@ -38,7 +38,7 @@ def shown_name(path: Path) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with passwords, signatures and tokens of the URLs in it hidden."""
+    """Return a text with the passwords, signatures and tokens of its URLs replaced by `***`."""
     return _URL_IN_TEXT.sub(lambda found: _without(found[0]), text)
 
 
@@ -56,12 +56,12 @@ def _without(url: str) -> str:
 
 
 def listed(parts: Sequence[object], most: int = 8) -> str:
-    """Return the first parts, such as ranks, with `...` where there are more."""
+    """Return the first `most` items, such as ranks, separated by commas, with `...` if there are more."""
     return ", ".join(map(str, parts[:most])) + (", ..." if len(parts) > most else "")
 
 
 def size_text(size_bytes: float) -> str:
-    """Return bytes in the binary unit that fits, to four digits; whole bytes below a KiB."""
+    """Return a size in the binary unit that fits, with four significant digits; whole bytes below 1 KiB."""
     value, *larger = float(size_bytes), *_UNITS[1:]
     unit = _UNITS[0]
     while larger and abs(float(f"{value:.4g}")) >= 1024:

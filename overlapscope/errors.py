@@ -1,14 +1,14 @@
-"""Every error OverlapScope raises on purpose.
+"""All errors that OverlapScope raises deliberately.
 
 OverlapScopeError            exit code of the command line
 ├── UsageError               2   the call or the configuration is wrong
 └── InputError               3   the input cannot be used
-    ├── NotATraceError       3   no reader knows this file
+    ├── NotATraceError       3   no reader recognises this file
     └── NewerSchemaError     3   written by a newer OverlapScope
 
-A message says what was wrong, where, and what to do about it, on one line. It names arguments of the Python interface;
-where the command line calls them otherwise, `in_shell` is the same message in its words. `redacted` is the same without
-anything that the caller named, for `--redact`; without it the message is left out there.
+A message says in one line what was wrong, where, and what to do about it. It names arguments of the Python interface;
+`in_shell` is the same message with the names of the command line, where these differ. `redacted` is the same message
+without any name that the caller gave, for `--redact`; without it the message is omitted there.
 """
 
 
@@ -17,14 +17,14 @@ class OverlapScopeError(Exception):
 
     exit_code = 2
 
-    def __init__(self, *said: object, in_shell: str | None = None, redacted: str | None = None) -> None:
-        super().__init__(*said)
+    def __init__(self, *message: object, in_shell: str | None = None, redacted: str | None = None) -> None:
+        super().__init__(*message)
         self.in_shell = str(self) if in_shell is None else in_shell
         self.redacted = redacted
 
 
 class UsageError(OverlapScopeError):
-    """The caller asked for something that makes no sense; the message says what would."""
+    """The call or the configuration is wrong; the message says what would be right."""
 
     exit_code = 2
 

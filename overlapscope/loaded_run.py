@@ -1,4 +1,4 @@
-"""The public face of a run that was read: pandas frames and the whole analysis."""
+"""The public interface of a run that was read: pandas frames and the whole analysis."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -24,7 +24,7 @@ from overlapscope.version import __version__
 
 
 class LoadedRun:
-    """A run in memory. Times in all frames are integer nanoseconds; missing values are <NA>."""
+    """A run in memory; times in all frames are integer nanoseconds, missing values are <NA>."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -40,16 +40,16 @@ class LoadedRun:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job, None where no source says."""
+        """Number of ranks of the job; None where no source states it."""
         return self.run.world_size
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The files read, with what reading each took."""
+        """The files that were read, with counts and warnings of each."""
         return self.run.sources
 
     def analysis(self) -> Analysis:
-        """Return every figure: the value that `overlapscope analyze --json` prints."""
+        """Return the whole analysis: the value that `overlapscope analyze --json` prints."""
         if self._analysis is None:
             self._analysis = analyzed(self.run)
         return self._analysis
@@ -70,10 +70,11 @@ class LoadedRun:
         return frame.astype(types | dict.fromkeys(ratios, "Float64"))
 
     def table(self, name: str, rank: int | None = None) -> pd.DataFrame:
-        """Return one of a rank's tables, or without a rank one of the job's.
+        """Return one table of a rank, or, without `rank`, one table of the job.
 
-        A rank's: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry. The job's: those of
-        `overlapscope.timeline.facts` (members, links, measurements, ...). Raises KeyError for any other name.
+        Tables of a rank: recordings, spans, collectives, steps, lanes, annotations, gradients, telemetry. Tables of the
+        job: those of `overlapscope.timeline.facts` (members, links, measurements, ...). Raises KeyError for any other
+        name.
         """
         if rank is None:
             facts = self.run.facts
@@ -89,8 +90,8 @@ class LoadedRun:
         return compare([replicate(self.run, "base")], [replicate(candidate.run, "candidate")])
 
     def save(self, path: str | PathLike[str], *, force: bool = False) -> None:
-        """Write a run directory; `force` replaces one that stands there."""
-        from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - reading needs nothing of it
+        """Write a run directory; `force` replaces an existing one."""
+        from overlapscope.ingest.write_run import require_output_free  # noqa: PLC0415 - not needed for reading
 
         (out,) = given_paths("save", [path])
         require_output_free(out, force=force)
@@ -109,5 +110,5 @@ def _figures(breakdown: msgspec.Struct) -> dict[str, Any]:
 
 def _unknown(name: str) -> str:
     raise KeyError(
-        f"there is no table {name!r}; of a rank there are {', '.join(TABLES)}; of the job {', '.join(FACT_TABLES)}"
+        f"there is no table {name!r}; tables of a rank: {', '.join(TABLES)}; of the job: {', '.join(FACT_TABLES)}"
     )

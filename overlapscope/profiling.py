@@ -1,4 +1,4 @@
-"""`overlapscope.profile`: capture, columns, analysis and summary put together, for the package's face."""
+"""Implement `overlapscope.profile`: connects capture, columns, analysis and the summary."""
 
 import shlex
 import socket
@@ -28,8 +28,8 @@ from overlapscope.timeline.store.manifest import rank_folder
 from overlapscope.timeline.store.rank_writer import save_job, save_rank
 from overlapscope.version import __version__
 
-MOST_SPANS_TOLD = 1_000_000
-"""Spans of all ranks up to which the summary looks across ranks: about a second's work."""
+MAX_SUMMARY_SPANS = 1_000_000
+"""Most spans of all ranks for which the summary analyzes all ranks together: about one second."""
 
 
 def profile(
@@ -56,7 +56,7 @@ def profile(
 
 
 def finish(session: Session) -> None:
-    """Write this rank, tell rank 0; rank 0 waits for the others' word and prints."""
+    """Write this rank and send its summary to rank 0; rank 0 waits for the other ranks and prints."""
     timeline = session.guard("making columns", _timeline, session)
     if timeline is not None:
         session.guard("writing the rank", _write, session, timeline)
@@ -67,13 +67,13 @@ def finish(session: Session) -> None:
     key = f"session{session.number}/rank"
     if session.rank != 0:
         if store is not None:
-            word = {**msgspec.to_builtins(summary), "parts": _send_columns(session, store, key)}
-            exchange.send(store, f"{key}{session.rank}", word)
+            message = {**msgspec.to_builtins(summary), "parts": _send_columns(session, store, key)}
+            exchange.send(store, f"{key}{session.rank}", message)
         return
     others: dict[str, dict[str, Any]] = {}
     keys = [f"{key}{rank}" for rank in range(1, session.world_size)]
     if store is not None:
-        others = session.guard("hearing the other ranks", exchange.receive, store, keys, session.wait_seconds) or {}
+        others = session.guard("receiving the other ranks", exchange.receive, store, keys, session.wait_seconds) or {}
         for rank in range(1, session.world_size):
             parts = others.get(f"{key}{rank}", {}).pop("parts", 0)
             folder = session.path / rank_folder(rank)
@@ -81,31 +81,31 @@ def finish(session: Session) -> None:
                 session.guard("fetching a rank", exchange.receive_folder, store, f"{key}{rank}", parts, folder)
     if timeline is not None:
         session.guard("writing run.json", _save_job, session, tell_ranks=True)
-    heard = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
+    received = [summary, *(msgspec.convert(each, RankSummary) for each in others.values())]
     missing = [rank for rank in range(1, session.world_size) if f"{key}{rank}" not in others]
     text = render(
-        sorted(heard, key=lambda each: each.rank),
+        sorted(received, key=lambda each: each.rank),
         session.world_size,
         shlex.quote(str(session.path)),
         session.settings.mode,
         missing,
-        session.guard("telling waiting from transferring", _waited, session) if timeline is not None else None,
+        session.guard("separating wait from transfer", _waited, session) if timeline is not None else None,
     )
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def _waited(session: Session) -> Waited | None:
-    """Tell waiting from transferring with the columns of all ranks, where these are soon looked through."""
+    """Separate wait time from transfer time with the columns of all ranks, unless that would take long."""
     run = load_run(session.path)
     spans = sum(timeline.num_spans for timeline in run.ranks.values())
-    return waited(analyze(run)) if len(run.ranks) > 1 and spans < MOST_SPANS_TOLD else None
+    return waited(analyze(run)) if len(run.ranks) > 1 and spans < MAX_SUMMARY_SPANS else None
 
 
 def _send_columns(session: Session, store: Any, key: str) -> int:
-    """Send this rank's columns where rank 0 cannot see them on a file system of its own; give the number of parts."""
+    """Send this rank's columns if rank 0 cannot read them from its file system; return the number of parts."""
     folder = session.path / rank_folder(session.rank)
-    if not folder.exists() or session.place.seen_by_rank_0:
+    if not folder.exists() or session.output.seen_by_rank_0:
         return 0
     return session.guard("sending columns", exchange.send_folder, store, f"{key}{session.rank}", folder) or 0
 
@@ -113,12 +113,12 @@ def _send_columns(session: Session, store: Any, key: str) -> int:
 def _timeline(session: Session) -> RankTimeline | None:
     if session.settings.mode == "events":
         return _with_gradients(session, session.timeline()) if session.steps.observed else None
-    watches, observed = session.watches, session.steps.observed
-    if watches.traces is None or not watches.traces.files:
+    hooks, observed = session.hooks, session.steps.observed
+    if hooks.traces is None or not hooks.traces.files:
         return None
     context = ReadContext()
     parts = []
-    for at, file in enumerate(watches.traces.files):
+    for at, file in enumerate(hooks.traces.files):
         read = session.guard(f"reading {file.name}", read_kineto, file, context)
         if read is not None:
             parts.append(
@@ -132,7 +132,7 @@ def _timeline(session: Session) -> RankTimeline | None:
         session,
         replace(
             joined,
-            telemetry=telemetry_of(observed, watches.sampler.readings, watches.points, names),
+            telemetry=telemetry_of(observed, hooks.sampler.readings, hooks.clock, names),
             names=tuple(names.to_list()),
             recorded=session.recorded(),
         ),
@@ -140,22 +140,22 @@ def _timeline(session: Session) -> RankTimeline | None:
 
 
 def _with_gradients(session: Session, timeline: RankTimeline) -> RankTimeline:
-    """Add the gradients of the recorded steps, where they were listened to."""
-    watches = session.watches
-    if watches.gradients is None:
+    """Add the gradients of the recorded steps, if they were recorded."""
+    hooks = session.hooks
+    if hooks.gradients is None:
         return timeline
     names = NameTable(timeline.names)
-    table = watches.gradients.table(session.steps.observed, watches.points, names)
+    table = hooks.gradients.table(session.steps.observed, hooks.clock, names)
     return replace(timeline, gradients=table, names=tuple(names.to_list()))
 
 
 def _kept_name(recording: int, rank: int) -> str:
-    """Return the name under which a trace is kept beside the columns."""
+    """Return the name of the trace file that is kept beside the columns."""
     return f"recording{recording}.rank{rank}.pt.trace.json.gz"
 
 
 def _named_by_its_file(part: RankTimeline, name: str) -> RankTimeline:
-    """Name the recording's source by the file it is kept in, not by where that lay when it was written."""
+    """Set the recording's source to the name under which its file is kept, not the one it was first written to."""
     names = NameTable(part.names)
     return replace(
         part,
@@ -178,12 +178,12 @@ def _save_job(session: Session, *, tell_ranks: bool) -> None:
 def _write(session: Session, timeline: RankTimeline) -> None:
     _save_job(session, tell_ranks=False)
     files = []
-    traces = session.watches.traces
+    traces = session.hooks.traces
     for at, file in enumerate(traces.files if traces is not None else ()):
         files.append(file.rename(file.with_name(_kept_name(at, session.rank))))
     save_rank(timeline, session.path, beside=files)
     if session.rank == 0:
-        session.place.remove_older_ranks(session.watches.points.epoch_ns(session.begin_ns))
+        session.output.remove_older_ranks(session.hooks.clock.epoch_ns(session.begin_ns))
 
 
 def _summarise(session: Session, timeline: RankTimeline | None) -> RankSummary:

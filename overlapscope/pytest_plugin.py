@@ -1,4 +1,4 @@
-"""Overlap in tests: record a training step in a test, and fail where it regressed against a kept baseline.
+"""pytest plugin: record training steps in a test, and fail the test if they regressed against a saved baseline.
 
     @pytest.mark.overlap(baseline="tests/baselines/ddp")
     def test_a_step(overlap):
@@ -7,8 +7,8 @@
                 with scope.step():
                     train(batch)
 
-`pytest --overlap-save` keeps what such tests record as their baselines. Nothing heavy is imported before a marked test
-ends, and torch never by this file: the test brings it.
+`pytest --overlap-save` saves the recordings of such tests as their baselines. Nothing heavy is imported before a marked
+test ends, and this file never imports torch: the test does.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _RECORDER: Final[pytest.StashKey[Recorder]] = pytest.StashKey()
 
 
 class Recorder:
-    """What the fixture `overlap` gives: places to record runs of the code under test, each a run of the candidate."""
+    """The value of the fixture `overlap`: records runs of the code under test, each a run of the candidate."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._runs = 0
 
     def new_run(self) -> Path:
-        """Return the run directory of the next recording: for ranks in other processes, which each record into it."""
+        """Return the run directory of the next recording, for ranks in other processes that record into it."""
         self._runs += 1
         self.folder.mkdir(exist_ok=True)
         return self.folder / f"run-{self._runs:02d}"
 
     def record(self, **options: Any) -> Session:
-        """Record in this process: `overlapscope.profile` into a run of its own, with the same arguments.
+        """Record in this process: call `overlapscope.profile` with these arguments and a new run directory.
 
-        Four recordings or more are judged among themselves, which tells chance from a regression best.
+        With four recordings or more, the test compares runs with runs, which separates chance from a regression best.
         """
         import overlapscope  # noqa: PLC0415 - nothing is imported before it is needed
 
@@ -60,7 +60,7 @@ class Recorder:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--overlap-save`."""
     parser.getgroup("overlap").addoption(
-        SAVE, action="store_true", help="keep what tests marked `overlap` record as their baselines; judge nothing"
+        SAVE, action="store_true", help="save recordings of tests marked `overlap` as their baselines; judge nothing"
     )
 
 
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "overlap(baseline=PATH, policy=FILE, **settings): judge what the test records with the fixture `overlap` "
-        "against a kept run; settings are keys of the gate's policy, as budgets or fail_on",
+        "against a saved run; settings are keys of the gate's policy, such as budgets or fail_on",
     )
 
 
@@ -83,7 +83,7 @@ def overlap(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Judge a marked test after its own assertions, so that a regression is a failure of the test and no error."""
+    """Judge a marked test after its own assertions, so that a regression is a failure of the test, not an error."""
     result = yield
     mark = item.get_closest_marker(MARK)
     if mark is not None:
@@ -97,13 +97,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
-    """Return why the test fails; None where it does not."""
+    """Return why the test fails; None if it passes."""
     baseline = mark.kwargs.get("baseline")
     if mark.args:
         raise UsageError("@pytest.mark.overlap takes named arguments only: baseline=..., policy=..., budgets=...")
     recorder = item.stash.get(_RECORDER, None)
     if recorder is None or not recorder.folder.exists():
-        raise UsageError("the test recorded nothing: take the fixture `overlap`, and record with `overlap.record(...)`")
+        raise UsageError("the test recorded nothing: use the fixture `overlap` and its `overlap.record(...)`")
     policy = _policy(item, mark.kwargs)
     if item.config.getoption(SAVE) and baseline is not None:
         _save(recorder, item.config.rootpath / baseline)
@@ -120,7 +120,7 @@ def _judged(item: pytest.Item, mark: pytest.Mark) -> str | None:
 
 
 def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
-    """Return the policy of the file, with what the marker says itself."""
+    """Return the policy of the file, changed by the marker's own settings."""
     from msgspec.structs import replace  # noqa: PLC0415
 
     from overlapscope.cli.policy_file import read_policy  # noqa: PLC0415
@@ -134,7 +134,7 @@ def _policy(item: pytest.Item, given: Mapping[str, Any]) -> Policy:
     if given.get("baseline") is None:
         if not policy.budgets:
             raise UsageError(
-                "@pytest.mark.overlap needs a baseline, or budgets: there is nothing to hold the run against"
+                "@pytest.mark.overlap needs a baseline or budgets: there is nothing to compare the run with"
             )
         return replace(policy, metrics=())  # only the budgets can fail it
     return policy

@@ -1,3 +1,3 @@
-"""The version, in one place, importable without anything else."""
+"""The version, importable without anything else."""
 
 __version__ = "0.1.0"

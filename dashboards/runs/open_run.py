@@ -11,15 +11,15 @@ from typing import Any, Final, TypeVar
 from overlapscope.advice.advise import advise
 from overlapscope.analysis.across_ranks import Across, across
 from overlapscope.analysis.analyze import Analysis, Recommendation, analyze
-from overlapscope.analysis.prediction_check import Noted, Outcome
 from overlapscope.analysis.measured_run import Replicate, replicate
+from overlapscope.analysis.prediction_check import Noted, Outcome
 from overlapscope.errors import OverlapScopeError
-from overlapscope.timeline.store.prediction_file import read_predictions
 from overlapscope.ingest.options import ReadOptions
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.report.formatting import count
-from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope.timeline.run import Run
+from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
+from overlapscope.timeline.store.prediction_file import read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
 from overlapscope_dashboards.runs.catalog import Place, changed, without_root
 

@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.runs.open_run import Opened, OpenedRuns
 from overlapscope_dashboards.runs.catalog import Listed, Place, Places, find, newest_first
+from overlapscope_dashboards.runs.open_run import Opened, OpenedRuns
 from overlapscope_dashboards.runs.work import Work
 
 MAX_QUERY = 4_096

@@ -1,1 +1,1 @@
-"""What runs inside the training process: recording a step with little disturbance."""
+"""Record training steps inside the training process, with little disturbance."""

@@ -1,23 +1,24 @@
-"""How long the end of a DDP backward waits, told apart from the copying that goes on between the waits.
+"""Separate waiting for buckets from copying them at the end of a DDP backward.
 
-After its last gradient, DistributedDataParallel goes through its buckets in order: it waits for each, then copies it
-out to the gradients (Reducer::finalize_backward in torch/csrc/distributed/c10d/reducer.cpp). Only the ends of the
-transfers and of backward are known without a profiler. If copying takes the same time for each byte, one unknown is
-left, the time for a byte, and the end of backward determines it.
+After its last gradient, DistributedDataParallel goes through its buckets in order: it waits for each one, then copies
+it out to the gradients (Reducer::finalize_backward in torch/csrc/distributed/c10d/reducer.cpp). Without a profiler only
+the ends of the transfers and the end of backward are known. If copying takes the same time for every byte, one unknown
+remains (the time per byte), and the end of backward determines it.
 """
 
 from collections.abc import Sequence
 
 HALVINGS = 60
-"""Steps of the bisection: from the whole tail down to less than a nanosecond in all."""
+"""Bisection steps: enough to narrow the whole end of backward to less than one nanosecond."""
 
 
 def bucket_waits(
     begin_ns: int, end_ns: int, done_ns: Sequence[int], size_bytes: Sequence[int], *, copies: bool
 ) -> list[tuple[int, int]]:
-    """Return the stretches of [begin, end) spent waiting for buckets, given in the order of the waits.
+    """Return the parts of [begin_ns, end_ns) spent waiting for buckets, as (start, end) pairs in nanoseconds.
 
-    `begin_ns` is when the last bucket was handed over, `end_ns` the end of backward. With `copies` false
+    `begin_ns` is when the last bucket was handed to the backend, `end_ns` the end of backward. `done_ns` and
+    `size_bytes` list the buckets in the order in which DDP waits for them. With `copies` false
     (`gradient_as_bucket_view`) nothing is copied out.
     """
     done = [min(each, end_ns) for each in done_ns]
@@ -36,7 +37,7 @@ def bucket_waits(
 def _waits(
     begin_ns: int, done: Sequence[int], size_bytes: Sequence[int], ns_per_byte: float
 ) -> tuple[list[tuple[int, int]], float]:
-    """Return the waits under a speed of copying, and when the last bucket is copied."""
+    """Return the waits for an assumed copy time per byte, and the time at which the last bucket is copied."""
     now = float(begin_ns)
     waits = []
     for at, size in zip(done, size_bytes, strict=True):

@@ -1,4 +1,4 @@
-"""What capture itself costs: steps with and without it, interleaved in the same process."""
+"""Estimate the cost of capture from steps with and without it, interleaved in the same process."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 2000
-FEWEST = 4
-"""Steps of each kind below which nothing is said."""
-NEAR = 12
-"""Steps without capture farther than this from every captured one are not compared: machines change their speed."""
+MIN_STEPS = 4
+"""Fewest steps of each kind for an estimate."""
+NEIGHBOURHOOD_STEPS = 12
+"""An uncaptured step farther than this from every captured one is not compared: a machine's speed changes."""
 Times = npt.NDArray[np.float64]
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """The median difference a step, with the 95 % interval of a seeded bootstrap over steps."""
+    """The median difference per step, with the 95 % interval of a seeded bootstrap over steps."""
 
     median_ns: float
     low_ns: float
@@ -27,20 +27,13 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, float | int]:
         """Return the fields as plain values."""
-        return {
-            "median_ns": self.median_ns,
-            "low_ns": self.low_ns,
-            "high_ns": self.high_ns,
-            "step_ns": self.step_ns,
-            "steps_with": self.steps_with,
-            "steps_without": self.steps_without,
-        }
+        return msgspec.structs.asdict(self)
 
 
 def differences(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Times:
-    """Compare each step without capture to the mean of its two neighbours with it; others have no difference.
+    """Return, for each uncaptured step between two captured ones, their mean minus its time, in nanoseconds.
 
-    A machine's speed changes over seconds, and its neighbours share it.
+    A machine's speed changes over seconds, so neighbouring steps share it.
     """
     times, with_us = np.asarray(lasted_ns, np.float64), np.asarray(captured, np.bool_)
     if times.size < 3:
@@ -51,19 +44,24 @@ def differences(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Times:
 
 
 def overhead(lasted_ns: Sequence[int], captured: Sequence[bool]) -> Overhead | None:
-    """Return the cost of consecutive steps, of which some were left alone; None with too few of either kind.
+    """Return the cost of capture over consecutive steps, some of them uncaptured; None with too few of either kind.
 
-    Steps left alone between captured ones are compared to their neighbours. Where steps are captured in a block, as by
-    a profiler, the medians of both kinds are compared, as far as they stand near each other.
+    `lasted_ns` is the time of each step, `captured` whether it was captured. An uncaptured step between captured ones
+    is compared with its neighbours. Where steps are captured in one block, as by a profiler, the medians of both kinds
+    are compared, using only uncaptured steps near captured ones.
     """
     times, with_us = np.asarray(lasted_ns, np.float64), np.asarray(captured, np.bool_)
-    near = np.convolve(with_us, np.ones(2 * NEAR + 1), "same") > 0.5 if times.size > 2 * NEAR else True
+    near = (
+        np.convolve(with_us, np.ones(2 * NEIGHBOURHOOD_STEPS + 1), "same") > 0.5
+        if times.size > 2 * NEIGHBOURHOOD_STEPS
+        else True
+    )
     a, b = times[with_us], times[~with_us & near]
-    if min(a.size, b.size) < FEWEST:
+    if min(a.size, b.size) < MIN_STEPS:
         return None
     rng = np.random.default_rng(0)
     paired = differences(lasted_ns, captured)
-    if paired.size >= FEWEST:
+    if paired.size >= MIN_STEPS:
         middle, picks = float(np.median(paired)), _medians(paired, rng)
     else:
         middle, picks = float(np.median(a) - np.median(b)), _medians(a, rng) - _medians(b, rng)

@@ -1,4 +1,4 @@
-"""One recording of a training loop: what `overlapscope.profile` gives."""
+"""One recording of a training loop: what `overlapscope.profile` returns."""
 
 import atexit
 import time
@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from overlapscope.capture.hooks.compiled import leave_untraced
-from overlapscope.capture.hooks.hook_set import Watches
+from overlapscope.capture.hooks.hook_set import HookSet
 from overlapscope.capture.host import environment
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.lifecycle.output import Place
-from overlapscope.capture.lifecycle.process_exit import Farewell, Termination, in_each_child
+from overlapscope.capture.lifecycle.output import OutputFolder
+from overlapscope.capture.lifecycle.process_exit import GroupDestructionHook, Termination, stop_in_forked_children
 from overlapscope.capture.overhead import overhead
 from overlapscope.capture.records import COMM_REGION
 from overlapscope.capture.settings import Settings
@@ -26,7 +26,7 @@ from overlapscope.timeline.run import RankTimeline
 P = ParamSpec("P")
 R = TypeVar("R")
 COMM_MARK = "overlapscope.comm:"
-"""Begins the name under which a trace holds a region that communicates; reading it counts as communication."""
+"""Prefix of the name of a communicating region in a trace; the trace reader counts such a range as communication."""
 _session_numbers = iter(range(1_000_000))
 _open_sessions: list["Session"] = []
 
@@ -37,29 +37,29 @@ Finish = Callable[["Session"], None]
 class Session:
     """Records steps; a context manager, and a decorator for a function that does one step.
 
-    Everything of ours runs behind a guard: what fails is a warning, and the run says that it is incomplete. Only a
-    misuse raises, at once: UsageError.
+    All our own code runs behind a guard: a failure is a warning, and the run is marked as incomplete. Only a misuse
+    raises, immediately: UsageError.
     """
 
     def __init__(self, path: Path, model: Any, settings: Settings, finish: Finish) -> None:
         settings.check()
         if model is not None and not hasattr(model, "named_parameters"):
-            raise UsageError(f"profile(model=...): {type(model).__name__} is no torch module")
+            raise UsageError(f"profile(model=...): {type(model).__name__} is not a torch module")
         self.path, self.model, self.settings, self._finish = path, model, settings, finish
         self.guard = Guard()
-        self.place = Place(path, self.guard)
+        self.output = OutputFolder(path, self.guard)
         self.number = next(_session_numbers)
         self.rank, self.world_size = 0, 1
-        self.watches = Watches(model, self.guard)
-        self.steps = Steps(settings, self.watches, self.guard)
+        self.hooks = HookSet(model, self.guard)
+        self.steps = Steps(settings, self.hooks, self.guard)
         self.begin_ns = 0
         self._state = "new"
         self._left = False
-        """Whether the user has left the `with` block; what else closes a profile does so before its time."""
+        """Whether the user has left the `with` block; a profile closed by anything else was closed early."""
         self._in_step = False
-        self._farewell = Farewell(self.close)
+        self._group_destruction = GroupDestructionHook(self.close)
         self._termination = Termination(self.guard, lambda: self.close(wait=False))
-        self._childless: Callable[[], None] = lambda: None
+        self._unregister_fork_stop: Callable[[], None] = lambda: None
 
     # -- entering and leaving --------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class Session:
             )
         if _open_sessions:
             raise UsageError("another overlapscope.profile is open in this process; leave it first")
-        self.place.refuse_foreign()
+        self.output.refuse_foreign()
         self._state = "open"
         _open_sessions.append(self)
         self.guard("opening", self._open)
@@ -87,48 +87,48 @@ class Session:
         self.close()
 
     def _open(self) -> None:
-        self.watches.look_for_device()
+        self.hooks.choose_clock()
         self.begin_ns = time.monotonic_ns()
-        self.watches.choose(self.settings, self.path, lambda: self.rank)
+        self.hooks.create(self.settings, self.path, lambda: self.rank)
         self._join_the_others()
-        self.guard("opening", self._farewell.open)
-        self.watches.open()
+        self.guard("opening", self._group_destruction.open)
+        self.hooks.open()
         leave_untraced()
         atexit.register(self.close)
-        self._childless = in_each_child(self)
+        self._unregister_fork_stop = stop_in_forked_children(self)
         self._termination.open()
 
     def _join_the_others(self) -> None:
-        """Find this process's rank among those that train together, and what it shares with them."""
+        """Find this process's rank and the world size, and whether it shares a file system with rank 0."""
         self.rank, self.world_size = environment.rank_and_world()
         if self.rank == 0:
-            self.place.warn_of_replacing()
-        self.place.agree(self.number, self.rank, self.world_size, self.settings.wait_seconds)
+            self.output.warn_of_replacing()
+        self.output.agree(self.number, self.rank, self.world_size, self.settings.wait_seconds)
 
     def close(self, *, wait: bool = True) -> None:
-        """Stop recording, write the run, and on rank 0 print the summary; does nothing the second time."""
+        """Stop recording, write the run, and on rank 0 print the summary; do nothing the second time."""
         if self._state != "open":
             return
-        self._stand_down()
-        self._childless()
-        self.watches.close()
-        self.guard("closing", self._farewell.close)
-        self.guard("waiting for collectives", self.watches.settle, self.steps.records)
-        if self.watches.traces is not None:
-            self.guard("closing the profiler", self.watches.traces.close)
+        self._stop()
+        self._unregister_fork_stop()
+        self.hooks.close()
+        self.guard("closing", self._group_destruction.close)
+        self.guard("waiting for collectives", self.hooks.settle, self.steps.records)
+        if self.hooks.traces is not None:
+            self.guard("closing the profiler", self.hooks.traces.close)
         self.guard("restoring signals", self._termination.close)
         self.steps.note_missing()
         self.wait_seconds = self.settings.wait_seconds if wait else 0.0
         self.guard("writing the run", self._finish, self)
-        self.place.leave()
+        self.output.leave()
 
     def forked(self) -> None:
-        """In a forked child: the recording, its files and its end are the parent's."""
-        self._stand_down()
-        self.guard("standing down", self._termination.forked)
+        """Stop in a forked child: the recording, its files and its end belong to the parent."""
+        self._stop()
+        self.guard("restoring signals", self._termination.forked)
 
-    def _stand_down(self) -> None:
-        """Record no more."""
+    def _stop(self) -> None:
+        """Stop recording."""
         self._state = "closed"
         self.steps.stop()
         if self in _open_sessions:
@@ -139,9 +139,9 @@ class Session:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record what runs inside as one training step; nothing once the profile was closed before its time."""
+        """Record the block as one training step; record nothing once the profile was closed early."""
         if self._state == "closed" and not self._left:
-            yield  # SIGTERM, or the end of the process groups, closed the profile, and the job goes on to its own end
+            yield  # SIGTERM, or the end of the process groups, closed the profile; the job continues to its own end
             return
         if self._state != "open":
             raise UsageError("scope.step() outside of its profile: did you leave out `with overlapscope.profile(...)`?")
@@ -163,19 +163,19 @@ class Session:
 
     def _step_begins(self) -> int:
         if self.steps.count == 0 and environment.rank_and_world() != (self.rank, self.world_size):
-            self.guard("joining the other ranks", self._join_the_others)  # the job made its groups only now
+            self.guard("joining the other ranks", self._join_the_others)  # the job created its groups only now
         return self.steps.begin()
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Name a part of a step, such as `data`."""
+        """Record the block as a named part of a step, such as `data`."""
         return self.steps.part(name, name)
 
     def comm(self, name: str) -> AbstractContextManager[None]:
-        """Name a part of a step that communicates by means torch does not know, and waits for it."""
+        """Record the block as a part of a step that communicates by means torch does not know, and waits for it."""
         return self.steps.part(f"{COMM_REGION}{name}", f"{COMM_MARK}{name}")
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function that does one training step; the profile opens with the first call, closes at exit."""
+        """Decorate a function that does one training step; the profile opens at the first call and closes at exit."""
 
         @wraps(function)
         def one_step(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -188,32 +188,32 @@ class Session:
 
         return one_step
 
-    # -- what came of it -------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
     def timeline(self) -> RankTimeline:
-        """Return the columns of `events` mode."""
+        """Return the timeline of `events` mode."""
         recorded = self.recorded()
         ddp = recorded["ddp"]
         buckets: BucketCopies | None = None
         if ddp:
             buckets = "viewed" if ddp["gradient_as_bucket_view"] else "copied"
-        watches = self.watches
+        hooks = self.hooks
         return timeline_of(
-            self.rank, self.steps.records, watches.points, watches.sampler.readings, recorded, buckets=buckets
+            self.rank, self.steps.records, hooks.clock, hooks.sampler.readings, recorded, buckets=buckets
         )
 
     def recorded(self) -> dict[str, Any]:
-        """Return how this was recorded, as plain values for `rank.json`."""
+        """Return how this rank was recorded, as plain values for `rank.json`."""
         cost = overhead(*zip(*self.steps.lasted, strict=True)) if self.steps.lasted else None
         return {
             "mode": self.settings.mode,
             "complete": not self.guard.failures,
             "failures": list(self.guard.failures),
             "overhead": cost.as_json() if cost else None,
-            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.watches.around.found) or {},
+            "ddp": self.guard("reading DDP's buckets", environment.ddp_buckets, self.hooks.ddp_wrapper.found) or {},
             "settings": self.guard("reading the settings", environment.settings) or {},
             "peak_memory_bytes": self.guard("reading memory", environment.peak_memory_bytes),
-            "telemetry_unsupported": list(self.watches.sampler.unsupported),
-            "links": self.watches.links,
-            "sockets": self.watches.sockets.told(),
+            "telemetry_unsupported": list(self.hooks.sampler.unsupported),
+            "links": self.hooks.links,
+            "sockets": self.hooks.sockets.connections(),
         }

@@ -1,4 +1,4 @@
-"""How to record: what the caller of `overlapscope.profile` chooses."""
+"""How to record: the settings that the caller of `overlapscope.profile` chooses."""
 
 from typing import Literal
 
@@ -8,22 +8,24 @@ from overlapscope.errors import UsageError
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to record."""
+    """The arguments of `overlapscope.profile`."""
 
     mode: Literal["trace", "events"] = "trace"
     warmup: int = 3
-    """Steps before recording: DDP rebuilds its buckets after the first."""
+    """Steps before recording starts: DDP rebuilds its buckets after the first step."""
     steps: int = 4
-    """`trace`: steps of one recording."""
+    """`trace` mode: steps of one recording."""
     repeat: int | None = None
-    """`trace`: record again every so many steps."""
+    """`trace` mode: record again every `repeat` steps."""
     measure_overhead: bool = True
     wait_seconds: float = 30.0
-    """How long rank 0 waits for the others at the end."""
+    """How long rank 0 waits for the other ranks at the end."""
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be asked for."""
+        """Raise UsageError for settings that are not possible."""
         if self.mode not in ("trace", "events"):
-            raise UsageError(f"profile(mode={self.mode!r}): there is 'trace' and 'events'")
+            raise UsageError(f"profile(mode={self.mode!r}): mode is 'trace' or 'events'")
         if self.warmup < 0 or self.steps < 1 or (self.repeat or self.steps + 2) <= self.steps + 1:
-            raise UsageError("profile(): warmup >= 0, steps >= 1 and repeat > steps + 1, for a step of warm-up between")
+            raise UsageError(
+                "profile(): needs warmup >= 0, steps >= 1, and repeat > steps + 1 (one warm-up step per recording)"
+            )

@@ -1,4 +1,4 @@
-"""The steps of a recording: which are noted, which are left alone, and what each came to."""
+"""The steps of a recording: which are recorded, which are left uncaptured, and how long each took."""
 
 import random
 import threading
@@ -7,30 +7,31 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from overlapscope.capture.hooks.hook_set import Watches
+from overlapscope.capture.hooks.hook_set import HookSet
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import StepRecord, Stretch
+from overlapscope.capture.records import MarkedRange, StepRecord
 from overlapscope.capture.settings import Settings
 
 STEP_MARK = "overlapscope.step"
 _CHOICE = random.Random(0)
 LEFT_ALONE = frozenset(2 + 4 * quarter + _CHOICE.choice((1, 2)) for quarter in range(16))
-"""Steps after warm-up that are left alone, to measure what capture costs: one in four of the first 64, each between two
-that are not; at random, as a regular choice could fall in with gradient accumulation; the same on all ranks."""
+"""Steps after warm-up that are not captured, to measure the cost of capture: one in four of the first 64, each between
+two captured ones. Chosen at random (with a fixed seed, so the same on all ranks), because a regular choice could
+coincide with gradient accumulation."""
 MAX_STEPS = 20_000
-"""Steps kept; later ones are not recorded, and the run says so."""
+"""Most steps that are kept; later ones are not recorded, and the run states that."""
 MAX_NOTES = 500_000
-"""The same for what is noted in them (collectives, waits, phases): some 150 MB, and some ten seconds at the end."""
+"""Most collectives, waits, phases, regions and gradients: about 150 MB, and about ten seconds at the end."""
 
 
 class Steps:
-    """Counts steps, and has `watches` note those that are recorded."""
+    """Counts steps, and lets `hooks` record the chosen ones."""
 
-    def __init__(self, settings: Settings, watches: Watches, guard: Guard) -> None:
-        self._settings, self._watches, self._guard = settings, watches, guard
+    def __init__(self, settings: Settings, hooks: HookSet, guard: Guard) -> None:
+        self._settings, self._hooks, self._guard = settings, hooks, guard
         self.records: list[StepRecord] = []
         self.lasted: list[tuple[int, bool]] = []
-        """(time, whether it was captured) of each step after warm-up."""
+        """(nanoseconds, whether it was captured) of each step after warm-up."""
         self.count = 0
         """Steps that have ended."""
         self._lost = self._notes = 0
@@ -42,55 +43,55 @@ class Steps:
         return [record for record in self.records if record.observed]
 
     def begin(self) -> int:
-        """Begin to observe, or to leave alone; give the time from which the step counts: our own work belongs to it."""
-        watches = self._watches
+        """Begin a step, captured or not; return the time from which it counts (our own work is part of it)."""
+        hooks = self._hooks
         begun_ns = time.monotonic_ns()
         after = self.count - self._settings.warmup
         kept = after >= 0 and len(self.records) < MAX_STEPS and self._notes < MAX_NOTES
         self._lost += after >= 0 and not kept
         if after == 0:
-            self._guard("looking for a device", watches.warn_of_late_device)
-        left_alone = self._settings.measure_overhead and after in LEFT_ALONE and watches.traces is None
-        if left_alone and watches.step_aside():
+            self._guard("looking for a device", hooks.warn_of_late_device)
+        left_alone = self._settings.measure_overhead and after in LEFT_ALONE and hooks.traces is None
+        if left_alone and hooks.step_aside():
             begun_ns = time.monotonic_ns()
-        if watches.ranges is not None and not left_alone:
-            watches.ranges.begin_step(self.count)
-        if watches.traces.recording if watches.traces is not None else kept and not left_alone:
-            watches.step_begins(
+        if hooks.ranges is not None and not left_alone:
+            hooks.ranges.begin_step(self.count)
+        if hooks.traces.recording if hooks.traces is not None else kept and not left_alone:
+            hooks.step_begins(
                 StepRecord(number=self.count, begin_ns=time.monotonic_ns(), thread=threading.get_ident(), observed=True)
             )
         return begun_ns
 
     def mark(self) -> AbstractContextManager[Any]:
-        """Return the range of the step that begins, for a trace."""
-        return self._watches.mark(f"{STEP_MARK}#{self.count}")
+        """Return a context manager that marks the step in a trace."""
+        return self._hooks.mark(f"{STEP_MARK}#{self.count}")
 
     def cut(self) -> None:
-        """Say of the step under way that it is not whole."""
-        if self._watches.record is not None:
-            self._watches.record.cut = True
+        """Mark the current step as incomplete."""
+        if self._hooks.record is not None:
+            self._hooks.record.cut = True
 
     def end(self, begun_ns: int | None) -> None:
-        """End the step that began to count at this time."""
-        watches = self._watches
-        if watches.ranges is not None:
-            watches.ranges.end_step(self.count)
+        """End the step that began at `begun_ns`."""
+        hooks = self._hooks
+        if hooks.ranges is not None:
+            hooks.ranges.end_step(self.count)
         if self._stopped:
             return  # the profile was closed in the middle of the step
-        record = watches.record
+        record = hooks.record
         if record is not None:
-            watches.step_ends(record)
+            hooks.step_ends(record)
             self._keep(record)
-        watches.after_step(record)
+        hooks.after_step(record)
         ended_ns = time.monotonic_ns()
-        warming = watches.traces is not None and watches.traces.warming
+        warming = hooks.traces is not None and hooks.traces.warming
         counts = self.count >= self._settings.warmup and not warming
         if begun_ns is not None and counts and len(self.lasted) < MAX_STEPS:
             self.lasted.append((ended_ns - begun_ns, record is not None))
         self.count += 1
-        watches.come_back()
-        if watches.traces is not None:
-            watches.traces.step()
+        hooks.come_back()
+        if hooks.traces is not None:
+            hooks.traces.step()
 
     def _keep(self, record: StepRecord) -> None:
         self.records.append(record)
@@ -98,30 +99,30 @@ class Steps:
         self._notes += len(record.gradients)
 
     def stop(self) -> None:
-        """Record no more: what is under way is lost."""
+        """Stop recording; the current step is lost."""
         self._stopped = True
-        self._watches.record = None
+        self._hooks.record = None
 
     @contextmanager
     def part(self, name: str, mark: str) -> Iterator[None]:
-        """Note a part of a step under a name; a trace holds it as `mark`."""
-        watches, record = self._watches, self._watches.record
-        begun = self._guard("beginning a region", watches.points.mark) if record is not None else None
-        stretch = Stretch(name, begun, time.monotonic_ns()) if record is not None else None
-        if watches.ranges is not None:
-            self._guard("beginning a region", watches.ranges.begin, name)
+        """Record a part of a step under `name`; its name in a trace is `mark`."""
+        hooks, record = self._hooks, self._hooks.record
+        begun = self._guard("beginning a region", hooks.clock.mark) if record is not None else None
+        region = MarkedRange(name, begun, time.monotonic_ns()) if record is not None else None
+        if hooks.ranges is not None:
+            self._guard("beginning a region", hooks.ranges.begin, name)
         try:
-            with watches.mark(mark):
+            with hooks.mark(mark):
                 yield
         finally:
-            if watches.ranges is not None:
-                self._guard("ending a region", watches.ranges.end, name)
-            if record is not None and stretch is not None:
-                stretch.end = self._guard("ending a region", watches.points.mark)
-                record.regions.append(stretch)
+            if hooks.ranges is not None:
+                self._guard("ending a region", hooks.ranges.end, name)
+            if record is not None and region is not None:
+                region.end = self._guard("ending a region", hooks.clock.mark)
+                record.regions.append(region)
 
     def note_missing(self) -> None:
-        """Say what of the steps is not in the recording."""
+        """Note which steps are missing from the recording."""
         if self.count == 0:
             self._guard.note("no step was recorded: wrap each training step in `with scope.step():`")
         elif not self.observed:

@@ -1,4 +1,4 @@
-"""Records of `events` mode to columns: collectives from ready to done, phases less the time they were blocked."""
+"""Convert the records of `events` mode to columns: collectives from ready to done, phases without their waits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from overlapscope.capture.bucket_waits import bucket_waits
-from overlapscope.capture.records import COMM_REGION, Call, StepRecord, Stretch
-from overlapscope.capture.timestamps import Points
+from overlapscope.capture.records import COMM_REGION, CollectiveCall, MarkedRange, StepRecord
+from overlapscope.capture.timestamps import Clock
 from overlapscope.timeline.columns import (
     COMM,
     COMPUTE,
@@ -35,68 +35,67 @@ from overlapscope.timeline.run import RankTimeline
 BucketCopies = Literal["copied", "viewed"]
 """Whether DDP copies its buckets out to the gradients, or the gradients are views of them."""
 TRAINING = "training"
-"""The lane of the phases: the device's compute stream, or the training thread."""
+"""Name of the lane of the phases: the device's compute stream, or the training thread."""
 
 
-class _Timed(NamedTuple):
-    """A call with its times: its data were ready, it began to move them, it was done."""
+class _TimedCall(NamedTuple):
+    """A call with its times: its data were ready, the transfer began, it was done."""
 
-    call: Call
+    call: CollectiveCall
     ready_ns: int
     handed_over_ns: int
-    """When the training thread went on; on a device, where it does not wait for the host, `ready_ns`."""
+    """When the call returned to the training thread; `ready_ns` on a device, which does not wait for the host."""
     begin_ns: int
     end_ns: int
 
 
-class _Lasted(NamedTuple):
+class _TimedRange(NamedTuple):
     """A phase, wait or region with its times."""
 
     name: str
     begin_ns: int
     end_ns: int
     launch_ns: int
-    """When the host began it."""
+    """Host time at which it began."""
 
 
-class _Growing(msgspec.Struct, kw_only=True):
-    """Columns of spans, collectives and annotations while they grow, and what all steps share."""
+class _TimelineBuilder(msgspec.Struct, kw_only=True):
+    """Columns of spans, collectives and annotations under construction, and what all steps share."""
 
-    points: Points
+    clock: Clock
     names: NameTable
     lane_of: Mapping[str, int]
-    """By group."""
+    """Row of each group's lane."""
     numbered: frozenset[str]
-    """Groups whose calls have the same number on every member."""
+    """Groups whose calls have the same sequence number on every member."""
     buckets: BucketCopies | None
     spans: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Spans))
     calls: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Collectives))
     notes: dict[str, list[int]] = msgspec.field(default_factory=lambda: _columns(Annotations))
     last_done: dict[str, int] = {}
-    """When the last call of a group was done."""
+    """When the last call of each group was done."""
     unfinished: int = 0
 
 
 def timeline_of(
     rank: int,
     records: Sequence[StepRecord],
-    points: Points,
+    clock: Clock,
     readings: Sequence[tuple[str, int, float]],
     recorded: Mapping[str, Any],
     *,
     buckets: BucketCopies | None,
 ) -> RankTimeline:
-    """Return the timeline of the observed steps; readings are in monotonic time.
+    """Return the timeline of the observed steps; `readings` are (name, monotonic ns, value).
 
-    With `buckets` (the model is DistributedDataParallel) backward waits at its end for the buckets under way: see
-    `bucket_waits`.
-    Steps without a gap between their numbers are one recording window: what lies between windows was not recorded.
+    With `buckets` (the model is DistributedDataParallel) backward waits at its end for buckets in flight: see
+    `bucket_waits`. Steps with consecutive numbers form one recording window: the time between windows was not recorded.
     """
     names = NameTable()
     observed = [record for record in records if record.observed and record.end_ns]
     groups = sorted({call.group for record in observed for call in record.calls} | {""})
-    rows = _Growing(
-        points=points,
+    rows = _TimelineBuilder(
+        clock=clock,
         names=names,
         lane_of={group: 1 + at for at, group in enumerate(groups)},
         numbered=_numbered(observed),
@@ -108,30 +107,30 @@ def timeline_of(
     return RankTimeline(
         rank=rank,
         basis="events",
-        has_device=points.on_device,
-        recordings=_recordings(observed, windows, points),
+        has_device=clock.on_device,
+        recordings=_recordings(observed, windows, clock),
         spans=make(Spans, len(rows.spans["start_ns"]), **rows.spans),
         collectives=make(Collectives, len(rows.calls["start_ns"]), **rows.calls),
-        steps=_steps(observed, windows, points),
-        lanes=_lanes(groups, points, names),
+        steps=_steps(observed, windows, clock),
+        lanes=_lanes(groups, clock, names),
         annotations=make(Annotations, len(rows.notes["start_ns"]), **rows.notes),
-        telemetry=telemetry_of(observed, readings, points, names),
+        telemetry=telemetry_of(observed, readings, clock, names),
         names=tuple(names.to_list()),
         recorded={**recorded, "unfinished_collectives": rows.unfinished},
     )
 
 
 def telemetry_of(
-    records: Sequence[StepRecord], readings: Sequence[tuple[str, int, float]], points: Points, names: NameTable
+    records: Sequence[StepRecord], readings: Sequence[tuple[str, int, float]], clock: Clock, names: NameTable
 ) -> Telemetry:
-    """Return the readings of the steps and of the sampler as one table, in order of time."""
+    """Return the readings of the steps and of the sampler as one table, sorted by time."""
     rows = [(time_ns, record.number, name, value) for record in records for name, time_ns, value in record.readings]
     rows += [(time_ns, NONE, name, value) for name, time_ns, value in readings]
     rows.sort(key=lambda row: row[0])
     return make(
         Telemetry,
         len(rows),
-        time_ns=[points.epoch_ns(row[0]) for row in rows],
+        time_ns=[clock.epoch_ns(row[0]) for row in rows],
         step=[row[1] for row in rows],
         name=names.encode([row[2] for row in rows]),
         value=[row[3] for row in rows],
@@ -139,16 +138,16 @@ def telemetry_of(
 
 
 def _numbered(records: Sequence[StepRecord]) -> frozenset[str]:
-    """Return the groups whose calls have the same number on every member.
+    """Return the groups whose calls have the same sequence number on every member.
 
-    gloo counts sends and receives too, which not every member makes.
+    gloo also counts sends and receives, which not every member makes.
     """
     calls = [call for record in records for call in record.calls]
     return frozenset(call.group for call in calls) - {call.group for call in calls if call.op in POINT_TO_POINT}
 
 
 def _windows(records: Sequence[StepRecord]) -> list[int]:
-    """Number the runs of consecutive steps."""
+    """Return the window number of each step: consecutive steps share one."""
     windows: list[int] = []
     for at, record in enumerate(records):
         follows = at > 0 and record.number == records[at - 1].number + 1
@@ -156,38 +155,38 @@ def _windows(records: Sequence[StepRecord]) -> list[int]:
     return windows
 
 
-def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], points: Points) -> Recordings:
+def _recordings(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock) -> Recordings:
     by_window = [list(each) for _, each in groupby(range(len(windows)), windows.__getitem__)]
     return make(
         Recordings,
         len(by_window),
-        start_ns=[points.epoch_ns(observed[rows[0]].begin_ns) for rows in by_window],
-        end_ns=[_end_ns(observed[rows[-1]], points) for rows in by_window],
+        start_ns=[clock.epoch_ns(observed[rows[0]].begin_ns) for rows in by_window],
+        end_ns=[_end_ns(observed[rows[-1]], clock) for rows in by_window],
     )
 
 
-def _end_ns(record: StepRecord, points: Points) -> int:
-    """Return when the recording of a window's last step ended: with the step, or with a collective that outlasts it."""
+def _end_ns(record: StepRecord, clock: Clock) -> int:
+    """Return the end of a window's last step: its own end, or that of a collective or phase that ends later."""
     marks = [call.done for call in record.calls] + [each.end for each in (*record.phases, *record.regions)]
-    done = [time for time in points.times(marks) if time is not None]
-    return max([points.epoch_ns(record.end_ns), *done])
+    done = [time for time in clock.times(marks) if time is not None]
+    return max([clock.epoch_ns(record.end_ns), *done])
 
 
-def _steps(observed: Sequence[StepRecord], windows: Sequence[int], points: Points) -> Steps:
+def _steps(observed: Sequence[StepRecord], windows: Sequence[int], clock: Clock) -> Steps:
     return make(
         Steps,
         len(observed),
         recording=windows,
         step=[record.number for record in observed],
-        start_ns=[points.epoch_ns(record.begin_ns) for record in observed],
-        end_ns=[points.epoch_ns(record.end_ns) for record in observed],
+        start_ns=[clock.epoch_ns(record.begin_ns) for record in observed],
+        end_ns=[clock.epoch_ns(record.end_ns) for record in observed],
         cut=[record.cut or any(call.done is None for call in record.calls) for record in observed],
     )
 
 
-def _lanes(groups: Sequence[str], points: Points, names: NameTable) -> Lanes:
+def _lanes(groups: Sequence[str], clock: Clock, names: NameTable) -> Lanes:
     labels = [TRAINING, *(f"collectives of group {group}" if group else "collectives" for group in groups)]
-    return make(Lanes, len(labels), kind=DEVICE if points.on_device else HOST, label=names.encode(labels))
+    return make(Lanes, len(labels), kind=DEVICE if clock.on_device else HOST, label=names.encode(labels))
 
 
 def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict[str, list[int]]:
@@ -202,30 +201,30 @@ def _columns(table: type[Spans] | type[Collectives] | type[Annotations]) -> dict
     return {name: [] for name in chosen[table]}
 
 
-def _add_step(rows: _Growing, record: StepRecord, window: int) -> None:
-    phases, waits, regions = (_lasted(each, rows.points) for each in (record.phases, record.waits, record.regions))
+def _add_step(rows: _TimelineBuilder, record: StepRecord, window: int) -> None:
+    phases, waits, regions = (_lasted(each, rows.clock) for each in (record.phases, record.waits, record.regions))
     calls = _calls(record.calls, rows)
     _add_phases(rows, record.number, window, phases, _blocked(rows, phases, waits, regions, calls))
     _add_calls(rows, record.number, window, calls, phases)
     _add_regions(rows, record.number, window, regions)
 
 
-def _lasted(stretches: Sequence[Stretch], points: Points) -> list[_Lasted]:
-    """Return those of which begin and end are known."""
-    begins = points.times([each.begin for each in stretches])
-    ends = points.times([each.end for each in stretches])
+def _lasted(ranges: Sequence[MarkedRange], clock: Clock) -> list[_TimedRange]:
+    """Return the ranges whose begin and end are known."""
+    begins = clock.times([each.begin for each in ranges])
+    ends = clock.times([each.end for each in ranges])
     return [
-        _Lasted(each.name, begin, end, points.epoch_ns(each.begin_ns))
-        for each, begin, end in zip(stretches, begins, ends, strict=True)
+        _TimedRange(each.name, begin, end, clock.epoch_ns(each.begin_ns))
+        for each, begin, end in zip(ranges, begins, ends, strict=True)
         if begin is not None and end is not None and end > begin
     ]
 
 
-def _calls(calls: Sequence[Call], rows: _Growing) -> list[_Timed]:
-    """Return the calls with their times. On a device one group's calls run one after the other."""
-    points, last_done, serial = rows.points, rows.last_done, rows.points.on_device
-    ready = points.times([call.ready for call in calls])
-    done = points.times([call.done for call in calls])
+def _calls(calls: Sequence[CollectiveCall], rows: _TimelineBuilder) -> list[_TimedCall]:
+    """Return the calls with their times; on a device the calls of one group run one after the other."""
+    clock, last_done, serial = rows.clock, rows.last_done, rows.clock.on_device
+    ready = clock.times([call.ready for call in calls])
+    done = clock.times([call.done for call in calls])
     out = []
     for call, start, end in zip(calls, ready, done, strict=True):
         if start is None or end is None:
@@ -233,29 +232,31 @@ def _calls(calls: Sequence[Call], rows: _Growing) -> list[_Timed]:
             continue
         begun = max(start, last_done.get(call.group, start)) if serial else start
         last_done[call.group] = end
-        handed_over = start if serial or call.returned_ns is None else points.epoch_ns(call.returned_ns)
-        out.append(_Timed(call, start, handed_over, min(begun, end), end))
+        handed_over = start if serial or call.returned_ns is None else clock.epoch_ns(call.returned_ns)
+        out.append(_TimedCall(call, start, handed_over, min(begun, end), end))
     return out
 
 
 def _blocked(
-    rows: _Growing,
-    phases: Sequence[_Lasted],
-    waits: Sequence[_Lasted],
-    regions: Sequence[_Lasted],
-    calls: Sequence[_Timed],
+    rows: _TimelineBuilder,
+    phases: Sequence[_TimedRange],
+    waits: Sequence[_TimedRange],
+    regions: Sequence[_TimedRange],
+    calls: Sequence[_TimedCall],
 ) -> Intervals:
-    """Return when phases were blocked: by waits, by regions that communicate, and on the host by making calls."""
+    """Return when phases were blocked: by waits, by communicating regions, and on the host by making calls."""
     in_flight = union(_arrays([(each.begin_ns, each.end_ns) for each in calls]))
     return union(
         _arrays([(each.begin_ns, each.end_ns) for each in waits]),
         _arrays([(each.begin_ns, each.end_ns) for each in regions if each.name.startswith(COMM_REGION)]),
-        *([] if rows.points.on_device else [_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])]),
+        *([] if rows.clock.on_device else [_arrays([(each.ready_ns, each.handed_over_ns) for each in calls])]),
         *(intersection(in_flight, tail) for tail in (_tails(phases, calls, rows.buckets) if rows.buckets else [])),
     )
 
 
-def _add_phases(rows: _Growing, step: int, window: int, phases: Sequence[_Lasted], blocked: Intervals) -> None:
+def _add_phases(
+    rows: _TimelineBuilder, step: int, window: int, phases: Sequence[_TimedRange], blocked: Intervals
+) -> None:
     for each in phases:
         free = difference(union(_arrays([(each.begin_ns, each.end_ns)])), blocked)
         for start, stop in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
@@ -263,11 +264,13 @@ def _add_phases(rows: _Growing, step: int, window: int, phases: Sequence[_Lasted
             _append(rows.spans, window, 0, COMPUTE, code, start, stop, each.launch_ns, step, NONE)
 
 
-def _add_calls(rows: _Growing, step: int, window: int, calls: Sequence[_Timed], phases: Sequence[_Lasted]) -> None:
+def _add_calls(
+    rows: _TimelineBuilder, step: int, window: int, calls: Sequence[_TimedCall], phases: Sequence[_TimedRange]
+) -> None:
     code = rows.names.code
     for call, _, _, start, end in calls:
         phase = next((each.name for each in phases if each.begin_ns <= start < each.end_ns), None)
-        launched = rows.points.epoch_ns(call.entered_ns)
+        launched = rows.clock.epoch_ns(call.entered_ns)
         _append(
             rows.calls,
             window,
@@ -289,8 +292,8 @@ def _add_calls(rows: _Growing, step: int, window: int, calls: Sequence[_Timed], 
         _append(rows.spans, window, rows.lane_of[call.group], COMM, code(call.op), start, end, launched, step, row)
 
 
-def _add_regions(rows: _Growing, step: int, window: int, regions: Sequence[_Lasted]) -> None:
-    """Add regions as annotations; one that communicates is a span of communication too."""
+def _add_regions(rows: _TimelineBuilder, step: int, window: int, regions: Sequence[_TimedRange]) -> None:
+    """Add regions as annotations; a communicating region is also a communication span."""
     code, lane = rows.names.code, rows.lane_of[""]
     for name, begin, end, launched in regions:
         _append(rows.notes, window, 0, code(name), begin, end)
@@ -299,10 +302,10 @@ def _add_regions(rows: _Growing, step: int, window: int, regions: Sequence[_Last
             _append(rows.spans, window, lane, COMM, own, begin, end, launched, step, NONE)
 
 
-def _tails(phases: Sequence[_Lasted], calls: Sequence[_Timed], buckets: BucketCopies) -> list[Intervals]:
-    """Return, for each backward, when it waited at its end for the buckets under way.
+def _tails(phases: Sequence[_TimedRange], calls: Sequence[_TimedCall], buckets: BucketCopies) -> list[Intervals]:
+    """Return, for each backward, when it waited at its end for buckets in flight.
 
-    DistributedDataParallel enters its last bucket with the last gradient.
+    DistributedDataParallel calls the collective of its last bucket at the last gradient.
     """
     tails = []
     for name, begin, end, _ in phases:

@@ -1,7 +1,7 @@
-"""Points in time: of the host's monotonic clock, or of a CUDA stream by events that are read later.
+"""Take marks in time: of the host's monotonic clock, or of a CUDA stream by events that are read later.
 
-A mark is taken inside a step and must cost next to nothing; it is turned into nanoseconds since the epoch after the
-step, from the training thread, without ever waiting for the device.
+A mark is taken inside a step and must cost next to nothing. It is converted to nanoseconds since the epoch after the
+step, on the training thread, without ever waiting for the device.
 """
 
 import threading
@@ -13,41 +13,41 @@ from typing import Any, Protocol
 import msgspec
 
 
-class Points(Protocol):
-    """A source of marks."""
+class Clock(Protocol):
+    """A source of marks: the host's clock or the device's."""
 
     on_device: bool
 
     def mark(self) -> Any:
-        """Take a mark on the calling thread (and its current stream); None where none can be taken."""
+        """Return a mark of now on the calling thread (and its current stream); None where none can be taken."""
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """Turn the host's monotonic time into nanoseconds since the epoch."""
+        """Convert the host's monotonic time to nanoseconds since the epoch."""
 
     def anchor(self) -> None:
-        """Take a mark that following ones are measured from; called at the beginning of each step."""
+        """Take the mark that the following ones are measured from; called at the beginning of each step."""
 
     def computes_on(self, stream: Any) -> bool:
         """Return whether the step's computation runs on this stream."""
 
-    def holds_up(self, thread: int) -> bool:
-        """Return whether what waits on the calling thread (and its current stream) holds up the step's computation.
+    def blocks_compute(self, thread: int) -> bool:
+        """Return whether a wait on the calling thread (and its current stream) blocks the step's computation.
 
-        `thread` is the one that trains.
+        `thread` is the training thread.
         """
 
     def done(self, mark: Any) -> bool:
         """Return whether the mark's time can be read without waiting."""
 
     def resolve(self, mark: Any) -> Any:
-        """Return a mark that holds nothing of the device any more, where its time can be read without waiting."""
+        """Return the mark without its device event where its time can be read without waiting, else unchanged."""
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
-        """Return nanoseconds since the epoch; None for a mark that was not taken or is not done."""
+        """Return each mark in nanoseconds since the epoch; None for a mark that was not taken or is not done."""
 
 
 def epoch_offset_ns() -> int:
-    """Return what turns `time.monotonic_ns()` into nanoseconds since the epoch; the tightest of a few readings."""
+    """Return epoch minus `time.monotonic_ns()`, in nanoseconds: from the fastest of five readings of both clocks."""
     best = None
     for _ in range(5):
         before = time.monotonic_ns()
@@ -59,7 +59,7 @@ def epoch_offset_ns() -> int:
     return best[1]
 
 
-class HostPoints:
+class HostClock:
     """Marks of the host's monotonic clock."""
 
     on_device = False
@@ -72,52 +72,52 @@ class HostPoints:
         return time.monotonic_ns()
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """Add the offset to the epoch."""
+        """Add the offset between the clocks."""
         return monotonic_ns + self._offset
 
     def anchor(self) -> None:
-        """Do nothing: a clock needs no anchor."""
+        """Do nothing: the host's clock needs no anchor."""
 
     def computes_on(self, stream: Any) -> bool:
-        """Say no: the host has threads."""
+        """Return False: the host has no streams."""
         return False
 
-    def holds_up(self, thread: int) -> bool:
-        """Compare the threads."""
+    def blocks_compute(self, thread: int) -> bool:
+        """Return whether the calling thread is the training thread."""
         return threading.get_ident() == thread
 
     def done(self, mark: Any) -> bool:
-        """Say yes."""
+        """Return True: a host time can always be read."""
         return True
 
     def resolve(self, mark: Any) -> Any:
-        """Return the mark: a clock's holds nothing."""
+        """Return the mark itself: it has no device event."""
         return mark
 
     def times(self, marks: Sequence[Any]) -> list[int | None]:
-        """Add the offset to the epoch."""
+        """Add the offset between the clocks."""
         return [None if mark is None else mark + self._offset for mark in marks]
 
 
 class _Anchor(msgspec.Struct):
-    """An event at the beginning of a step; once its time is known, the ones before it are no longer held."""
+    """An event at the beginning of a step; once its time is known, the anchors before it are released."""
 
     event: Any
     start_ns: int | None
     previous: "_Anchor | None"
 
 
-class DevicePoints:
-    """CUDA events on the current stream.
+class DeviceClock:
+    """Marks that are CUDA events on the current stream.
 
-    Event distances are single-precision milliseconds: over a second they are exact to 60 ns, over an hour to 0.25 ms.
-    So each step has an anchor of its own, and anchors are chained.
+    Times between events are single-precision milliseconds: over a second they are exact to 60 ns, over an hour to
+    0.25 ms. So each step has its own anchor, and anchors are chained.
     """
 
     on_device = True
 
     def __init__(self, cuda: Any) -> None:
-        """Anchor the device's clock to the host's; synchronises, so call it outside a step."""
+        """Anchor the device's clock to the host's; synchronizes the device, so call it outside a step."""
         self._cuda = cuda
         self._offset = epoch_offset_ns()
         cuda.synchronize()
@@ -129,7 +129,7 @@ class DevicePoints:
         self._stream = cuda.current_stream()
 
     def mark(self) -> Any:
-        """Record an event and keep its anchor; None while a CUDA graph is captured: there is no time in it."""
+        """Record an event and keep its anchor; None while a CUDA graph is captured: captured events have no time."""
         if self._cuda.is_current_stream_capturing():
             return None
         event = self._cuda.Event(enable_timing=True)
@@ -137,11 +137,11 @@ class DevicePoints:
         return event, self._anchor
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """Add the offset to the epoch."""
+        """Add the offset between the clocks."""
         return monotonic_ns + self._offset
 
     def anchor(self) -> None:
-        """Record an event that those of this step are measured from; the current stream is the one that computes."""
+        """Record the event that this step's events are measured from; the current stream is the compute stream."""
         self._stream = self._cuda.current_stream()
         if not self._cuda.is_current_stream_capturing():
             event = self._cuda.Event(enable_timing=True)
@@ -149,21 +149,21 @@ class DevicePoints:
             self._anchor = _Anchor(event, None, self._anchor)
 
     def computes_on(self, stream: Any) -> bool:
-        """Compare with the stream that was current when the step began."""
+        """Return whether this stream was the current one when the step began."""
         return bool(stream == self._stream)
 
-    def holds_up(self, thread: int) -> bool:
-        """Compare the current stream, on whichever thread: the autograd engine's have the one of forward."""
+    def blocks_compute(self, thread: int) -> bool:
+        """Return whether the current stream is the compute stream; on autograd's threads it is that of forward."""
         return self.computes_on(self._cuda.current_stream())
 
     def done(self, mark: Any) -> bool:
-        """Ask the event."""
+        """Return whether the event has completed."""
         return mark is None or isinstance(mark, int) or bool(mark[0].query())
 
     def resolve(self, mark: Any) -> Any:
-        """Turn a mark that is done into its time, so that its event can be used again; give any other as it is.
+        """Return the time of a mark that is done, so that its event can be used again; return any other mark unchanged.
 
-        Asks events: to be called from the training thread. Does nothing while a CUDA graph is captured: a query would
+        Queries events, so call it on the training thread. Does nothing while a CUDA graph is captured: a query would
         break the capture.
         """
         if mark is None or isinstance(mark, int) or self._cuda.is_current_stream_capturing():
@@ -178,13 +178,13 @@ class DevicePoints:
     def _time_ns(self, mark: Any) -> int | None:
         event, anchor = mark
         if event.device != anchor.event.device or not event.query():
-            return None  # between two devices there is no distance
+            return None  # events of two devices cannot be compared
         start_ns = _start_ns(anchor)
         return None if start_ns is None else start_ns + round(anchor.event.elapsed_time(event) * 1e6)
 
 
 def _start_ns(anchor: _Anchor) -> int | None:
-    """Return an anchor's time, measuring along the chain from the last one known."""
+    """Return an anchor's time, measured along the chain from the last known anchor."""
     chain = [anchor]
     while chain[-1].start_ns is None and chain[-1].previous is not None:
         chain.append(chain[-1].previous)

@@ -1,1 +1,1 @@
-"""The command line: one verb a file, thin."""
+"""The command line: one thin file per verb."""

@@ -1,12 +1,13 @@
-"""The analysis of a run directory, kept in it, so that it is not worked out again.
+"""Store the analysis of a run directory in it, so that it is not computed again.
 
-    RUN/.analysis.json   a line that tells whether the rest is whole, a line of how long its parts are, and these: of
-                         which files and which code it is, what goes to stderr, the table, what `analyze --json` prints
+    RUN/.analysis.json   a line with a checksum of the rest, a line with the lengths of its parts, and the parts: the
+                         state of the files and the code it was computed from, the warnings for stderr, the table, the
+                         document that `analyze --json` prints
 
-It may be thrown away. It counts only where this user wrote it, a machine that went down left it whole, and no file of
-the run, and none of ours, has changed since. Where the run cannot be written there is none.
+It may be deleted at any time. It is used only if this user wrote it, it is complete (a machine may have crashed while
+it was written), and no file of the run or of our code has changed since. A run that cannot be written to has none.
 
-Printing it again takes little more than starting Python does, so that nothing here loads anything large.
+Printing a stored analysis takes little more than starting Python, so this module imports nothing large.
 """
 
 import os
@@ -20,69 +21,70 @@ import overlapscope
 from overlapscope.files.safe_open import file_state, opened_own
 from overlapscope.version import __version__
 
-KEPT: Final = ".analysis.json"
-WORTH_SPANS: Final = 5_000
-"""Smaller ones take half a second, and are samples, which often lie in a repository, where no file more is wanted."""
-LEFT_S: Final = 3600
-"""A half-written file that is older than this is a killed process's."""
-HEX: Final = 16
-"""Length of what tells half-written files apart."""
+CACHE_NAME: Final = ".analysis.json"
+MIN_SPANS: Final = 5_000
+"""Fewest spans of a run whose analysis is stored: smaller ones take half a second, and are often samples in a
+repository, where an extra file is not wanted."""
+ABANDONED_SECONDS: Final = 3600
+"""A half-written file older than this was left by a killed process."""
+SUFFIX_LENGTH: Final = 16
+"""Random hexadecimal digits in the name of a half-written file."""
 
 
-class Kept(NamedTuple):
-    """What a run's analysis prints."""
+class StoredAnalysis(NamedTuple):
+    """The output of a run's analysis."""
 
-    aside: str
-    """On stderr: a line for each thing that reading left to say."""
+    warnings: str
+    """For stderr: one line per warning."""
     table: str
     document: str
-    """With `--json`."""
+    """The output of `--json`."""
 
 
-def kept_analysis(run: Path) -> Kept | None:
-    """Return what was kept of a run, None where there is nothing of these files."""
+def load_analysis(run: Path) -> StoredAnalysis | None:
+    """Return the stored analysis of a run; None where there is none for the present files."""
     try:
-        with opened_own(run / KEPT) as file:
-            whole, _, rest = file.read().partition(b"\n")
-        if whole + b"\n" != told_by(rest):
+        with opened_own(run / CACHE_NAME) as file:
+            checksum, _, rest = file.read().partition(b"\n")
+        if checksum + b"\n" != checksum_line(rest):
             return None
         lengths, _, parts = rest.partition(b"\n")
-        made_of, aside, table = map(int, lengths.split())
-        if parts[:made_of] != _made_of(run):
+        state, warnings, table = map(int, lengths.split())
+        if parts[:state] != _state(run):
             return None
-        aside, table = made_of + aside, made_of + aside + table
-        return Kept(
-            aside=parts[made_of:aside].decode(),
-            table=parts[aside:table].decode(),
-            document=parts[table:].decode(),
+        table_begin, table_end = state + warnings, state + warnings + table
+        return StoredAnalysis(
+            warnings=parts[state:table_begin].decode(),
+            table=parts[table_begin:table_end].decode(),
+            document=parts[table_end:].decode(),
         )
     except (OSError, ValueError):
         return None
 
 
-def keep_analysis(run: Path, kept: Kept, made_of: bytes) -> None:
-    """Keep what a run's analysis prints, of the files that `state_of` told before they were read."""
-    temporary = run / f"{KEPT}.{os.urandom(HEX // 2).hex()}"
+def store_analysis(run: Path, analysis: StoredAnalysis, state: bytes) -> None:
+    """Store a run's analysis; `state` is what `state_of` returned before the run was read."""
+    temporary = run / f"{CACHE_NAME}.{os.urandom(SUFFIX_LENGTH // 2).hex()}"
     with suppress(OSError):
-        if made_of != _made_of(run):
+        if state != _state(run):
             return  # changed meanwhile
-        aside, table, document = (part.encode() for part in (kept.aside, kept.table, kept.document))
-        lengths = b"%d %d %d\n" % (len(made_of), len(aside), len(table))
-        parts = lengths, made_of, aside, table, document
+        warnings, table, document = (part.encode() for part in analysis)
+        lengths = b"%d %d %d\n" % (len(state), len(warnings), len(table))
+        parts = lengths, state, warnings, table, document
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(told_by(*parts))
+                file.write(checksum_line(*parts))
                 file.writelines(parts)
-            _remove_left(run, temporary.stat().st_mtime)
-            os.replace(temporary, run / KEPT)
+            _remove_abandoned(run, temporary.stat().st_mtime)
+            os.replace(temporary, run / CACHE_NAME)
         finally:
             with suppress(OSError):
-                temporary.unlink()  # there is none once it took its place
+                temporary.unlink()  # it does not exist any more once it was renamed
 
 
-def told_by(*parts: bytes) -> bytes:
-    """Return the line that tells whether what follows it, part by part, is whole."""
+def checksum_line(*parts: bytes) -> bytes:
+    """Return the first line of the file: the CRC-32 of the parts that follow it."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
@@ -90,35 +92,35 @@ def told_by(*parts: bytes) -> bytes:
 
 
 def state_of(run: Path) -> bytes | None:
-    """Return what tells whether a run's files are still the same; None where that cannot be told."""
+    """Return the state of a run's files and of our code, which changes when one of them does; None if not readable."""
     try:
-        return _made_of(run)
+        return _state(run)
     except OSError:
         return None
 
 
-def _remove_left(run: Path, now: float) -> None:
-    """Remove what killed processes left half-written; `now` is by the clock that told when these were."""
+def _remove_abandoned(run: Path, now: float) -> None:
+    """Remove half-written files of killed processes; `now` is by the clock of the file system, as their times are."""
     with os.scandir(run) as entries:
         for entry in entries:
-            if entry.name.startswith(f"{KEPT}.") and len(entry.name) == len(KEPT) + 1 + HEX:
+            if entry.name.startswith(f"{CACHE_NAME}.") and len(entry.name) == len(CACHE_NAME) + 1 + SUFFIX_LENGTH:
                 with suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < now - LEFT_S:
+                    if entry.stat(follow_symlinks=False).st_mtime < now - ABANDONED_SECONDS:
                         os.unlink(entry.path)
 
 
-def _made_of(run: Path) -> bytes:
+def _state(run: Path) -> bytes:
     """Return the names and states of all files of a run and of the code, with the run's own name."""
-    told = [f"{__version__}\0{run}\0"]
+    parts = [f"{__version__}\0{run}\0"]
     for folder in (run, Path(overlapscope.__file__).parent):
-        told += sorted(f"{name}\0{file_state(state)}\0" for name, state in _files(folder, ""))
-    return "".join(told).encode(errors="surrogateescape")
+        parts += sorted(f"{name}\0{file_state(state)}\0" for name, state in _files(folder, ""))
+    return "".join(parts).encode(errors="surrogateescape")
 
 
 def _files(folder: str | Path, within: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files below a folder, but hidden ones and what Python compiled.
+    """Yield the files below a folder, without hidden ones and Python's compiled ones.
 
-    Links are followed to files alone. Raises OSError for a link to a folder: what changes there would not be seen.
+    Links are followed only to files. Raises OSError for a link to a folder: changes there would not be noticed.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

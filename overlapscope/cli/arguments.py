@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and what they mean."""
+"""Command-line arguments that several verbs share, and the output that they control."""
 
 import argparse
 import sys
@@ -27,7 +27,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def given_path(text: str) -> Path:
-    """Return the path that a word is; an empty one, as of a variable that is not set, is not the current folder."""
+    """Return the path of an argument; an empty one (a shell variable that is not set) is not the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty: is a variable not set?")
     return Path(text)
@@ -43,13 +43,21 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
         help="rank of the only input, or of the input with that file name",
     )
     parser.add_argument(
-        "--comm", action="append", default=[], metavar="PATTERN", help="kernels whose name matches communicate"
+        "--comm",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="kernels with matching names are communication",
     )
     parser.add_argument(
-        "--compute", action="append", default=[], metavar="PATTERN", help="kernels whose name matches compute"
+        "--compute", action="append", default=[], metavar="PATTERN", help="kernels with matching names are compute"
     )
     parser.add_argument(
-        "--max-gib", type=float, default=256, metavar="N", help="refuse a file that decompresses to more (default 256)"
+        "--max-gib",
+        type=float,
+        default=256,
+        metavar="N",
+        help="refuse a file that decompresses to more (default 256)",
     )
 
 
@@ -59,19 +67,19 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_workers,
         metavar="N",
-        help="processes that read files, or parts of one, side by side (default: one a core where files are large; "
-        "1: this process alone)",
+        help="processes that read files, or parts of one file, in parallel (default: one per core if files are large; "
+        "1: no other process)",
     )
 
 
 def _workers(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 to {MAX_WORKERS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 1 to {MAX_WORKERS}")
     return int(text)
 
 
 def read_options(args: argparse.Namespace) -> "ReadOptions":
-    """Return the reading options; raises UsageError for a bad one."""
+    """Return the reading options of the arguments. Raises UsageError for a bad one."""
     from overlapscope.ingest.options import ReadOptions, parse_ranks_option  # noqa: PLC0415 - keeps --help light
 
     if not 0 < args.max_gib <= 2**30:
@@ -91,8 +99,8 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="let -o replace an existing file")
 
 
-class Warned(Protocol):
-    """A source, and what reading it left to say."""
+class WithWarnings(Protocol):
+    """A source and the warnings from reading it."""
 
     @property
     def path(self) -> str:
@@ -100,28 +108,29 @@ class Warned(Protocol):
 
     @property
     def warnings(self) -> "Sequence[str]":
-        """One text each."""
+        """One text per warning."""
 
 
-def warn(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> None:
-    """Print what reading each source left to say on stderr."""
+def warn(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> None:
+    """Print the warnings of each source on stderr."""
     sys.stderr.write(warnings_of(verb, sources, args))
 
 
-def warnings_of(verb: str, sources: "Iterable[Warned]", args: argparse.Namespace | None = None) -> str:
-    """Return what reading each source left to say, a line for each; without names where `args` say so."""
+def warnings_of(verb: str, sources: "Iterable[WithWarnings]", args: argparse.Namespace | None = None) -> str:
+    """Return the warnings of each source, one line each; without names if `args` contain `--redact`."""
     lines = []
     for source in sources:
         for warning in source.warnings:
-            said = told_aside(f"{source.path}: {' '.join(warning.split())}", args)
-            lines.append(f"{one_line(f'overlapscope {verb}: warning: {said}')}\n")
+            text = told_aside(f"{source.path}: {' '.join(warning.split())}", args)
+            lines.append(f"{one_line(f'overlapscope {verb}: warning: {text}')}\n")
     return "".join(lines)
 
 
 def emit(text: str, args: argparse.Namespace) -> None:
-    """Print the text, or write it where `-o` says; raises UsageError rather than replace a file without `-f`.
+    """Print the text, or write it to the file of `-o`.
 
-    Raises InputError where it cannot be written; a new file is not left behind half.
+    Raises UsageError if the file exists and `-f` is not given, InputError if it cannot be written; no half-written new
+    file is left behind.
     """
     if args.output is None:
         sys.stdout.write(escaped(text) if args.json else printable(text))

@@ -1,4 +1,4 @@
-"""One rank of the demo: a small MLP under DistributedDataParallel over gloo, recorded by our own context manager.
+"""One rank of the demo: a small MLP with DistributedDataParallel over gloo, recorded by `overlapscope.profile`.
 
 python -m overlapscope.cli.demo_training RUN STORE WORLD_SIZE RANK [BUCKET_MIB] [STEPS]
 """
@@ -15,7 +15,7 @@ WARMUP_STEPS = 3
 
 
 def train(run: Path, store: Path, world_size: int, rank: int, bucket_mib: float, steps: int) -> None:
-    """Train a few steps and record the last ones into the run directory `run`."""
+    """Train WARMUP_STEPS + `steps` steps and record the last `steps` into the run directory `run`."""
     import torch
     from torch import distributed, nn
 
@@ -42,12 +42,12 @@ def train(run: Path, store: Path, world_size: int, rank: int, bucket_mib: float,
 
 
 if __name__ == "__main__":
-    given = sys.argv[5:]
+    optional = sys.argv[5:]
     train(
         Path(sys.argv[1]),
         Path(sys.argv[2]),
         int(sys.argv[3]),
         int(sys.argv[4]),
-        float(given[0]) if given else BUCKET_MIB,
-        int(given[1]) if len(given) > 1 else STEPS,
+        float(optional[0]) if optional else BUCKET_MIB,
+        int(optional[1]) if len(optional) > 1 else STEPS,
     )

@@ -1,4 +1,4 @@
-"""The sides of a comparison: runs, or folders of runs, read and measured one after another."""
+"""Read the sides of a comparison, or runs of several world sizes, and test stored predictions meanwhile."""
 
 import argparse
 import sys
@@ -18,35 +18,36 @@ if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
 
 
-def both_sides(
+def read_both_sides(
     verb: str, paths: Sequence[Path], args: argparse.Namespace, look: "Callable[[str, Run], None] | None" = None
 ) -> "tuple[list[list[Replicate]], tuple[list[str], list[str]]]":
-    """Read base and candidate; give them, and why runs of each could not be read.
+    """Return base and candidate, and for each side why some of its runs could not be read.
 
-    `look` gets each run of the candidate with its name while it is in memory.
+    `look` is called with the name and the run of each candidate run while it is in memory.
     """
     left_out: tuple[list[str], list[str]] = ([], [])
-    base = measured(verb, paths[0], args, left_out=left_out[0])
-    return [base, measured(verb, paths[1], args, look, left_out[1])], left_out
+    base = read_replicates(verb, paths[0], args, left_out=left_out[0])
+    return [base, read_replicates(verb, paths[1], args, look, left_out[1])], left_out
 
 
-def measured(
+def read_replicates(
     verb: str,
     path: Path,
     args: argparse.Namespace,
     look: "Callable[[str, Run], None] | None" = None,
     left_out: list[str] | None = None,
 ) -> "list[Replicate]":
-    """Read the runs of one side, one after another; raises InputError where none of them has times.
+    """Read and measure the runs of one side, one after another. Raises InputError if none of them contains times.
 
-    `look` gets each run with its name while it is in memory; `left_out` takes why some could not be read.
+    `look` is called with each run's name and the run while it is in memory; reasons why runs could not be read are
+    added to `left_out`.
     """
     from overlapscope.analysis.measured_run import replicate  # noqa: PLC0415 - keeps --help light
     from overlapscope.ingest.run_folder import read_side  # noqa: PLC0415
 
     def note(words: str) -> None:
-        said = told_aside(" ".join(words.split()), args)
-        print(one_line(f"overlapscope {verb}: warning: {said}"), file=sys.stderr)
+        text = told_aside(" ".join(words.split()), args)
+        print(one_line(f"overlapscope {verb}: warning: {text}"), file=sys.stderr)
 
     found = []
     with Progress("reading") as progress:
@@ -56,23 +57,23 @@ def measured(
             if look is not None:
                 look(name, loaded)
     if not any(each.ranks for each in found):
-        raise InputError(f"{path}: holds no times of any rank, so there is nothing to compare")
+        raise InputError(f"{path}: contains no times of any rank, so there is nothing to compare")
     return found
 
 
-class Tested:
-    """What the runs that are looked at measured of the predictions kept in `paths`."""
+class PredictionTester:
+    """Tests the predictions stored in `paths` against the runs that `look` is called with."""
 
     def __init__(self, verb: str, paths: Iterable[Path], args: argparse.Namespace) -> None:
-        self._verb = verb
-        self._args = args
         from overlapscope.cli.prediction_file import noted_in  # noqa: PLC0415 - keeps --help light
 
+        self._verb = verb
+        self._args = args
         self.kept = noted_in(paths)
         self.outcomes: list[Outcome] = []
 
     def look(self, name: str, run: "Run") -> None:
-        """Hold a run against them; says on stderr why it tests none."""
+        """Compare a run with the predictions; print on stderr why it tests none of them."""
         if not self.kept.predictions:
             return
         from overlapscope.analysis.prediction_check import outcomes  # noqa: PLC0415 - keeps --help light
@@ -84,23 +85,23 @@ class Tested:
             found, without = [], [str(error)]
         self.outcomes += found
         for words in without:
-            said = told_aside(" ".join(words.split()), self._args)
-            print(one_line(f"overlapscope {self._verb}: predictions: {said}"), file=sys.stderr)
+            text = told_aside(" ".join(words.split()), self._args)
+            print(one_line(f"overlapscope {self._verb}: predictions: {text}"), file=sys.stderr)
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    """Add how to ask for it."""
+    """Add `--scale` and `--scaling`."""
     parser.add_argument(
-        "--scale", action="store_true", help="runs of one job at several world sizes: throughput, and what eats it"
+        "--scale", action="store_true", help="compare runs of one job at several world sizes: throughput and its losses"
     )
     parser.add_argument(
         "--scaling", choices=("weak", "strong"), default="weak",
-        help="with --scale: whether each rank keeps its work, or all share one (default: weak)",
+        help="with --scale: weak: the work per rank is constant; strong: the total work is constant (default: weak)",
     )  # fmt: skip
 
 
-def scaled(verb: str, args: argparse.Namespace) -> "Scaling":
-    """Measure the runs of `args.inputs`; raises UsageError where they are all of one size."""
+def read_scaling(verb: str, args: argparse.Namespace) -> "Scaling":
+    """Measure how the runs of `args.inputs` scale. Raises UsageError if they all have one world size."""
     from overlapscope.analysis.scaling import scaling  # noqa: PLC0415 - keeps --help light
 
-    return scaling([run for path in args.inputs for run in measured(verb, path, args)], args.scaling)
+    return scaling([run for path in args.inputs for run in read_replicates(verb, path, args)], args.scaling)

@@ -1,6 +1,7 @@
-"""`overlapscope VERB ...`: parse, call the verb, turn errors into exit codes.
+"""`overlapscope VERB ...`: parse the arguments, check the output path, run the verb, turn errors into exit codes.
 
-Exit codes: 0 fine, 1 regression, 2 usage or configuration, 3 nothing usable in the input, 4 inconclusive.
+Exit codes: 0 success, 1 regression, 2 usage or configuration, 3 nothing usable in the input, 4 inconclusive.
+SIGTERM, which batch systems send at the end of a job's time, cleans up like Ctrl-C.
 """
 
 import argparse
@@ -23,31 +24,32 @@ from overlapscope.version import __version__
 
 VERBS = {
     "demo": "train a small model on 2 processes, record it, show its overlap",
-    "analyze": "show where the time of traces or of a run went",
-    "ingest": "turn traces into a run directory that opens fast",
+    "analyze": "show where the time went in traces or in a run",
+    "ingest": "convert traces to a run directory that opens fast",
     "serve": "open a run or a folder of runs in the browser",
-    "compare": "show what changed from one run to another, and where it comes from",
-    "export": "write a run as one trace to look at in ui.perfetto.dev",
+    "compare": "show what changed from one run to another, and why",
+    "export": "write a run as one trace to view in ui.perfetto.dev",
     "advise": "recommend what to change, with its predicted gain and how to verify it",
     "whatif": "predict the step of a recorded job under other settings",
     "plan": "predict the step of a described workload under other settings",
-    "gate": "fail where a candidate regressed against a baseline",
+    "gate": "fail if a candidate regressed against a baseline",
     "baseline": "keep runs to compare with later, in a folder for a repository",
     "report": "write a run, a comparison or a gate result as HTML, markdown, JUnit, OpenMetrics or JSON",
-    "doctor": "say what this machine can record, and what is missing",
+    "doctor": "check what this machine can record, and what is missing",
 }
-INTERRUPTED = 130
+INTERRUPTED: Final = 128 + signal.SIGINT
+TERMINATED: Final = 128 + signal.SIGTERM
 NO_THREAD = "can't start new thread"
-"""What Python says where the system allows no more of them."""
+"""Python's message when the system allows no more threads."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; the message of an error is one line on stderr."""
+    """Run one command and return its exit code; an error prints one line on stderr."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by who called
+        if stream is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - it goes with the process
-        # A terminal that cannot show a name shows its code, rather than nothing.
+        # A terminal that cannot show a character of a name shows its code instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     search_seldom()
@@ -58,58 +60,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        with ended_tidily():
+        with interrupt_on_sigterm():
             require_output(args)
             code: int = import_module(f"overlapscope.cli.verbs.{args.verb}").run(args)
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does; say nothing more, also not at exit.
-        _write_no_more()
+        # The reader of our output has gone, as with `| head`: write nothing more, also not at exit.
+        _discard_stdout()
         return 0
     except (OverlapScopeError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
         ending = _ending(error, args)
         if ending is None:
             raise
-        said, code = ending
-        print(f"overlapscope {args.verb}: {said}", file=sys.stderr)
+        message, code = ending
+        print(f"overlapscope {args.verb}: {message}", file=sys.stderr)
         if isinstance(error, OSError):
-            _write_no_more()
+            _discard_stdout()
     return code
 
 
-EXIT_CODE: Final = 128 + signal.SIGTERM
-
-
 def _ending(error: BaseException, args: argparse.Namespace) -> tuple[str, int] | None:
-    """Return what to say of what ended a command, and its exit code; None for a fault of ours."""
+    """Return the message and the exit code for what ended a command; None for a bug of ours, which is raised."""
     code = 3
     match error:
         case OverlapScopeError():
-            said, code = _one_line(told_aside(error.in_shell, args, error.redacted)), error.exit_code
-        case Ended():
-            said, code = "ended by SIGTERM", EXIT_CODE
+            message, code = _one_line(told_aside(error.in_shell, args, error.redacted)), error.exit_code
+        case Terminated():
+            message, code = "ended by SIGTERM", TERMINATED
         case KeyboardInterrupt():
-            said, code = "interrupted", INTERRUPTED
+            message, code = "interrupted", INTERRUPTED
         case MemoryError():
-            said = "not enough memory: give it more, or fewer files at once"
+            message = "not enough memory: use a machine with more memory, or read fewer files at once"
         case OSError():
-            said = f"cannot write the output: {error.strerror or error}"
+            message = f"cannot write the output: {error.strerror or error}"
         case RuntimeError() if str(error) == NO_THREAD:
-            said = (
-                "the system starts no more threads: raise its limit of them (ulimit -u, the container's limit of pids) "
+            message = (
+                "the system starts no more threads: raise the limit of threads (ulimit -u, the container's pids limit) "
                 "or of memory (ulimit -v)"
             )
         case _:
             return None
-    return said, code
+    return message, code
 
 
-def _write_no_more() -> None:
+def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Give the parser of a command line; of verbs that do not stand in it only the names, as nothing else is loaded."""
+    """Return the parser for a command line; only the verb that it names is loaded, the others are names with a help."""
     parser = argparse.ArgumentParser(
         prog="overlapscope",
         description="Exact communication-compute overlap of distributed training.",
@@ -132,18 +131,18 @@ def _one_line(message: str) -> str:
     return one_line(" ".join(message.split()))
 
 
-class Ended(KeyboardInterrupt):
-    """The process was asked to end."""
+class Terminated(KeyboardInterrupt):
+    """The process got SIGTERM."""
 
 
 @contextmanager
-def ended_tidily() -> Iterator[None]:
-    """Raise Ended in the block when the process is asked to end, unless somebody else sees to that."""
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Raise Terminated in the block when the process gets SIGTERM, unless the signal has another handler already."""
     try:
         mine = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         if mine:
             signal.signal(signal.SIGTERM, _end)
-    except ValueError:  # only the main thread may say what signals do
+    except ValueError:  # only the main thread may set signal handlers
         mine = False
     try:
         yield
@@ -153,21 +152,21 @@ def ended_tidily() -> Iterator[None]:
 
 
 def _end(*_: object) -> NoReturn:
-    raise Ended
+    raise Terminated
 
 
 def require_output(args: argparse.Namespace) -> None:
-    """Raise what writing would raise in the end: UsageError for what may not be replaced, InputError for no place.
+    """Check `-o` before the work is done: raise UsageError if it may not be written, InputError if it cannot be.
 
-    A command whose output is a folder looks at that itself; here it is told only that a URL is none.
+    A verb whose output is a folder checks that itself; here only URLs are refused for it.
     """
     output: Path | None = getattr(args, "output", None)
     if output is None:
         return
-
     if url_of(output) is not None:
         raise UsageError(
-            f"-o {shown(output)}: what is written goes to a disk of this machine; name a path, and copy it then"
+            f"-o {shown(output)}: output can only be written to a disk of this machine; "
+            "name a path, and copy the file afterwards"
         )
     if args.verb in ("ingest", "demo"):
         return
@@ -177,21 +176,21 @@ def require_output(args: argparse.Namespace) -> None:
         exists = "exists already; choose another name, or replace it with -f"
         raise UsageError(f"{output} {exists}", redacted=f"FILE {exists}")
     if output.is_file() and any(each.exists() and each.samefile(output) for each in _paths(args)):
-        raise UsageError(f"{output} is what is to be read; choose another name")
-    lacking = _lacking(output.absolute().parent)
-    if lacking is not None:
-        raise InputError(f"{output}: cannot be written: {os.strerror(lacking)}")
+        raise UsageError(f"{output} is an input of this command; choose another name")
+    problem = _folder_errno(output.absolute().parent)
+    if problem is not None:
+        raise InputError(f"{output}: cannot be written: {os.strerror(problem)}")
 
 
 def _paths(args: argparse.Namespace) -> Iterator[Path]:
-    """Yield the paths that a command is given besides its output."""
+    """Yield the paths among a command's arguments besides its output."""
     for name, given in vars(args).items():
         if name != "output":
             yield from (each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Path))
 
 
-def _lacking(folder: Path) -> int | None:
-    """Return the number of the error that a file in a folder would meet."""
+def _folder_errno(folder: Path) -> int | None:
+    """Return the errno of creating a file in a folder; None where it can be created."""
     if not folder.is_dir():
         return errno.ENOTDIR if folder.exists() else errno.ENOENT
     return None if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES

@@ -1,4 +1,4 @@
-"""Text from files made safe for a terminal."""
+"""Make text from files safe for a terminal, and messages on stderr free of names with `--redact`."""
 
 import argparse
 import re
@@ -9,17 +9,17 @@ from typing import Final
 from overlapscope.report.formatting import inert, inert_json
 
 MAX_LINE: Final = 2_000
-"""The JSON holds warnings whole."""
-GIVEN: Final = {
+"""Longest message in characters; the JSON contains warnings in full."""
+PLACEHOLDERS: Final = {
     "base": "BASE", "candidate": "CAND", "calibrate": "RUNS", "inputs": "INPUT",
     "policy": "FILE", "floor": "FILE", "output": "FILE",
 }  # fmt: skip
-"""What paths of the command line are called in `--help`."""
+"""Name of each path argument in `--help`."""
 LEFT_OUT: Final = "message left out by --redact; run without it to read it"
 
 
 def escaped(text: str) -> str:
-    """Replace the same in JSON by its JSON escape."""
+    """Return JSON with everything that a terminal or a CI log would act upon replaced by its JSON escape."""
     if text.replace("\n", "").isprintable():
         return inert_json(text)
     import json  # noqa: PLC0415 - seldom needed
@@ -29,20 +29,21 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal or a CI log would act upon by its code."""
+    """Return text with everything that a terminal or a CI log would act upon replaced by its code."""
     return inert(text)
 
 
 def one_line(text: str) -> str:
-    """Return a message on one line of bounded length, whatever the names in it hold."""
+    """Return a message on one line of bounded length, whatever names it contains."""
     plain = printable(text).replace("\n", "\\x0a")
     return plain if len(plain) <= MAX_LINE else f"{plain[: MAX_LINE - 3]}..."
 
 
 def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None = None) -> str:
-    """Return a warning or an error as it may be shown.
+    """Return the text of a warning or an error as it may be shown on stderr.
 
-    With `--redact` that is `redacted`; without such words, the name in `--help` of the argument that it is about.
+    Without `--redact` that is `words`. With it, `redacted`; if that is None, the `--help` name of the argument that
+    the message is about.
     """
     if args is None or not getattr(args, "redact", False):
         return words
@@ -54,7 +55,7 @@ def told_aside(words: str, args: argparse.Namespace | None, redacted: str | None
 
 
 def _given(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for name, word in GIVEN.items():
+    for name, word in PLACEHOLDERS.items():
         given = getattr(args, name, None)
         for path in given if isinstance(given, list) else [given]:
             if isinstance(path, Path) and path.name:

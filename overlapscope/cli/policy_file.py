@@ -1,4 +1,4 @@
-"""The gate's policy and noise floor, read from the files that hold them."""
+"""Read the gate's policy and its noise floor from their files."""
 
 import tomllib
 from pathlib import Path
@@ -19,7 +19,7 @@ MAX_BYTES: Final = 16 * 2**20
 def read_policy(path: Path | None) -> "Policy":
     """Return the policy of a TOML file, or of a pyproject.toml's `[tool.overlapscope.gate]`.
 
-    Without a path: of the pyproject.toml in the current folder, if it has such a table; else the defaults. Raises
+    Without a path, the pyproject.toml of the current folder is used if it has that table, else the defaults. Raises
     UsageError, naming the file and the key.
     """
     from overlapscope.gate.policy import Policy, policy_of  # noqa: PLC0415 - keeps --help light
@@ -37,7 +37,7 @@ def read_policy(path: Path | None) -> "Policy":
 
 
 def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
-    """Return `[tool.overlapscope.gate]`; a table beside it is a slip that would go unseen."""
+    """Return `[tool.overlapscope.gate]`. Raises UsageError for any table beside it: a typo would go unnoticed."""
     from overlapscope.gate.policy import unknown  # noqa: PLC0415
 
     ours = _table(_table(document, "tool"), "overlapscope")
@@ -50,7 +50,7 @@ def _gate_table(document: dict[str, Any], *, named: bool) -> dict[str, Any]:
 
 
 def read_floor(path: Path) -> "NoiseFloor":
-    """Return what `gate --calibrate` wrote; raises UsageError for anything else."""
+    """Return the noise floor that `gate --calibrate` wrote. Raises UsageError for any other file."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.gate.calibrate import NoiseFloor  # noqa: PLC0415
@@ -60,14 +60,14 @@ def read_floor(path: Path) -> "NoiseFloor":
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{path}: is no noise floor as `gate --calibrate RUNS -o FILE` writes it: {error}") from error
+        raise UsageError(f"{path}: not a noise floor written by `gate --calibrate RUNS -o FILE`: {error}") from error
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_content(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"is not TOML: {error}") from error
+        raise UsageError(f"not TOML: {error}") from error
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The file in a run directory that keeps what was predicted from the run, and what later runs measured."""
+"""Read and write the file in a run directory with predictions made from the run, and what later runs measured."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ import msgspec
 
 from overlapscope.analysis.prediction_check import Noted, Outcome, Prediction, joined
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import whole_file
+from overlapscope.files.atomic import atomic_file
 from overlapscope.ingest.run_folder import runs_of
 from overlapscope.timeline.store.prediction_file import NAME, read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
 
 
 def noted_in(paths: Iterable[Path]) -> Noted:
-    """Return what the runs that paths name keep, all together. Raises InputError where a file cannot be understood."""
+    """Return the predictions of all runs in `paths`, joined. Raises InputError if a file cannot be decoded."""
     found = Noted()
     for path in paths:
         for each in runs_of(path)[0]:
@@ -24,32 +24,29 @@ def noted_in(paths: Iterable[Path]) -> Noted:
 
 
 def note(run: Path, predictions: Sequence[Prediction] = (), tested: Sequence[Outcome] = ()) -> Path:
-    """Add to what a run directory keeps; give the file. Nothing else of the run is touched.
+    """Add predictions and outcomes to the file of a run directory; return the file. Nothing else of the run changes.
 
-    Raises UsageError where `run` is no run directory, InputError where the file cannot be written or understood.
+    Raises UsageError if `run` is not a run directory, InputError if the file cannot be written or decoded.
     """
-    must_keep(run)
+    require_run_directory(run)
     content = msgspec.json.format(msgspec.json.encode(joined(_read(run), predictions, tested)), indent=1)
     place = run / NAME
     try:
-        with whole_file(place, durable=True) as file:
+        with atomic_file(place, durable=True) as file:
             file.write(content + b"\n")
     except OSError as error:
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from error
     return place
 
 
-def must_keep(path: Path) -> None:
-    """Raise UsageError where a path is no run directory: only those keep predictions."""
+def require_run_directory(path: Path) -> None:
+    """Raise UsageError if a path is not a run directory: only those store predictions."""
     if not is_run_directory(path):
         raise UsageError(
-            f"{path} is no run directory, and only those keep predictions; make one of it: "
+            f"{path} is not a run directory, and only those store predictions; make one: "
             f"overlapscope ingest {path} -o runs/{path.name.partition('.')[0] or 'run'}"
         )
 
 
 def _read(run: Path) -> Noted:
     return read_predictions(run, Noted) or Noted()
-
-
-__all__ = ["NAME", "must_keep", "note", "noted_in"]

@@ -1,4 +1,4 @@
-"""Progress of long work: one line on stderr, only on a terminal."""
+"""Show the progress of reading: one line on stderr, only on a terminal."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ EVERY_SECONDS = 0.1
 
 
 class Progress:
-    """Shows which file is being read, how many are done of how many, and how fast; silent where stderr is no terminal.
+    """Shows which file is being read, how many are done, and how fast; silent where stderr is not a terminal.
 
-    Files that are read side by side may report from several threads.
+    Files that are read in parallel may report from several threads.
     """
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
-        self._shown = sys.stderr.isatty()
+        self._on_terminal = sys.stderr.isatty()
         self._lock = Lock()
         self._bytes: dict[Path, int] = {}
         self._files: int | None = None
@@ -29,32 +29,32 @@ class Progress:
         self._last = 0.0
 
     def begin(self, files: int, done: int) -> None:
-        """Note how many files there are, and how many need not be read again."""
+        """Set the number of files, and how many of them are read already."""
         self._files, self._done = files, done
 
     def __call__(self, path: Path, read_bytes: int) -> None:
-        """Note that `read_bytes` more of `path` were read."""
+        """Add `read_bytes` more bytes read of `path`."""
         with self._lock:
             self._bytes[path] = self._bytes.get(path, 0) + read_bytes
             now = time.monotonic()
-            if self._shown and now - self._last >= EVERY_SECONDS:
+            if self._on_terminal and now - self._last >= EVERY_SECONDS:
                 self._last = now
                 self._show(path, now)
 
     def done(self, path: Path) -> None:
-        """Note that a file is done with."""
+        """Count a file as done."""
         self(path, 0)
         with self._lock:
             self._done += 1
 
     def _show(self, path: Path, now: float) -> None:
         if self._files is None:
-            said = f"file {len(self._bytes)}, {shown_name(path)}, {size_text(self._bytes[path])}"
+            text = f"file {len(self._bytes)}, {shown_name(path)}, {size_text(self._bytes[path])}"
         else:
             total = sum(self._bytes.values())
             speed = size_text(total / max(now - self._began, EVERY_SECONDS))
-            said = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {shown_name(path)}"
-        sys.stderr.write(f"\r\x1b[K{self._verb}: {said}")
+            text = f"{self._done} of {self._files} files, {size_text(total)}, {speed}/s, {shown_name(path)}"
+        sys.stderr.write(f"\r\x1b[K{self._verb}: {text}")
         sys.stderr.flush()
 
     def __enter__(self) -> Self:
@@ -63,6 +63,6 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown and self._last:
+        if self._on_terminal and self._last:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""Files on disk: written whole, opened safely, spilled and removed. Knows nothing of timelines."""
+"""Files on disk: atomic writes, safe opening, spilling arrays, temporary folders. Knows nothing about timelines."""

@@ -1,4 +1,8 @@
-"""Files that are on disk, not only with the system: what a power cut must find whole is flushed before it is named."""
+"""Write files atomically and durably.
+
+A file is written under a temporary name and then renamed, so that it is complete or not there. What must survive a
+power cut is flushed to disk (fsync) before it is renamed.
+"""
 
 import errno
 import os
@@ -10,25 +14,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-AT_ONCE: Final = 16
-"""Disks and journals take what many ask for at once in one go."""
-BESIDE: Final = 2
-"""Fewer where nobody waits: threads of this process are taken from who reads."""
+FLUSH_THREADS: Final = 16
+"""Disks and journals merge flushes that are requested at the same time."""
+BACKGROUND_THREADS: Final = 2
+"""Fewer while nobody waits: these threads take time from the threads that read."""
 
 
 class Flushing:
-    """Brings files to disk while other work goes on; with the block it is done with, or given up when that fails."""
+    """Flushes files to disk in the background; a context manager that waits at its end, or cancels on an exception."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(BESIDE)
+        self._pool = ThreadPoolExecutor(BACKGROUND_THREADS)
         self._begun: list[Future[int]] = []
 
     def begin(self, files: Iterable[Path]) -> None:
-        """Have files on disk some time that nobody writes any more."""
-        self._begun += [self._pool.submit(_flush_opened, each) for each in files]
+        """Start flushing files that are complete."""
+        self._begun += [self._pool.submit(_flush_path, each) for each in files]
 
     def done(self) -> frozenset[int]:
-        """Wait until they are, and give their inode numbers. Raises OSError where one cannot be."""
+        """Wait until all files are on disk, and return their inode numbers. Raises OSError if one cannot be flushed."""
         return frozenset(each.result() for each in self._begun)
 
     def __enter__(self) -> Self:
@@ -41,29 +45,29 @@ class Flushing:
 
 
 def flush_below(folder: Path, but: Container[int] = frozenset()) -> None:
-    """Have all files below a folder on disk, and then their names.
+    """Flush all files below a folder to disk, then the folders with their names.
 
-    Files whose inode numbers are in `but` were flushed under other names. Raises OSError.
+    Files whose inode numbers are in `but` were flushed already, under other names. Raises OSError.
     """
     below = list(_below(os.fspath(folder)))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(_flush_opened, (each.path for each in below if not each.is_dir() and each.inode() not in but)))
+    with ThreadPoolExecutor(FLUSH_THREADS) as pool:
+        list(pool.map(_flush_path, (each.path for each in below if not each.is_dir() and each.inode() not in but)))
         list(pool.map(flush_folder, [*(each.path for each in below if each.is_dir()), folder]))
 
 
 def flush_file(file: BinaryIO) -> None:
-    """Have what was written to a file on disk. Raises OSError; a file system that cannot is no error."""
+    """Flush a file to disk. Raises OSError, but not where the file system does not support it."""
     file.flush()
     _flush(file.fileno())
 
 
 def flush_folder(folder: str | Path) -> None:
-    """Have the names in a folder on disk, as `flush_file` does."""
-    _flush_opened(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush the names in a folder to disk, as `flush_file` does."""
+    _flush_path(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _flush_opened(path: str | Path, how: int = os.O_RDONLY) -> int:
-    """Flush what stands at a path, and give its inode number."""
+def _flush_path(path: str | Path, how: int = os.O_RDONLY) -> int:
+    """Flush the file or folder at a path, and return its inode number."""
     handle = os.open(path, how)
     try:
         _flush(handle)
@@ -81,7 +85,7 @@ def _flush(handle: int) -> None:
 
 
 def _below(folder: str) -> Iterator["os.DirEntry[str]"]:
-    """Yield the files and folders below a folder, each folder behind what is in it; links and pipes are neither."""
+    """Yield the files and folders below a folder, each folder after its content; links and pipes are left out."""
     with os.scandir(folder) as inside:
         for each in inside:
             if each.is_dir(follow_symlinks=False):
@@ -99,10 +103,10 @@ def umask() -> int:
 
 
 @contextmanager
-def whole_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
-    """Yield a file that becomes `path` when the block succeeds, in place of an older one, and goes when it fails.
+def atomic_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
+    """Yield a temporary file that replaces `path` when the block succeeds, and is removed when it fails.
 
-    If it is to be `durable`, it is on disk before it takes the older one's place. Raises OSError.
+    If `durable`, it is on disk before it is renamed. Raises OSError.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
@@ -114,4 +118,4 @@ def whole_file(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
         os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # there is none once it took its place
+        temporary.unlink(missing_ok=True)  # missing once it was renamed

@@ -1,4 +1,8 @@
-"""Opening what may be no file: a pipe would be waited for, a device would never end."""
+"""Open files safely: only regular files, and for our own files only those of this user.
+
+Opening a pipe would wait for a writer, and reading a device would never end. Anyone who may write into a run directory
+can put a link there under any name: a link, or another user's file, is neither read nor written as one of our own.
+"""
 
 import os
 import stat
@@ -8,10 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 FileState = tuple[int, int, int, int]
+"""Size, modification time (ns), inode number and change time (ns): see `file_state`."""
 
 
 def opened_plain(path: Path) -> BinaryIO:
-    """Open a file to read it, or what a link leads to. Raises OSError, also for what is no file."""
+    """Open a regular file, or the target of a link, for reading. Raises OSError, also for anything but a file."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with ExitStack() as failing:
         failing.callback(os.close, handle)
@@ -22,19 +27,19 @@ def opened_plain(path: Path) -> BinaryIO:
 
 
 def plain_content(path: Path) -> bytes:
-    """Return what a file holds. Raises OSError as `opened_plain` does."""
+    """Return the content of a regular file. Raises OSError as `opened_plain` does."""
     with opened_plain(path) as file:
         return file.read()
 
 
 def _must_be_plain(path: Path, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise OSError(f"{path.name}: is no file")
+        raise OSError(f"{path.name}: not a regular file")
 
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[int]:
-    """Hold a folder open, for the names in it; raises OSError where it is a link or another user's."""
+    """Yield a handle of a folder, to open files in it. Raises OSError if it is a link or another user's."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _must_be_own(os.fstat(handle), stat.S_IFDIR)
@@ -44,29 +49,29 @@ def own_folder(folder: Path) -> Iterator[int]:
 
 
 def opened_own(file: str | Path, within: int | None = None) -> BinaryIO:
-    """Open a file to read it, `within` a folder that is held if given.
+    """Open a file for reading; `within` is the handle of its folder, if given.
 
-    Raises OSError for a link, or for no plain file of this user.
+    Raises OSError for a link, or for anything but a regular file of this user.
     """
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
-    with ExitStack() as held:
-        held.callback(os.close, handle)
+    with ExitStack() as failing:
+        failing.callback(os.close, handle)
         _must_be_own(os.fstat(handle), stat.S_IFREG)
         opened = os.fdopen(handle, "rb")
-        held.pop_all()
+        failing.pop_all()
     return opened
 
 
 def _must_be_own(state: os.stat_result, kind: int) -> None:
     if state.st_uid != os.geteuid() or stat.S_IFMT(state.st_mode) != kind:
-        raise OSError("another user's, or of another kind")
+        raise OSError("it belongs to another user, or is of another kind")
 
 
 def file_state(at: os.stat_result) -> FileState:
-    """Return size, time of the content, number, and time of the last change of whatever kind, in ns.
+    """Return what changes when a file changes: size, modification time (ns), inode number, change time (ns).
 
-    Whoever replaces a file may give the new one the old one's size and time (`cp -p`, `rsync -t`, `touch -r`); its
-    number, or the time of the change, nobody can choose. Both may also change without the content, by a link or a
-    backup: then something is done once more.
+    A file can be replaced by one with the same size and modification time (`cp -p`, `rsync -t`, `touch -r`); its inode
+    number and its change time cannot be chosen. Those two may also change without the content, by a link or a backup:
+    then something is computed once more than necessary.
     """
     return at.st_size, at.st_mtime_ns, at.st_ino, at.st_ctime_ns

@@ -1,4 +1,4 @@
-"""What tells one state of the code from another: its text, where no number is raised by hand."""
+"""Compute digests of source code, so that results of other code are recognised without a version number."""
 
 import hashlib
 import os
@@ -14,19 +14,19 @@ from overlapscope.version import __version__
 def source_digest(*packages: str) -> str:
     """Return a digest of the files of packages: the same on every machine with the same code.
 
-    Of a package in an archive (`python -m zipapp`) the archive counts. Where there is no file at all, it is another
-    one in each process: then nothing is ever taken for what this code gave.
+    For a package in an archive (`python -m zipapp`) the archive is digested. Where there is no file at all, the digest
+    is random in each process: then no stored result is taken for one of this code.
     """
-    told = hashlib.blake2b(__version__.encode(), digest_size=16)
+    digest = hashlib.blake2b(__version__.encode(), digest_size=16)
     try:
         for package in packages:
             for folder in import_module(package).__path__:
                 for name, content in _files(_on_disk(folder)):
-                    told.update(b"%b\0%d\0" % (os.fsencode(name), len(content)))
-                    told.update(content)
+                    digest.update(b"%b\0%d\0" % (os.fsencode(name), len(content)))
+                    digest.update(content)
     except OSError:
         return secrets.token_hex(16)
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def module_digest(name: str) -> str:
@@ -39,7 +39,7 @@ def module_digest(name: str) -> str:
 
 
 def _on_disk(place: str) -> str:
-    """Return the place of a package or module, or the archive that it lies in."""
+    """Return the path of a package or module, or of the archive that contains it."""
     around = place
     while around and not os.path.exists(around):
         around = os.path.dirname(around)
@@ -47,7 +47,7 @@ def _on_disk(place: str) -> str:
 
 
 def _files(place: str, within: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yield the files below a folder, but hidden ones and what Python compiled, by their names in it; a file itself."""
+    """Yield (name, content) of the files below a folder, without hidden and compiled ones; of a file, itself."""
     if os.path.isfile(place):
         with open(place, "rb", buffering=0) as file:
             yield within, file.read()

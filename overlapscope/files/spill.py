@@ -1,9 +1,10 @@
-"""Arrays that are looked at again later, put aside: in memory while they are few, beyond that in a temporary file.
+"""Spill arrays that are needed again later: keep the first ones in memory, write the others to a temporary file.
 
-What all ranks of a run come to grows with its steps, what is looked at together does not. The file has no name, so that
-nothing is left of it however the process ends, and lies where Python's `tempfile` has it (`$TMPDIR`). All files of a
-process leave half of what was free there without them, whoever took the rest; what finds no room stays in memory, as
-all of a small run does. It is read, not mapped: what a process holds shows in its own figure.
+The results of all ranks of a run grow with its steps; what is used at one time does not. The file has no name, so
+nothing is left of it however the process ends; it is in the folder of Python's `tempfile` (`$TMPDIR`). All files of a
+process together leave free half of what was free there without them, also if other processes fill the disk; an array
+that does not fit stays in memory, as all arrays of a small run do. The file is read, not mapped, so that a process's
+memory figure is its own.
 """
 
 import shutil
@@ -21,14 +22,14 @@ import numpy.typing as npt
 
 from overlapscope.errors import InputError
 
-ROOM: Final = 1 << 20
-"""Bytes that stay in memory."""
-SMALL: Final = 256
-"""Arrays of fewer bytes stay there as well: where one lies takes about as much."""
+MEMORY_BYTES: Final = 1 << 20
+"""Bytes of arrays that stay in memory."""
+SMALL_BYTES: Final = 256
+"""Smaller arrays always stay in memory: the record of their place in the file takes about as much."""
 V = TypeVar("V", bound=msgspec.Struct)
 
 
-class Held(msgspec.Struct, frozen=True):
+class ArrayInMemory(msgspec.Struct, frozen=True):
     """An array that stayed in memory."""
 
     array: npt.NDArray[Any]
@@ -53,8 +54,8 @@ class Held(msgspec.Struct, frozen=True):
         return found
 
 
-class Written(msgspec.Struct, frozen=True):
-    """An array in a file."""
+class ArrayInFile(msgspec.Struct, frozen=True):
+    """An array in the temporary file."""
 
     aside: "Aside"
     at: int
@@ -79,33 +80,33 @@ class Written(msgspec.Struct, frozen=True):
         return found
 
 
-Put = Held | Written
-"""An array that was put aside; `values()` gives it as it was."""
+Put = ArrayInMemory | ArrayInFile
+"""A spilled array; `values()` returns it unchanged."""
 
 
 class Aside:
-    """A place for arrays."""
+    """A store of arrays with a memory budget and a temporary file."""
 
     def __init__(self, room: int | None = None) -> None:
-        """Hold so many bytes in memory, `ROOM` if not told."""
-        self._room = ROOM if room is None else room
+        """Create a store that keeps `room` bytes in memory, MEMORY_BYTES by default."""
+        self._room = MEMORY_BYTES if room is None else room
         self._file: IO[bytes] | None = None
         self._end, self._spare = 0, -1
         self._lock = Lock()
 
     def put(self, array: npt.NDArray[Any]) -> Put:
-        """Put an array aside; nobody writes to it any more."""
+        """Spill an array, which must not be changed any more."""
         with self._lock:
-            if array.nbytes < SMALL or array.nbytes <= self._room:
+            if array.nbytes < SMALL_BYTES or array.nbytes <= self._room:
                 self._room -= array.nbytes
-                return Held(array if array.base is None else array.copy())  # not with all that it is a part of
+                return ArrayInMemory(array if array.base is None else array.copy())  # a view would keep its whole base
             at = self._written(np.ascontiguousarray(array))
-        return Held(array) if at is None else Written(self, at, array.shape, array.dtype)
+        return ArrayInMemory(array) if at is None else ArrayInFile(self, at, array.shape, array.dtype)
 
     def put_fields(self, value: V) -> "PutFields[V]":
-        """Put the arrays of a struct aside, and those of structs in it."""
-        told = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return PutFields(type(value), {name: self._put_part(part) for name, part in told})
+        """Spill the arrays of a struct, and those of structs in it."""
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return PutFields(type(value), {name: self._put_part(part) for name, part in fields})
 
     def _put_part(self, part: Any) -> Any:
         if isinstance(part, np.ndarray):
@@ -113,12 +114,12 @@ class Aside:
         return self.put_fields(part) if isinstance(part, msgspec.Struct) else part
 
     def read(self, at: int, found: npt.NDArray[Any]) -> None:
-        """Read into an array what lies at a place of the file. Raises InputError where that fails."""
+        """Fill an array from the file at offset `at`. Raises InputError if that fails."""
         try:
             self._read(at, _bytes_of(found))
         except OSError as error:
             raise InputError(
-                f"a temporary file in {tempfile.gettempdir()} cannot be read any more ({error.strerror or error}): "
+                f"a temporary file in {tempfile.gettempdir()} cannot be read ({error.strerror or error}): "
                 "set TMPDIR to a folder on another disk"
             ) from error
 
@@ -133,7 +134,7 @@ class Aside:
                 left = left[count:]
 
     def _written(self, array: npt.NDArray[Any]) -> int | None:
-        """Return where the file has the array now; None where there is no room for it."""
+        """Write an array to the file and return its offset; None if it does not fit."""
         try:
             if self._file is None and self._spare < 0:
                 self._open()
@@ -144,7 +145,7 @@ class Aside:
             while left.nbytes:
                 left = left[self._file.write(left) :]
         except OSError:
-            self._spare = sys.maxsize  # not asked again
+            self._spare = sys.maxsize  # never try again
             if self._file is not None:
                 with suppress(OSError):
                     self._file.truncate(self._end)
@@ -161,13 +162,13 @@ class Aside:
 
 
 _OPENED: Final[WeakSet[Aside]] = WeakSet()
-"""Those with a file, to be asked for only while ..."""
+"""The stores that have a file; used only while ..."""
 _OPENING: Final = Lock()
 """... this is held."""
 
 
 def _free() -> int:
-    """Return how many bytes may be written where temporary files lie. Raises OSError."""
+    """Return the free bytes of the folder for temporary files. Raises OSError."""
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
@@ -176,20 +177,20 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class PutFields(msgspec.Struct, Generic[V], frozen=True):
-    """A struct whose arrays were put aside."""
+    """A struct whose arrays are spilled."""
 
     kind: type[V]
     parts: Mapping[str, Any]
 
     def value(self) -> V:
-        """Return it as it was. Raises InputError where it cannot be read."""
-        return self.kind(**{name: _as_it_was(part) for name, part in self.parts.items()})
+        """Return the struct unchanged. Raises InputError if an array cannot be read."""
+        return self.kind(**{name: _restored(part) for name, part in self.parts.items()})
 
 
 def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
-    """Return a struct whose `absent` fields are not set: `__getattr__` of its class reads them.
+    """Return a struct of class `kind` whose `absent` fields are not set, so that its `__getattr__` computes them.
 
-    `msgspec.structs.replace` of it raises AttributeError, and so never makes a copy that lacks them.
+    `msgspec.structs.replace` of it raises AttributeError, so it never makes a copy without these fields.
     """
     found = kind(**dict.fromkeys(absent), **values)
     for name in absent:
@@ -197,7 +198,7 @@ def without_fields(kind: type[V], absent: Iterable[str], **values: Any) -> V:
     return found
 
 
-def _as_it_was(part: Any) -> Any:
-    if isinstance(part, Held | Written):
+def _restored(part: Any) -> Any:
+    if isinstance(part, ArrayInMemory | ArrayInFile):
         return part.values()
     return part.value() if isinstance(part, PutFields) else part

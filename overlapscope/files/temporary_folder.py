@@ -1,6 +1,7 @@
-"""Temporary folders that a living process holds: what a killed one left is known by that nobody does, and removed.
+"""Temporary folders that are locked by their process, so that folders left by killed processes can be removed.
 
-The process holds a lock on the folder itself, so that there is nothing in it but what it is for, and it may be renamed.
+A folder without a lock was left behind. The lock is on the folder itself, so that the folder contains nothing else and
+may be renamed.
 """
 
 import fcntl
@@ -16,20 +17,20 @@ from pathlib import Path
 from typing import Final
 
 WHILE_READING: Final = "overlapscope-read-"
-"""How folders begin whose files are needed while files are read, among the temporary ones."""
+"""Prefix of temporary folders that are needed while files are read."""
 UNLOCKED_SECONDS: Final = 24 * 3600.0
-"""Where a file system has no locks for folders (NFS), one that was not changed for so long is nobody's."""
+"""On a file system without folder locks (NFS), a folder that was not changed for so long is abandoned."""
 _TRIES: Final = 100
 
 
 @contextmanager
 def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder whose name begins so; it goes with the block, unless it was renamed.
+    """Yield a new locked folder whose name begins with `prefix`; it is removed after the block, unless it was renamed.
 
-    Folders of the same prefix that killed processes of this user left are removed first. Raises OSError.
+    Folders with the same prefix that killed processes of this user left are removed first. Raises OSError.
     """
-    remove_left(parent, prefix)
-    folder, handle = make_held(parent, prefix)
+    remove_abandoned(parent, prefix)
+    folder, handle = make_locked_folder(parent, prefix)
     try:
         yield folder
     finally:
@@ -38,20 +39,20 @@ def held_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_left_by_readers() -> None:
-    """Remove what killed processes that read left among the temporary files, if there is a place for these."""
+    """Remove the temporary folders that killed reading processes left, if there is a folder for temporary files."""
     with suppress(OSError):
-        remove_left(Path(tempfile.gettempdir()), WHILE_READING)
+        remove_abandoned(Path(tempfile.gettempdir()), WHILE_READING)
 
 
-def remove_left(parent: Path, prefix: str) -> None:
-    """Remove the folders of a prefix that no living process holds."""
-    for folder in left_by_others(parent, prefix):
-        with suppress(OSError), taken(folder):
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the folders with this prefix that no living process has locked."""
+    for folder in list_temporary_folders(parent, prefix):
+        with suppress(OSError), hold_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_by_others(parent: Path, prefix: str) -> list[Path]:
-    """Return this user's folders whose names are made of a prefix as `held_folder` makes them, held or not."""
+def list_temporary_folders(parent: Path, prefix: str) -> list[Path]:
+    """Return this user's folders with this prefix, named as `held_folder` names them, locked or not."""
     named = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")
     try:
         with os.scandir(parent) as inside:
@@ -61,17 +62,17 @@ def left_by_others(parent: Path, prefix: str) -> list[Path]:
                 if named.fullmatch(each.name) and _is_own(each.stat(follow_symlinks=False))
             )
     except OSError:
-        return []  # what cannot be listed cannot be tidied
+        return []  # a folder that cannot be listed cannot be cleaned up
 
 
 @contextmanager
-def taken(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Iterator[None]:
-    """Hold a folder that nobody else holds; raises BlockingIOError where somebody may, OSError where it is gone."""
+def hold_folder(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Iterator[None]:
+    """Lock a folder during the block. Raises BlockingIOError if another process may use it, OSError if it is gone."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         there = os.fstat(handle)
         if not _is_own(there):
-            raise BlockingIOError(f"{folder}: another user's")
+            raise BlockingIOError(f"{folder}: belongs to another user")
         if not locked(handle) and time.time() - there.st_mtime < unlocked_seconds:
             raise BlockingIOError(f"{folder}: may be in use")
         yield
@@ -80,7 +81,10 @@ def taken(folder: Path, unlocked_seconds: float = UNLOCKED_SECONDS) -> Iterator[
 
 
 def locked(handle: int) -> bool:
-    """Lock an open file or folder; False where that is impossible. BlockingIOError says that somebody else has."""
+    """Lock an open file or folder; return False where locks are not supported.
+
+    Raises BlockingIOError if another process has locked it.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,16 +95,16 @@ def locked(handle: int) -> bool:
 
 
 def is_same(path: Path, handle: int) -> bool:
-    """Return whether a path still leads to what was opened."""
+    """Return whether a path is still the file or folder that was opened as `handle`."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
         return False
 
 
-def make_held(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Make a new folder whose name begins so; it is held until the handle is closed. Raises OSError."""
-    # Until it is locked, another process may take it for one that nobody holds.
+def make_locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Create a folder whose name begins with `prefix`; it is locked until the handle is closed. Raises OSError."""
+    # Until it is locked, another process may take it for an abandoned one and remove it.
     for _ in range(_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
@@ -110,7 +114,7 @@ def make_held(parent: Path, prefix: str) -> tuple[Path, int]:
                 if is_same(folder, handle):
                     return folder, handle
             os.close(handle)
-    raise OSError(f"{parent}: a folder that was made there is removed at once, again and again")
+    raise OSError(f"{parent}: each new temporary folder there is removed at once by something else")
 
 
 def _is_own(state: os.stat_result) -> bool:

@@ -1,1 +1,1 @@
-"""The data every room shares: intervals, columns, runs and the run directory."""
+"""The data that all packages share: intervals, columns, runs and the run directory."""

@@ -1,8 +1,8 @@
 """The tables of a timeline: a few flat sets of equally long numpy columns.
 
-Times are int64 nanoseconds on the rank's own clock, since the Unix epoch where the source says so. A missing
+Times are int64 nanoseconds on the rank's own clock, since the Unix epoch where the source states it. A missing
 integer is `NONE`, a missing name is code -1; neither is ever 0. Names are codes into the rank's `names`.
-A column's annotation says how it is stored, so that the run directory needs no second list of them.
+A column's annotation defines how it is stored, so the run directory needs no second list of columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spans(Columns, frozen=True, kw_only=True):
-    """What ran on the lanes: device kernels and copies, or their stand-ins in a CPU run."""
+    """What ran on the streams: device kernels and copies, or the host work that takes their place in a CPU run."""
 
     recording: Ints
     """Row of the recording window in `Recordings`."""
@@ -51,17 +51,17 @@ class Spans(Columns, frozen=True, kw_only=True):
     """Row in `Lanes`."""
     kind: Annotated[Small, SPAN_KINDS]
     note: Annotated[Small, SPAN_NOTES]
-    """`fused`: computes and communicates; `unclassified`: no rule places it, on a lane of its own."""
+    """`fused`: computes and communicates; `unclassified`: no rule matches its name, and it has its own lane."""
     name: Codes
     host_op: Codes
     """The innermost host operation or annotation around the launch."""
     start_ns: Ints
     end_ns: Ints
     launch_ns: Ints
-    """Host time at which the work was enqueued; NONE when the recording has no launch for it."""
+    """Host time at which the work was enqueued; NONE if the recording contains no launch for it."""
     correlation: Ints
     blocks: Ints
-    """Thread blocks of a kernel's grid: how much work it was given."""
+    """Thread blocks of a kernel's grid: the size of its work."""
     step: Ints
     """Number of the step that launched it."""
     collective: Ints
@@ -92,24 +92,24 @@ class Collectives(Columns, frozen=True, kw_only=True):
     phase: Codes
     module: Codes
     state: Annotated[Small, CALL_STATES]
-    """How far the call had come when a flight recorder was dumped; `unknown` elsewhere."""
+    """Progress of the call when a flight recorder was dumped; `unknown` for other sources."""
     record_function_id: Ints
-    """Number of the host operation that made the call; execution traces name it too."""
+    """Number of the host operation that made the call; execution traces contain it, too."""
     peer: Ints
     """Rank of the world that a send goes to or a recv comes from."""
     received_bytes: Ints
-    """What an all-to-all gave this rank; `bytes` is what the rank gave."""
+    """Bytes that this rank received in an all-to-all; `bytes` is what it sent."""
 
 
 class Steps(Columns, frozen=True, kw_only=True):
-    """Host annotations of training steps, in order of time."""
+    """Host annotations of training steps, sorted by time."""
 
     recording: Ints
     step: Ints
     start_ns: Ints
     end_ns: Ints
     cut: Flags
-    """What happened in the step is known not to be recorded as a whole."""
+    """True if the step is known not to be recorded completely."""
 
 
 class Lanes(Columns, frozen=True, kw_only=True):
@@ -131,9 +131,9 @@ class Recordings(Columns, frozen=True, kw_only=True):
     last_launch_ns: Ints
     """Latest launch that has a device span; NONE without launches."""
     lost_launch_ns: Ints
-    """Earliest later kernel launch whose device span is missing, the sign of a cut end; else NONE."""
+    """Earliest kernel launch after that whose device span is missing (the recording's end is cut); else NONE."""
     truncated: Flags
-    """The file ends in mid-recording."""
+    """True if the file ends in the middle of the recording."""
 
 
 class Annotations(Columns, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class Gradients(Columns, frozen=True, kw_only=True):
 
 
 class Telemetry(Columns, frozen=True, kw_only=True):
-    """Readings of the machine while it trained, one a row; names carry their unit (`gpu0.power_w`, `gc_pause_ns`)."""
+    """Readings of the machine during training, one per row; names end in their unit (`gpu0.power_w`, `gc_pause_ns`)."""
 
     time_ns: Ints
     step: Ints
@@ -194,9 +194,10 @@ def size(table: Columns) -> int:
 
 
 def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
-    """Build a table of `rows` rows; a column that is not given is missing throughout.
+    """Return a table of `rows` rows; a column that is not given is missing in all rows.
 
-    Columns are cast to their declared type; a scalar fills the whole column.
+    Columns are cast to their declared type; a scalar fills the whole column. Raises ValueError for an unknown column or
+    a wrong length.
     """
     if not rows and not columns:
         key: Any = table
@@ -215,7 +216,7 @@ def make(table: type[T], rows: int, **columns: npt.ArrayLike) -> T:
 
 @cache
 def _empty(table: Any) -> Any:
-    """Return the table without rows: there is one of each kind, for most ranks have many."""
+    """Return the table without rows; cached, because most ranks have several empty tables."""
     return table(**{name: np.empty(0, DTYPES[kind]) for name, kind in column_kinds(table).items()})
 
 
@@ -225,23 +226,23 @@ def take(table: T, rows: npt.NDArray[Any]) -> T:
 
 
 def concat(tables: Sequence[T]) -> T:
-    """Stack tables of one type that share their name codes; at least one."""
+    """Concatenate one or more tables of one type that share their name codes."""
     names = column_kinds(tables[0])
     return _plain(tables[0])(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names})
 
 
 def _plain(table: T) -> type[T]:
-    """Return the class of a table that holds its columns itself; that of packed calls is derived from it."""
+    """Return the plain class of a table; the class of packed calls is derived from it."""
     return next(each for each in type(table).__mro__ if Columns in each.__bases__)
 
 
 def held(value: int | None) -> int:
-    """Return a number as columns hold it: NONE for a missing one."""
+    """Return the value as a column stores it: NONE for a missing one."""
     return NONE if value is None else value
 
 
 def or_none(value: int) -> int | None:
-    """Return a number that a column holds; None for a missing one."""
+    """Return the value that a column stores; None for a missing one."""
     return None if value == NONE else value
 
 

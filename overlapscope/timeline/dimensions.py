@@ -1,8 +1,8 @@
-"""Which way of splitting the work a process group serves: data, tensor, pipeline, expert, context.
+"""Find the dimension of parallelism of each process group: data, tensor, pipeline, expert or context.
 
-By its description or name as the frameworks write it: torch's device mesh (`mesh_tp`, `mesh_dp_shard_cp`), Megatron
-(`TENSOR_MODEL_PARALLEL_GROUP`), DeepSpeed (`mesh_data_parallel`). Else by the shape of the job's groups where only one
-reading of it is possible. Else it stays unknown.
+It is read from the group's description or name as frameworks write it: torch's device mesh (`mesh_tp`,
+`mesh_dp_shard_cp`), Megatron (`TENSOR_MODEL_PARALLEL_GROUP`), DeepSpeed (`mesh_data_parallel`). Else it follows from
+the shape of the job's groups, where only one interpretation is possible. Else it is unknown.
 """
 
 import re
@@ -23,23 +23,23 @@ _SHORT: Final = {
     "dp": DATA, "ddp": DATA, "fsdp": DATA, "hsdp": DATA, "edp": DATA, "efsdp": DATA, "shard": DATA, "replicate": DATA,
     "tp": TENSOR, "etp": TENSOR, "pp": PIPELINE, "ep": EXPERT, "cp": CONTEXT, "sp": CONTEXT, "ulysses": CONTEXT,
 }  # fmt: skip
-"""Words that say it alone; the e in front is that of experts, whose parameters have groups of their own."""
+"""Words that name a dimension on their own; a leading e means experts, whose parameters have their own groups."""
 _LONG: Final = {
     "data": DATA, "tensor": TENSOR, "pipeline": PIPELINE, "pipe": PIPELINE, "expert": EXPERT, "context": CONTEXT,
     "sequence": CONTEXT,
 }  # fmt: skip
-"""Words that say it in the name of a mesh, or of something `parallel`."""
+"""Words that name a dimension only in the name of a mesh, or together with `parallel`."""
 
 
 def dimension_of(text: str | None) -> str | None:
-    """Return the dimension that a group's description or name tells; None where it tells none, or several."""
+    """Return the dimension that a group's description or name states; None if it states none or several."""
     words = re.findall(r"[a-z]+", (text or "").lower())
     spelled = _SHORT | _LONG if "mesh" in words[:1] or "parallel" in words else _SHORT
     found = {spelled[word] for word in words if word in spelled}
     if len(found) == 1:
         return found.pop()
     if found in ({DATA, CONTEXT}, {DATA, EXPERT}, {DATA, CONTEXT, EXPERT}):
-        return DATA  # gradients are summed over both; or those of the experts
+        return DATA  # gradients are summed over both, or those of the experts are
     if found == {EXPERT, TENSOR} and "expert" in words:
         return EXPERT if "and" in words else TENSOR  # EXPERT_TENSOR_AND_MODEL..., EXPERT_TENSOR_PARALLEL_GROUP
     return None
@@ -48,13 +48,13 @@ def dimension_of(text: str | None) -> str | None:
 def fill_group_columns(
     ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
 ) -> dict[int, RankTimeline]:
-    """Return the timelines with what the groups tell of calls that their own sources do not: size and dimension."""
+    """Return the timelines with group sizes and dimensions that the groups state and a rank's own source does not."""
     sizes = {group.name: group.size for group in groups if group.size is not None}
     return with_dimensions({rank: _with_sizes(each, sizes) for rank, each in ranks.items()}, groups, world_size)
 
 
 def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int]) -> RankTimeline:
-    """Fill the sizes that a rank's own source does not tell, so that one group's calls are of one kind on all ranks."""
+    """Fill in the group sizes that a rank's source does not state, so that a group's calls are alike on all ranks."""
     calls = timeline.collectives
     of_name = np.array([sizes.get(name, NONE) for name in timeline.names] + [NONE], np.int64)
     filled = np.where(calls.group_size == NONE, of_name[calls.group], calls.group_size)
@@ -64,14 +64,14 @@ def _with_sizes(timeline: RankTimeline, sizes: Mapping[str, int]) -> RankTimelin
 def with_dimensions(
     ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None
 ) -> dict[int, RankTimeline]:
-    """Return the timelines with the dimension of each collective; what a group's name says comes before all else."""
-    named = {group.name: told for group in groups if (told := dimension_of(group.description))}
+    """Return the timelines with the dimension of each collective; names of groups take precedence over shapes."""
+    named = {group.name: stated for group in groups if (stated := dimension_of(group.description))}
     for timeline in ranks.values():
         codes = unique(timeline.collectives.group)
         for name in [timeline.names[code] for code in codes[codes >= 0].tolist()]:
-            told = dimension_of(name)
-            if told and name not in named:
-                named[name] = told
+            stated = dimension_of(name)
+            if stated and name not in named:
+                named[name] = stated
     if not named:
         named = _by_shape(ranks, groups, world_size)
     return {rank: _with_named(timeline, named) for rank, timeline in ranks.items()}
@@ -86,16 +86,16 @@ def _with_named(timeline: RankTimeline, named: Mapping[str, str]) -> RankTimelin
     new = tuple(sorted(set(of_code.values()) - set(names)))
     names = (*names, *new)
     dimension = calls.dimension.copy()
-    for code, told in of_code.items():
-        dimension[calls.group == code] = names.index(told)
+    for code, name in of_code.items():
+        dimension[calls.group == code] = names.index(name)
     return timeline.with_dimension(names, dimension)
 
 
 def _by_shape(ranks: Mapping[int, RankTimeline], groups: tuple[Group, ...], world_size: int | None) -> dict[str, str]:
-    """Tell tensor from data parallelism where the groups in use are the rows and columns of one grid.
+    """Return the dimension by group (TP or DP) where the groups in use are the rows and columns of one grid of ranks.
 
-    Rows of neighbours that all-reduce in the forward pass exchange activations: parameters are not summed there.
-    The columns must not communicate in it at all. Any other group in use leaves all unknown.
+    Rows of neighbouring ranks that all-reduce in forward exchange activations (parameters are not summed there),
+    so they are TP. The columns must not communicate in forward at all. With any other group in use: nothing.
     """
     used, forward = _in_use(ranks)
     families: dict[tuple[int, int], list[Group]] = {}

@@ -1,6 +1,6 @@
-"""What sources tell about a job besides what ran when: communicators, links, measured bandwidths, reported figures.
+"""Facts that sources state about a job besides timelines: communicators, links, measured bandwidths, reported figures.
 
-The same kind of table as a timeline's, but of the whole job: a column `rank` is a rank of the world. Names are codes
+These are tables like those of a timeline, but of the whole job: a column `rank` is a rank of the world. Names are codes
 into the facts' own `names`; a missing integer is `NONE`, a missing name -1, a missing float NaN.
 """
 
@@ -25,13 +25,13 @@ MESSAGE_KINDS: Final = ("info", "warning", "timeout")
 
 
 class Members(Columns, frozen=True, kw_only=True):
-    """One row for each member of each communicator that a log tells of."""
+    """One row for each member of each communicator in a log."""
 
     communicator: Codes
     """The library's name for it, the same on all members."""
     group: Codes
-    """The process group in `Run.groups` that it serves; missing where the sources do not tell. A group may have several
-    communicators: one for each pair of ranks that sends."""
+    """The process group in `Run.groups` that it belongs to; missing if the sources do not state it. A group may have
+    several communicators: one for each pair of ranks that exchange messages."""
     member: Ints
     """Rank in the communicator."""
     members: Ints
@@ -70,11 +70,11 @@ class Connections(Columns, frozen=True, kw_only=True):
     gpu_direct: Annotated[Small, ANSWERS]
     """Whether the network card reads the device's memory itself."""
     side: Annotated[Small, SIDES]
-    """Whose side `nic` and `gpu_direct` tell of: each end of a network connection has its own card, and a row."""
+    """Side that `nic` and `gpu_direct` describe: each end of a network connection has its own card and its own row."""
 
 
 class Paths(Columns, frozen=True, kw_only=True):
-    """Rings and trees: one row for each place in them."""
+    """Rings and trees: one row for each position in them."""
 
     communicator: Codes
     pattern: Codes
@@ -115,11 +115,11 @@ class Measurements(Columns, frozen=True, kw_only=True):
 
     source: Codes
     rank: Ints
-    """NONE where the figure is of all ranks."""
+    """NONE if the figure is for all ranks."""
     op: Codes
     dtype: Codes
     bytes: Ints
-    """The whole buffer, as DESIGN counts it."""
+    """Size of the whole buffer, as docs/definitions.md defines it."""
     ranks: Ints
     in_place: Annotated[Small, ANSWERS]
     algorithm: Codes
@@ -130,13 +130,13 @@ class Measurements(Columns, frozen=True, kw_only=True):
     wrong: Ints
     """Elements with a wrong result; NONE when not checked."""
     communicator: Codes
-    """With `seq` and `rank`, which call of a job it is; missing for a benchmark's mean of many. A single rank's time
-    holds its waiting for the others: the least over the ranks of a call is what the transfer took."""
+    """Identifies a call of a job together with `seq` and `rank`; missing for a benchmark's mean of many calls. A single
+    rank's time includes its wait for the other ranks: the minimum over the ranks of a call is the transfer time."""
     seq: Ints
 
 
 class Messages(Columns, frozen=True, kw_only=True):
-    """Warnings, errors and timeouts that a log holds, as written."""
+    """Warnings, errors and timeouts of a log, verbatim."""
 
     source: Codes
     rank: Ints
@@ -149,13 +149,13 @@ class Messages(Columns, frozen=True, kw_only=True):
 
 
 class Progress(Columns, frozen=True, kw_only=True):
-    """How far a rank had come in a group when it was dumped or timed out."""
+    """Progress of a rank in a group when it was dumped or timed out."""
 
     source: Codes
     rank: Ints
     group: Codes
     backend: Codes
-    """Library whose collectives are counted (`nccl`, `gloo`): a group may use several, each with a count of its own."""
+    """Library whose collectives are counted (`nccl`, `gloo`): a group may use several, each with its own count."""
     enqueued: Ints
     """Sequence number of the last collective that was enqueued, 0 before the first; likewise the others."""
     started: Ints
@@ -163,16 +163,16 @@ class Progress(Columns, frozen=True, kw_only=True):
     pending: Ints
     """Sequence number of the oldest collective that was enqueued and had not completed."""
     op: Codes
-    """Its operation and elements, and the line of the user's code that called it: `file:line (function)`."""
+    """Operation and elements of the pending call, and the user's code that called it: `file:line (function)`."""
     elements: Ints
     called_at: Codes
     stuck_at: Ints
-    """The same number where that collective timed out, and the time it was given."""
+    """Sequence number of the pending collective if it timed out, and its timeout."""
     timeout_ns: Ints
 
 
 class Figures(Columns, frozen=True, kw_only=True):
-    """Figures as a source itself reports them, shown beside ours: a vendor's overlap, a framework's timers."""
+    """Figures that a source itself reports, shown beside ours: a vendor's overlap, a framework's timers."""
 
     source: Codes
     rank: Ints
@@ -198,7 +198,7 @@ FACT_TABLES: Final[Mapping[str, type[Columns]]] = {
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All tables of a job; empty ones where no source tells."""
+    """All fact tables of a job; empty where no source states anything."""
 
     names: tuple[str, ...] = ()
     members: Members = msgspec.field(default_factory=lambda: make(Members, 0))
@@ -215,12 +215,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return any(size(getattr(self, name)) for name in FACT_TABLES)
 
     def name(self, code: int) -> str | None:
-        """Return what a code stands for; None for a missing one."""
+        """Return the name of a code; None for a missing one."""
         return self.names[code] if code >= 0 else None
 
 
 def with_rank(facts: Facts, rank: int) -> Facts:
-    """Return the facts of a source that turned out to be one rank's, and that did not say which itself."""
+    """Return the facts with missing ranks set to `rank`: for a source of one rank that does not state which."""
     return replace(
         facts,
         progress=replace(facts.progress, rank=_filled(facts.progress.rank, rank)),
@@ -234,14 +234,14 @@ def _filled(column: Ints, value: int) -> Ints:
 
 
 def join_facts(parts: Sequence[Facts]) -> Facts:
-    """Put the facts of several sources behind each other."""
-    told = [part for part in parts if part]
-    if len(told) < 2:
-        return told[0] if told else Facts()
+    """Return the facts of several sources joined into one."""
+    stated = [part for part in parts if part]
+    if len(stated) < 2:
+        return stated[0] if stated else Facts()
     names = NameTable()
     tables = {
-        name: concat([recode(getattr(part, name), part.names, names) for part in told if size(getattr(part, name))])
+        name: concat([recode(getattr(part, name), part.names, names) for part in stated if size(getattr(part, name))])
         for name in FACT_TABLES
-        if any(size(getattr(part, name)) for part in told)
+        if any(size(getattr(part, name)) for part in stated)
     }
     return Facts(names=tuple(names.to_list()), **tables)

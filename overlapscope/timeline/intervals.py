@@ -1,7 +1,7 @@
-"""Exact algebra on sets of time, as sorted disjoint int64 intervals.
+"""Exact set operations on time, as sorted disjoint int64 intervals.
 
-An `Intervals` value is a pair of equally long arrays: starts and ends, half-open, sorted, disjoint and
-not touching, none empty. Every function here takes and gives such values; `union` makes one from anything.
+An `Intervals` value is a pair of equally long arrays, starts and ends: half-open, sorted, disjoint and
+not touching, none empty. Every function here takes and returns such values; `union` makes one from any arrays.
 All arithmetic is on integer nanoseconds, so identities such as
 ``length(a) + length(b) == length(union(a, b)) + length(intersection(a, b))`` hold exactly.
 """
@@ -27,7 +27,7 @@ class Intervals(NamedTuple):
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 _FIRST, _LAST = np.array([[np.iinfo(np.int64).min], [np.iinfo(np.int64).max]])
-"""Of all times."""
+"""Bounds of all times."""
 
 
 def union(*parts: tuple[Int64s, Int64s]) -> Intervals:
@@ -68,9 +68,9 @@ def intersection(a: Intervals, b: Intervals) -> Intervals:
 
 
 def parts_inside(a: Intervals, b: Intervals) -> tuple[Intervals, Int64s]:
-    """Return the parts of `a` that `b` covers, and of each the place in `a` of what it is a part of.
+    """Return the parts of `a` that `b` covers, and for each part the index of its interval in `a`.
 
-    Intervals of `a` may touch, and then so may the parts.
+    Intervals of `a` may touch; then the parts may touch, too.
     """
     if a.starts.size == 0 or b.starts.size == 0:
         return EMPTY, np.empty(0, np.int64)
@@ -105,7 +105,7 @@ def difference(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """Return the part of `a` inside [start, end); nothing where that is empty."""
+    """Return the part of `a` inside [start, end); nothing if that window is empty."""
     if end <= start:
         return EMPTY
     first = np.searchsorted(a.ends, start, side="right")
@@ -116,7 +116,7 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 
 
 class BusyTime:
-    """Exact covered time of any window of one `Intervals`, in O(log n) a window, by prefix sums."""
+    """Exact covered time of any window of one `Intervals`, in O(log n) per window, by prefix sums."""
 
     __slots__ = ("_ends", "_prefix", "_starts")
 
@@ -146,17 +146,17 @@ class BusyTime:
 
 
 class WindowSets(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Sets of disjoint windows [start, end); each set is taken together."""
+    """Several sets of disjoint windows [start, end), so that the time covered inside each set takes one pass."""
 
     starts: Int64s
     ends: Int64s
     which: Int64s
-    """The set of each window."""
+    """Index of each window's set."""
     sets: int
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[tuple[int, int]]]) -> Self:
-        """Lay out the windows of each set."""
+        """Create it from the (start, end) windows of each set."""
         windows = np.array([window for each in sets for window in each], np.int64).reshape(-1, 2)
         which = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
         return cls(starts=windows[:, 0], ends=windows[:, 1], which=which, sets=len(sets))

@@ -1,4 +1,4 @@
-"""Names stored once: a growing table that turns strings into small integers."""
+"""Name tables: strings stored once and referred to by small integer codes."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,7 +9,7 @@ Codes = npt.NDArray[np.int32]
 
 
 def rows_named(codes: Codes, names: Sequence[str], fits: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Say of each row whether its name fits; what has no name does not. Each name that occurs is asked for once."""
+    """Return for each row whether `fits` accepts its name, False without a name; `fits` is called once per name."""
     answers = np.zeros(len(names) + 1, np.bool_)  # index -1 is the last
     answers[codes] = True
     for code in np.flatnonzero(answers[:-1]).tolist():
@@ -36,16 +36,16 @@ class NameTable:
         return self._codes.setdefault(name, len(self._codes))
 
     def codes(self, names: Iterable[str | None]) -> list[int]:
-        """Return the codes of names of which some may be missing; of those it is -1."""
+        """Return the codes of names; -1 for None."""
         return [-1 if name is None else self.code(name) for name in names]
 
     def encode(self, names: Sequence[object]) -> Codes:
-        """Return the codes of many names, adding the new ones; what is not a string is named by `str`."""
+        """Return the codes of many names, adding the new ones; values that are not strings are converted by `str`."""
         codes = self._codes
         try:
             return np.fromiter(map(codes.__getitem__, names), np.int32, len(names))  # type: ignore[arg-type]
         except (KeyError, TypeError):
-            pass  # new ones, or no strings
+            pass  # new names, or values that are not strings
         try:
             new = set(names) - codes.keys()
         except TypeError:  # unhashable

@@ -1,24 +1,24 @@
-"""What kinds of operation there are, by the names in `Collectives.op`, and calls by which a host waits."""
+"""Kinds of operations: names in `Collectives.op`, how much each moves (counted as nccl-tests does), and host waits."""
 
 import re
 from typing import Final
 
 SENDS: Final = ("send", "recv")
-"""One message between two ranks, as its sender and its receiver call it."""
+"""One message between two ranks, as named by its sender and by its receiver."""
 POINT_TO_POINT: Final = frozenset({*SENDS, "send_recv"})
-"""These, and several of them that were given at once."""
+"""These, and several of them in one call."""
 WAITS_FOR_DEVICE: Final = re.compile(
     r"[a-z]+(?:Device|Ctx|Context|Stream|Event|Queue)(?:Host)?Synchronize(?:_\w+)?"
     r"|(?:cuda|hip|cu)Memcpy(?:2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD|DtoD)?(?:_\w+)?"
 )
-"""Calls of a device's programming interface (as a whole) that return when the device has done what they wait for; the
-timeline holds them as annotations of this name."""
+"""Full names of device API calls that return when the device has finished what they wait for; the timeline contains
+them as annotations of this name."""
 COMPILED_REGION: Final = "Torch-Compiled Region"
-"""What the operation that stands for a frame compiled by torch.compile is named, followed by a number."""
+"""Name of the operation that is a frame compiled by torch.compile, followed by a number."""
 COMPILED_GRAPH: Final = "CompiledFunction"
 """One compiled graph in forward; AOTAutograd names its function so."""
 COMPILED: Final = re.compile(rf"{COMPILED_REGION}\b|{COMPILED_GRAPH}$")
-"""Both; the timeline holds them as annotations of this name."""
+"""Both; the timeline contains them as annotations of this name."""
 ITEM_BYTES: Final = {
     "float64": 8,
     "float32": 4,
@@ -54,10 +54,10 @@ def possible(number: int) -> int | None:
 
 
 def full_elements(op: str, moved_in: int | None, moved_out: int | None, group_size: int | None) -> int | None:
-    """Return the elements nccl-tests would call the size of the operation.
+    """Return the number of elements that nccl-tests calls the size of the operation.
 
-    The gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
-    all-to-all and send, what it receives for recv. One of the two may be unknown. None where that is not enough.
+    That is the gathered size for all-gather, the size before reduction for reduce-scatter, what a rank sends for
+    all-to-all and send, what it receives for recv. Either argument may be unknown; None if that is not enough.
     """
     if op in VOLUMELESS:
         return None

@@ -1,6 +1,7 @@
-"""Rows sorted by several columns at once, or numbered by what they hold: as one number wherever the columns fit in one.
+"""Sort, group and number rows by several integer columns, packed into one int64 wherever they fit.
 
-Plain numbers are sorted several times as fast as places are by what lies there.
+Sorting plain numbers is several times as fast as an argsort. Sums and extremes by group give what numpy's `ufunc.at`
+gives, in a tenth of the time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +13,18 @@ import numpy.typing as npt
 from overlapscope.timeline.columns import Ints
 
 FEW: Final = 16
-"""With fewer than one fall in so many, merging the stretches in order is quicker than sorting all anew."""
+"""With less than one descent per so many values, a stable (merging) sort is faster than sorting from scratch."""
 MOST: Final = int(np.iinfo(np.int64).max)
 Column = npt.NDArray[Any]
 EXACT: Final = 1 << 53
-"""Whole numbers below this are added up exactly as floating-point numbers, too."""
+"""Sums of integers below this are exact in floating point, too."""
 ROOM: Final = 1_024
 SHORT: Final = 1 << 31
-"""Columns whose values span less are taken as they are."""
+"""Columns whose values span less are used directly, without `np.unique`."""
 
 
 def order_of(*columns: Column) -> Ints:
-    """Return the places of rows sorted by the first of integer columns, of equals by the next; equals stay in order."""
+    """Return the row numbers sorted by the first integer column, ties by the next ones; equal rows keep their order."""
     rows = columns[0].size
     if rows < 2:
         return np.arange(rows)
@@ -45,7 +46,7 @@ def order_of(*columns: Column) -> Ints:
 
 
 def ascending(values: Ints) -> Ints:
-    """Return values in order."""
+    """Return the values sorted."""
     falls = num_falls(values)
     if not falls:
         return values
@@ -53,7 +54,7 @@ def ascending(values: Ints) -> Ints:
 
 
 def unique(values: Column) -> Column:
-    """Give the values that occur in a column without NaN, in order; `np.unique` loads masked arrays for it (10 ms)."""
+    """Return the distinct values of a column without NaN, sorted; `np.unique` would load masked arrays (10 ms)."""
     found = np.sort(values)
     first: Column = np.append(np.ones(min(found.size, 1), np.bool_), found[1:] != found[:-1])
     occurring: Column = found[first]
@@ -61,14 +62,14 @@ def unique(values: Column) -> Column:
 
 
 def num_falls(values: Column) -> int:
-    """Count the values that are smaller than the one before."""
+    """Return the number of values that are smaller than the one before."""
     return int(np.count_nonzero(values[1:] < values[:-1]))
 
 
 def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]:
-    """Give columns packed into numbers from 0 to below `most`, the least significant first; as it is what does not fit.
+    """Yield sort keys, least significant first: columns packed into numbers below `most`, or one that does not fit.
 
-    A column that holds one value throughout is left out.
+    The flag says whether a key is packed. A column with only one value is left out.
     """
     packed: Column | None = None
     width = 1
@@ -91,7 +92,7 @@ def _keys(columns: Sequence[Column], most: int) -> Iterator[tuple[Column, bool]]
 
 
 def sum_by(group: Column, values: Ints, groups: int) -> Ints:
-    """Return the sum of the values of each group, 0 for one without rows; `group` holds numbers from 0 on."""
+    """Return the sum of the values of each group, 0 for a group without rows; `group` contains numbers from 0."""
     if not values.size:
         return np.zeros(groups, np.int64)
     if max(-int(values.min()), int(values.max())) * values.size < EXACT:
@@ -107,7 +108,7 @@ def largest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints
 
 
 def smallest_by(group: Column, values: Ints, groups: int, otherwise: int) -> Ints:
-    """Return the smallest value of each group likewise."""
+    """Return the smallest value of each group, `otherwise` for one without rows."""
     return _extreme_by(np.minimum, group, values, np.full(groups, otherwise, np.int64))
 
 
@@ -133,9 +134,9 @@ def values_in(column: Ints) -> Ints:
 
 
 def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Ints, Ints]:
-    """Number the distinct rows in the order of their first; give the numbers, and the first row of each.
+    """Return the number of each row's combination of values, in order of first occurrence, and the first row of each.
 
-    As one number, which is made shorter where it would not fit: to sort whole rows takes ten times as long.
+    Columns are packed into one int64, compressed where it would overflow: sorting whole rows takes ten times as long.
     """
     code, width = np.zeros(columns[0].size, np.int64), 1
     for column in columns if code.size else ():

@@ -29,7 +29,7 @@ from overlapscope.timeline.names import NameTable
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group; `ranks` is None when the recording does not tell them all."""
+    """A process group; `ranks` is None if the recording does not list all of them."""
 
     name: str
     description: str | None = None
@@ -38,7 +38,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """One input file and what reading it took."""
+    """One input file, with counts and warnings from reading it."""
 
     path: str
     format: str = ""
@@ -46,25 +46,25 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     events: int = 0
     repaired: int = 0
-    """Events that were broken and could be mended."""
+    """Damaged events that could be repaired."""
     dropped: int = 0
-    """Events that could not."""
+    """Damaged events that could not be repaired."""
     truncated: bool = False
     unlinked: int = 0
     """Device spans without a launch."""
     warnings: tuple[str, ...] = ()
     unread_ranks: tuple[int, ...] = ()
-    """Ranks that the names of files speak of which could not be read."""
+    """Ranks named by files that could not be read."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything recorded on one rank. Times are on the rank's own clock."""
+    """Everything recorded on one rank; times are on the rank's own clock."""
 
     rank: int
     basis: str
-    """What the tables rest on: `trace`, `events` or `log`. A log has calls, in order, but no times of device work."""
+    """Kind of source: `trace`, `events` or `log`. A log contains calls, in order, but no times of device work."""
     has_device: bool
-    """False for a CPU run, whose spans stand in for device spans."""
+    """False for a CPU run, whose host spans take the place of device spans."""
     names: tuple[str, ...]
     recordings: Recordings
     spans: Spans
@@ -75,7 +75,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     gradients: Gradients = msgspec.field(default_factory=lambda: make(Gradients, 0))
     telemetry: Telemetry = msgspec.field(default_factory=lambda: make(Telemetry, 0))
     recorded: Mapping[str, Any] = {}
-    """How our own capture recorded it, and what it saw of the machine; empty for other sources. Plain JSON values."""
+    """How our own capture recorded it, and its readings of the machine; empty for other sources. Plain JSON values."""
 
     @property
     def num_spans(self) -> int:
@@ -92,40 +92,39 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks of one job, with what is known of the job itself."""
+    """All ranks of one job, and what is known about the job itself."""
 
     world_size: int | None
     ranks: Mapping[int, RankTimeline]
     groups: tuple[Group, ...] = ()
     sources: tuple[Source, ...] = ()
     fingerprint: Mapping[str, str | int | None] = {}
-    """Software, device and backend, as far as the sources tell."""
+    """Software, device and backend, as far as the sources state them."""
     facts: Facts = msgspec.field(default_factory=Facts)
-    """What the sources tell of the job besides what ran when."""
+    """What the sources state about the job besides its timelines."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks of the world that nothing was read of; empty when the world size is unknown."""
+        """Ranks of the world without data; empty if the world size is unknown."""
         return tuple(rank for rank in range(self.world_size or 0) if rank not in self.ranks)
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks that nothing was read of though a file of theirs is there: it could not be read."""
+        """Ranks without data whose file exists but could not be read."""
         there = {rank for source in self.sources for rank in source.unread_ranks}
         return tuple(sorted(rank for rank in there - self.ranks.keys() if rank < (self.world_size or MAX_RANKS)))
 
 
 UNKNOWN_RANK = -1
-"""Rank of a timeline whose source does not tell it."""
+"""Rank of a timeline whose source does not state it."""
 MAX_RANKS = 1 << 20
 """No job has more; a larger number in a file is damage."""
 
 
 def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
-    """Put several recording windows of one rank behind each other, in order of time.
+    """Join several recording windows of one rank into one timeline, sorted by time.
 
-    Raises InputError, naming both sources, when two windows overlap: the same time recorded twice would be
-    counted twice.
+    Raises InputError, naming both sources, if two windows overlap: the same time would be counted twice.
     """
     if len(parts) == 1:
         return parts[0]
@@ -134,7 +133,7 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
         if after.recordings.start_ns[0] < before.recordings.end_ns[-1]:
             raise InputError(
                 f"rank {before.rank} is recorded twice at the same time, in {_source(before)} and {_source(after)}: "
-                "leave one of them out; if they are different jobs, analyze them apart"
+                "leave one of them out; if they are different jobs, analyze them separately"
             )
     names = NameTable()
     joined: list[RankTimeline] = []
@@ -160,7 +159,7 @@ def join_recordings(parts: Sequence[RankTimeline]) -> RankTimeline:
 
 
 def _behind(part: RankTimeline, names: NameTable, window: int, lane: int, call: int) -> RankTimeline:
-    """Return a part in the codes of `names`, behind so many recording windows, lanes and collectives of others."""
+    """Return a part with codes of `names`, and row numbers shifted by the rows of the parts before it."""
     recordings, lanes = recode(part.recordings, part.names, names), recode(part.lanes, part.names, names)
     spans, calls = recode(part.spans, part.names, names), recode(part.collectives, part.names, names)
     notes = recode(part.annotations, part.names, names)

@@ -267,7 +267,7 @@ def test_ranks_are_known_though_the_job_makes_its_groups_inside_the_profile(mode
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(overlapscope.UsageError, match="holds something else"):
+    with pytest.raises(overlapscope.UsageError, match="neither empty nor a run"):
         overlapscope.profile(tmp_path, mode="events").__enter__()
 
 
@@ -366,7 +366,7 @@ def test_no_step_at_all_is_a_warning_that_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(overlapscope.UsageError, match="'trace' and 'events'"):
+    with pytest.raises(overlapscope.UsageError, match="'trace' or 'events'"):
         overlapscope.profile(tmp_path / "run", mode="both")  # type: ignore[arg-type]
     with pytest.raises(overlapscope.UsageError, match="repeat > steps"):
         overlapscope.profile(tmp_path / "run", steps=4, repeat=4)

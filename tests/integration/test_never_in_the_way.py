@@ -146,7 +146,7 @@ def test_a_step_that_could_not_be_begun_has_no_part_in_the_cost(
         for number in range(4):
             with monkeypatch.context() as patch:
                 if number == 1:
-                    patch.setattr(scope.watches.points, "anchor", lambda: 1 / 0)
+                    patch.setattr(scope.hooks.clock, "anchor", lambda: 1 / 0)
                 with scope.step():
                     pass
     assert len(scope.steps.lasted) == 3

@@ -1,1 +1,1 @@
-"""What watches the training process inside torch."""
+"""Hooks inside torch: collectives, phases, gradients, the profiler and NVTX ranges."""

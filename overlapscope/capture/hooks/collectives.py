@@ -1,8 +1,8 @@
-"""Every collective that torch dispatches, noted as it is called and as it ends, without changing what it does.
+"""Record the start and the end of every collective that torch dispatches, without changing what it does.
 
-Calls are seen in the doorway: no communication hook is installed, so the user's own keeps working and gradients are
-summed and divided exactly as without us. The cost is one Python call a collective and a callback at its end, together
-about 0.1 ms on the host.
+Calls are seen in a dispatcher kernel (`dispatch_hook`). No DDP communication hook is installed, so the user's own hook
+keeps working, and gradients are summed and divided exactly as without this recording. The cost is one Python call per
+collective and a callback at its end, together about 0.1 ms on the host.
 """
 
 import threading
@@ -10,65 +10,65 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from overlapscope.capture.hooks.dispatch_hook import DOORWAY, Operation
-from overlapscope.capture.hooks.nvtx import Ranges
+from overlapscope.capture.hooks.dispatch_hook import DISPATCH_HOOK, Operation
+from overlapscope.capture.hooks.nvtx import NvtxRanges
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import Call, StepRecord, Stretch
-from overlapscope.capture.timestamps import Points
+from overlapscope.capture.records import CollectiveCall, MarkedRange, StepRecord
+from overlapscope.capture.timestamps import Clock
 from overlapscope.timeline.operations import full_elements
 
-MAX_AWAITED: Final = 1000
-"""Works without a future that are kept until somebody waits for them, or the next step begins."""
+MAX_PENDING_WORKS: Final = 1000
+"""Most `Work` objects without a future that are kept until the program waits for them or the next step begins."""
 
 
 class CollectiveWatch:
-    """While open, notes every collective into the record that `current()` gives; passes all on when that is None."""
+    """While open, records every collective in the step record that `current()` returns; None records nothing."""
 
     def __init__(
         self,
-        points: Points,
+        clock: Clock,
         guard: Guard,
         current: Callable[[], StepRecord | None],
-        ranges: Ranges | None = None,
+        ranges: NvtxRanges | None = None,
         times: ThreadTimes | None = None,
     ) -> None:
-        self._points, self._guard, self._current, self._ranges = points, guard, current, ranges
+        self._clock, self._guard, self._current, self._ranges = clock, guard, current, ranges
         self._times = times
         self._threads = threading.local()
         self._undo: list[Callable[[], None]] = []
-        self._awaited: dict[int, tuple[Any, list[Call]]] = {}
-        """By the identity of a work (held, so that it stays one): its calls, whose end is that of its wait."""
+        self._pending_works: dict[int, tuple[Any, list[CollectiveCall]]] = {}
+        """By `id()` of a Work (kept alive so that the id stays unique): its calls, which end when its wait ends."""
         self._outputs: dict[int, int] = {}
-        """The same work by the storage of its output, for which functional collectives wait."""
+        """`id()` of the same Work by the storage of its output: functional collectives wait on the output tensor."""
 
     def open(self) -> None:
-        """Look at what passes the dispatcher, at waits, and at the names of FSDP's ranges."""
+        """Hook the dispatcher, the waits, groups of coalesced calls, and the names of FSDP's profiler ranges."""
         import torch  # noqa: PLC0415 - capture is the one room that uses torch
         from torch import distributed  # noqa: PLC0415
 
         if not distributed.is_available():
             return
         self._torch, self._distributed = torch, distributed
-        DOORWAY.open(self._see, self._see_wait)
+        DISPATCH_HOOK.open(self._see, self._see_wait)
         self._patch(distributed.Work, "wait", self._waiting)
         self._patch(distributed.ProcessGroup, "_start_coalescing", self._starting)
         self._patch(distributed.ProcessGroup, "_end_coalescing", self._ending)
-        if self._points.on_device:
+        if self._clock.on_device:
             self._patch(torch.cuda.Stream, "wait_event", self._stream_waiting)
         self._patch_ranges(torch.autograd.profiler.record_function)
 
     def close(self) -> None:
-        """Step aside; collectives then take their usual way."""
+        """Remove the hooks; collectives then run as without them."""
         self.step_begins()
         for undo in self._undo:
             undo()
         self._undo.clear()
-        DOORWAY.close()
+        DISPATCH_HOOK.close()
 
     def step_begins(self) -> None:
-        """Forget the works that nobody waited for: they hold tensors."""
-        self._awaited.clear()
+        """Forget the Work objects that the program never waited for: they keep tensors alive."""
+        self._pending_works.clear()
         self._outputs.clear()
 
     # -- collectives -----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class CollectiveWatch:
         if self._ranges is None:
             result = redispatch(keys, *args)
         else:
-            result = self._ranges.around(operation.op, redispatch)(keys, *args)
+            result = self._ranges.wrap(operation.op, redispatch)(keys, *args)
         if call is not None and record is not None:
             if threading.get_ident() == record.thread:
                 call.returned_ns = time.monotonic_ns()
@@ -89,15 +89,15 @@ class CollectiveWatch:
             self._guard("noting a collective's end", self._follow, record, call, operation, args, result)
         return result
 
-    def _describe(self, operation: Operation, args: tuple[Any, ...]) -> Call | None:
+    def _describe(self, operation: Operation, args: tuple[Any, ...]) -> CollectiveCall | None:
         sent, received = operation.sent, operation.received
         tensors = list(self._tensors(args[sent if sent is not None else received or 0]))
         if tensors and tensors[0].is_meta:
-            return None  # torch's compiler tries out what it will run
+            return None  # torch's compiler runs the call on fake tensors first
         group = self._distributed.ProcessGroup.unbox(args[operation.group])
         size = group.size()
         elements = full_elements(operation.op, self._elements(args, sent), self._elements(args, received), size)
-        return Call(
+        return CollectiveCall(
             op=operation.op,
             group=group.group_name,
             group_size=size,
@@ -105,48 +105,50 @@ class CollectiveWatch:
             elements=elements,
             module=getattr(self._threads, "module", None),
             entered_ns=time.monotonic_ns(),
-            ready=self._points.mark(),
+            ready=self._clock.mark(),
             seq=_number(group),
         )
 
-    def _follow(self, record: StepRecord, call: Call, operation: Operation, args: tuple[Any, ...], result: Any) -> None:
-        """Mark the call's end: a future's callback runs at it; on CUDA, on a stream that waits for it."""
+    def _follow(
+        self, record: StepRecord, call: CollectiveCall, operation: Operation, args: tuple[Any, ...], result: Any
+    ) -> None:
+        """Mark the call's end: its future's callback runs then; on CUDA, on a stream that waits for the call."""
         if call.ready is None:
-            return  # captured into a CUDA graph, which a callback's stream would become a part of
-        coalesced: list[Call] | None = getattr(self._threads, "coalesced", None)
+            return  # captured into a CUDA graph: the callback's stream would become part of the graph
+        coalesced: list[CollectiveCall] | None = getattr(self._threads, "coalesced", None)
         if coalesced is not None:
-            coalesced.append(call)  # nothing is sent before the group of calls is closed
+            coalesced.append(call)  # nothing is sent before the coalescing group is closed
             return
         work = self._distributed.Work.unbox(result[-1] if isinstance(result, tuple) else result)
         if work is None:
             self._end_in_line(record, [call])
             return
-        points, guard = self._points, self._guard
+        clock, guard = self._clock, self._guard
 
         def ended(_: Any) -> None:
-            call.done = guard("marking a collective's end", points.mark)
+            call.done = guard("marking a collective's end", clock.mark)
 
         try:
             future = work.get_future()
-        except RuntimeError:  # gloo's reduce-scatter has none: its end is seen when the caller has waited for it
-            self._await(work, [call])
+        except RuntimeError:  # gloo's reduce-scatter has no future: its end is seen when the caller has waited for it
+            self._end_with_wait(work, [call])
             if operation.received is not None:
                 for tensor in self._tensors(args[operation.received]):
                     self._outputs[tensor.untyped_storage()._cdata] = id(work)
             return
         future.add_done_callback(ended)
 
-    def _end_in_line(self, record: StepRecord, calls: list[Call]) -> None:
-        """Mark the end of calls that give no work: NCCL (torch 2.8) puts them on the stream that called."""
-        end = self._points.mark()
+    def _end_in_line(self, record: StepRecord, calls: list[CollectiveCall]) -> None:
+        """Mark the end of calls that return no Work: NCCL (torch 2.8) runs them on the calling stream."""
+        end = self._clock.mark()
         for call in calls:
             call.done = end
-        if calls and self._points.holds_up(record.thread):
-            record.waits.append(Stretch("wait", calls[0].ready, calls[0].entered_ns, end))
+        if calls and self._clock.blocks_compute(record.thread):
+            record.waits.append(MarkedRange("wait", calls[0].ready, calls[0].entered_ns, end))
 
-    def _await(self, work: Any, calls: list[Call]) -> None:
-        if len(self._awaited) < MAX_AWAITED:
-            self._awaited[id(work)] = (work, calls)
+    def _end_with_wait(self, work: Any, calls: list[CollectiveCall]) -> None:
+        if len(self._pending_works) < MAX_PENDING_WORKS:
+            self._pending_works[id(work)] = (work, calls)
 
     def _tensors(self, value: Any) -> Any:
         if isinstance(value, self._torch.Tensor):
@@ -163,7 +165,7 @@ class CollectiveWatch:
     # -- waits -----------------------------------------------------------------------------------------------------
 
     def _see_wait(self, redispatch: Callable[..., Any], keys: Any, tensor: Any) -> Any:
-        """Note the wait of a functional collective."""
+        """Record the wait of a functional collective."""
         record = self._current()
         if record is None or tensor.is_meta:
             return redispatch(keys, tensor)
@@ -180,11 +182,11 @@ class CollectiveWatch:
         return wait
 
     def _stream_waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Note what FSDP2's compute stream waits for: it hands over by events between streams."""
+        """Record what FSDP2's compute stream waits for: FSDP2 synchronizes its streams by events."""
 
         def wait_event(stream: Any, event: Any) -> None:
             record = self._current()
-            if record is None or not self._guard("noting a wait", self._points.computes_on, stream):
+            if record is None or not self._guard("noting a wait", self._clock.computes_on, stream):
                 original(stream, event)
             else:
                 self._wait(record, None, original, stream, event)
@@ -194,21 +196,21 @@ class CollectiveWatch:
     def _wait(
         self, record: StepRecord, work: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        stretch = Stretch("wait", self._guard("marking a wait", self._points.mark), time.monotonic_ns())
+        stretch = MarkedRange("wait", self._guard("marking a wait", self._clock.mark), time.monotonic_ns())
         try:
             return original(*args, **kwargs)
         finally:
-            stretch.end = self._guard("marking a wait", self._points.mark)
-            if self._guard("marking a wait", self._points.holds_up, record.thread):
+            stretch.end = self._guard("marking a wait", self._clock.mark)
+            if self._guard("marking a wait", self._clock.blocks_compute, record.thread):
                 record.waits.append(stretch)
-            _, calls = self._awaited.pop(work, (None, [])) if work is not None else (None, [])
+            _, calls = self._pending_works.pop(work, (None, [])) if work is not None else (None, [])
             for call in calls:
                 call.done = stretch.end
 
-    # -- groups of calls -------------------------------------------------------------------------------------------
+    # -- coalesced calls -------------------------------------------------------------------------------------------
 
     def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Hold back the calls of a group of calls, such as of batch_isend_irecv over NCCL: they are sent as one."""
+        """Collect the calls of a coalescing group, such as batch_isend_irecv over NCCL: they are sent as one."""
 
         def start_coalescing(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
@@ -226,13 +228,13 @@ class CollectiveWatch:
             if record is not None and calls:
                 if work is None:
                     self._guard("noting a collective's end", self._end_in_line, record, calls)
-                else:  # its future is none: the end is seen when the caller has waited
-                    self._await(work, calls)
+                else:  # this Work has no usable future: the end is seen when the caller has waited
+                    self._end_with_wait(work, calls)
             return work
 
         return end_coalescing
 
-    # -- what stands in front --------------------------------------------------------------------------------------
+    # -- patched functions -----------------------------------------------------------------------------------------
 
     def _patch(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
@@ -240,7 +242,7 @@ class CollectiveWatch:
         self._undo.append(lambda: setattr(owner, name, original))
 
     def _patch_ranges(self, record_function: Any) -> None:
-        """Keep the name of the FSDP range that a thread is in: it names the module of a gather or a scatter."""
+        """Track the FSDP profiler range that each thread is in: it names the module of a gather or a scatter."""
         threads = self._threads
 
         def entering(enter: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,7 +266,7 @@ class CollectiveWatch:
 
 
 def _number(group: Any) -> int | None:
-    """Return the number of the call that a group is about to make: it counts from 1. None for backends that do not."""
+    """Return the sequence number of the call that a group is about to make, from 1; None where the backend has none."""
     try:
         return int(group._get_sequence_number_for_group()) + 1
     except RuntimeError:

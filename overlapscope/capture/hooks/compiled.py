@@ -1,4 +1,12 @@
-"""Replayed CUDA graphs: what runs in them cannot be marked, so the step that replays one is not whole."""
+"""Compiled code: record replays of CUDA graphs, and keep torch's compiler out of our own functions.
+
+What runs inside a replayed CUDA graph cannot be marked, so a step that replays one is recorded as cut.
+
+If the compiler traced our functions, it would split the user's graphs and compile them anew. A hook inside a compiled
+region is traced with it and has to check `torch.compiler.is_compiling()` first: the compiler knows the answer while it
+traces, and nothing of the hook is left in the graph. All our other functions run between graphs, where the compiler
+examines every frame unless `leave_untraced` excludes it.
+"""
 
 import sys
 import time
@@ -12,9 +20,9 @@ PACKAGE = "overlapscope.capture"
 
 
 class GraphWatch:
-    """While open, notes each replay in the record that `current()` gives, and marks that record as cut.
+    """While open, records each replay in the step record that `current()` returns, and marks that record as cut.
 
-    A graph's collectives pass no dispatcher when it is replayed: the step's communication would be missing.
+    A replayed graph's collectives do not pass the dispatcher: the step's communication would be missing.
     """
 
     def __init__(self, current: Callable[[], StepRecord | None]) -> None:
@@ -22,7 +30,7 @@ class GraphWatch:
         self._undo: Callable[[], None] | None = None
 
     def open(self) -> None:
-        """Stand before `torch.cuda.CUDAGraph.replay`, through which torch and its compiler replay."""
+        """Patch `torch.cuda.CUDAGraph.replay`, which torch and its compiler call to replay a graph."""
         import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
         graph = torch.cuda.CUDAGraph
@@ -39,17 +47,17 @@ class GraphWatch:
         self._undo = lambda: setattr(graph, "replay", original)
 
     def close(self) -> None:
-        """Step aside."""
+        """Remove the patch."""
         if self._undo is not None:
             self._undo()
             self._undo = None
 
 
 def leave_untraced() -> None:
-    """Make the compiler skip the frames of this package, where it has been loaded; inlining is not affected."""
+    """Make torch's compiler, if it is loaded, skip the frames of this package; inlining is not affected."""
     if "torch._dynamo" not in sys.modules:
         return
-    # Where all versions have it, wherever they define it (torch._C in 2.4, torch._dynamo.eval_frame in 2.13).
+    # All versions have it here, wherever they define it (torch._C in 2.4, torch._dynamo.eval_frame in 2.13).
     from torch._dynamo.convert_frame import skip_code  # noqa: PLC0415 - capture is the one room that uses torch
 
     for name, module in list(sys.modules.items()):

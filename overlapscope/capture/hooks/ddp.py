@@ -1,4 +1,8 @@
-"""When each parameter's gradient was accumulated: the order and the times by which DDP fills its buckets."""
+"""DistributedDataParallel: when each gradient was accumulated (so DDP fills its buckets), and the wrapper of the model.
+
+Trainers pass the bare model to their callbacks. Its buckets are known only to the DDP wrapper around it, which torch
+names while the model inside it runs: `DDPWrapperFinder` asks then.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,13 +10,13 @@ from typing import Any
 
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.records import StepRecord
-from overlapscope.capture.timestamps import Points
+from overlapscope.capture.timestamps import Clock
 from overlapscope.timeline.columns import Gradients, make
 from overlapscope.timeline.names import NameTable
 
 
 class GradientWatch:
-    """While open, notes each gradient into the record that `current()` gives, and with it the thread's times."""
+    """While open, records each gradient in the step record that `current()` returns, with the thread's CPU times."""
 
     def __init__(self, current: Callable[[], StepRecord | None], model: Any, times: ThreadTimes | None = None) -> None:
         self._current, self._model, self._times = current, model, times
@@ -21,14 +25,14 @@ class GradientWatch:
         """(name, elements, dtype) of the model's parameters."""
 
     def open(self) -> None:
-        """Listen to every parameter that takes a gradient."""
+        """Hook every parameter that takes a gradient."""
         for at, (name, parameter) in enumerate(self._model.named_parameters() if self._model is not None else ()):
             self.parameters.append((name, parameter.numel(), str(parameter.dtype).removeprefix("torch.")))
             if parameter.requires_grad:
                 self._undo.append(parameter.register_post_accumulate_grad_hook(self._noting(at)).remove)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Remove the hooks."""
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -45,10 +49,10 @@ class GradientWatch:
 
         return ready
 
-    def table(self, records: Sequence[StepRecord], points: Points, names: NameTable) -> Gradients:
+    def table(self, records: Sequence[StepRecord], clock: Clock, names: NameTable) -> Gradients:
         """Return the gradients of the recorded steps in the order in which they were ready."""
         rows = [
-            (record.number, order, parameter, points.epoch_ns(ready))
+            (record.number, order, parameter, clock.epoch_ns(ready))
             for record in records
             for order, (parameter, ready) in enumerate(record.gradients)
         ]
@@ -65,16 +69,16 @@ class GradientWatch:
         )
 
 
-class AroundModel:
-    """While open, looks at the model's first call for the wrapper it was called through."""
+class DDPWrapperFinder:
+    """While open, finds the DDP wrapper through which the model is called for the first time."""
 
     def __init__(self, model: Any) -> None:
         self.found: Any = model
-        """The wrapper, once it was seen; until then, and without one, the model itself."""
+        """The wrapper once it was seen; before that, or without a wrapper, the model itself."""
         self._hook: Any = None
 
     def open(self) -> None:
-        """Listen to the model's first call, unless the wrapper stands inside what was given."""
+        """Hook the model's first call, unless the given model contains the wrapper already."""
         from torch.compiler import is_compiling  # noqa: PLC0415 - capture is the one room that uses torch
         from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
@@ -82,7 +86,7 @@ class AroundModel:
         if model is None or any(isinstance(each, DistributedDataParallel) for each in model.modules()):
             return
 
-        # What torch's compiler asks for the same; since torch 1.13.
+        # torch's compiler uses the same function; since torch 1.13.
         active = getattr(DistributedDataParallel, "_get_active_ddp_module", lambda: None)
 
         def called(*_: Any) -> None:
@@ -93,7 +97,7 @@ class AroundModel:
         self._hook = model.register_forward_pre_hook(called)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Remove the hooks."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -1,12 +1,12 @@
-"""Where every collective passes: a kernel of ours in front of the backends', which passes each call on as it came.
+"""Dispatcher kernels through which every collective passes: they call a handler, or pass the call on unchanged.
 
-All collectives - DDP's own from C++, FSDP2's, plain `torch.distributed` calls, functional ones, DTensor's - pass
-torch's dispatcher as `c10d::` operations. Functional ones and those under `inference_mode` begin below autograd; the
+All collectives (DDP's own from C++, FSDP2's, plain `torch.distributed` calls, functional ones, DTensor's) pass torch's
+dispatcher as `c10d::` operations. Functional ones and those under `inference_mode` start below autograd; the dispatch
 key `BackendSelect`, in front of all backends, is in every call.
 
-The dispatcher's tables are read without a lock. Taking a kernel away while another thread is on its way into it (most
-of that time is spent waiting for the interpreter) crashes that thread, so it stays where a thread besides the closing
-one may call collectives; then it only passes on.
+The dispatcher reads its tables without a lock. Removing a kernel while another thread is entering it (most of that time
+is spent waiting for the interpreter) crashes that thread. So the kernels stay while any thread other than the closing
+one may call collectives; then they only pass calls on.
 """
 
 import threading
@@ -41,7 +41,7 @@ KEY: Final = "BackendSelect"
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective as the dispatcher knows it: its name, and where its arguments hold what."""
+    """A collective of the dispatcher: its name, and the positions of its arguments (None where it has no such one)."""
 
     op: str
     sent: int | None
@@ -49,30 +49,30 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     group: int
 
 
-See = Callable[[Operation, Callable[..., Any], Any, tuple[Any, ...]], Any]
-"""Takes the operation, what passes it on, and that one's arguments (keys, then the call's own); gives its result."""
-SeeWait = Callable[[Callable[..., Any], Any, Any], Any]
-"""The same for the wait of a functional collective, with its tensor."""
+CallHandler = Callable[[Operation, Callable[..., Any], Any, tuple[Any, ...]], Any]
+"""Takes the operation, the function that passes it on, dispatch keys and the call's arguments; returns its result."""
+WaitHandler = Callable[[Callable[..., Any], Any, Any], Any]
+"""The same for the wait of a functional collective: the function that passes it on, dispatch keys, the tensor."""
 
 
-class Doorway:
-    """The kernels of this process, and who looks at what passes them."""
+class DispatchHook:
+    """The kernels of this process, and the handlers that they call."""
 
     def __init__(self) -> None:
         self._libraries: list[Any] = []
-        self._see: See | None = None
-        self._see_wait: SeeWait | None = None
+        self._see: CallHandler | None = None
+        self._see_wait: WaitHandler | None = None
         self._callers: set[int] = set()
         self._inside: set[int] = set()
 
-    def open(self, see: See, see_wait: SeeWait) -> None:
-        """Hand what passes to `see` and `see_wait`."""
+    def open(self, see: CallHandler, see_wait: WaitHandler) -> None:
+        """Call `see` for each collective and `see_wait` for each wait; register the kernels if there are none yet."""
         self._see, self._see_wait = see, see_wait
         if not self._libraries:
             self._register()
 
     def close(self) -> None:
-        """Look no more; take the kernels away where nobody can be on the way into one."""
+        """Stop calling the handlers; remove the kernels where no thread can be entering one."""
         self._see = self._see_wait = None
         if not self._in_use():
             for library in self._libraries:
@@ -80,7 +80,7 @@ class Doorway:
             self._libraries.clear()
 
     def _in_use(self) -> bool:
-        # Threads of the autograd engine and of backends call only while a step runs, and those are none of Python's.
+        # Threads of the autograd engine and of backends are not Python's own, and call only while a step runs.
         others = {
             thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
         } - {threading.get_ident()}
@@ -106,7 +106,7 @@ class Doorway:
         functional.impl("wait_tensor", self._wait_kernel(wait, below), KEY, with_keyset=True)
 
     def _kernel(self, operation: Operation, overload: Any, below: Any) -> Callable[..., Any]:
-        # Redispatched rather than called again: that would match the schema anew, for 0.1 ms, and begin at the top.
+        # Redispatch: calling the operation again would match the schema anew (0.1 ms) and start at the first key.
         redispatch, callers, inside = overload.redispatch, self._callers, self._inside
 
         def passing(keys: Any, *args: Any) -> Any:
@@ -141,5 +141,5 @@ class Doorway:
         return passing
 
 
-DOORWAY: Final = Doorway()
-"""The one of this process, as the dispatcher is."""
+DISPATCH_HOOK: Final = DispatchHook()
+"""The only instance: a process has one dispatcher."""

@@ -1,9 +1,9 @@
-"""NVTX ranges for Nsight Systems: steps, phases, collectives and regions, where there is CUDA; else nothing at all.
+"""NVTX ranges for Nsight Systems: steps, phases, collectives and regions; only in a process that uses CUDA.
 
-Names are `overlapscope.step#N` (as the step's mark in a trace), `overlapscope.forward`, `.backward`, `.optimizer`,
-`overlapscope.all_reduce#K` for the K-th collective of its step (with DistributedDataParallel: its buckets in the order
-they are sent) and `overlapscope.NAME` for a region. A collective's range is around its call, on the thread that calls:
-Nsight Systems finds its kernels by it.
+Names are `overlapscope.step#N` (the same as the step's mark in a trace), `overlapscope.forward`, `.backward`,
+`.optimizer`, `overlapscope.all_reduce#K` for the K-th collective of its step (with DistributedDataParallel: its buckets
+in the order in which they are sent) and `overlapscope.NAME` for a region. A collective's range surrounds its call on
+the calling thread: Nsight Systems assigns the kernels to it.
 """
 
 import threading
@@ -16,8 +16,8 @@ from overlapscope.capture.lifecycle.guard import Guard
 PREFIX: Final = "overlapscope."
 
 
-class Ranges:
-    """Pushes and pops ranges on the calling thread, each thread's own balanced whatever is raised between."""
+class NvtxRanges:
+    """Pushes and pops ranges on the calling thread; each thread's ranges stay balanced when an exception is raised."""
 
     def __init__(self, nvtx: Any, guard: Guard) -> None:
         self._push, self._pop, self._guard = nvtx.range_push, nvtx.range_pop, guard
@@ -30,16 +30,16 @@ class Ranges:
         self.begin(f"step#{number}")
 
     def end_step(self, number: int) -> None:
-        """End a step, with what it left open."""
+        """End a step, and the ranges that it left open."""
         self.end(f"step#{number}")
 
     def begin(self, name: str) -> None:
-        """Begin a range inside those that are open on this thread."""
+        """Begin a range inside the open ranges of this thread."""
         self._push(PREFIX + name)
         self._open().append(name)
 
     def end(self, name: str) -> None:
-        """End the range and those left open inside it, as by an exception; does nothing where it is not open."""
+        """End a range and those left open inside it, for example by an exception; do nothing if it is not open."""
         open_ranges = self._open()
         if name not in open_ranges:
             return
@@ -48,8 +48,8 @@ class Ranges:
             if open_ranges.pop() == name:
                 return
 
-    def around(self, op: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the operation with a range around each call."""
+    def wrap(self, op: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the operation wrapped so that each call is inside a range."""
 
         def ranged(*args: Any) -> Any:
             name = f"{op}#{next(self._calls)}"
@@ -68,10 +68,10 @@ class Ranges:
         return open_ranges
 
 
-def ranges(guard: Guard) -> Ranges | None:
-    """Return the ranges of this process; None without CUDA, decided once for a recording."""
+def ranges(guard: Guard) -> NvtxRanges | None:
+    """Return the ranges of this process; None without CUDA. Decided once per recording."""
     import torch  # noqa: PLC0415 - capture is the one room that uses torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    return Ranges(torch.cuda.nvtx, guard)
+    return NvtxRanges(torch.cuda.nvtx, guard)

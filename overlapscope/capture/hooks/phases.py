@@ -1,40 +1,40 @@
-"""Where a step's forward, backward and optimizer begin and end, without touching the model's computation."""
+"""Record when a step's forward, backward and optimizer begin and end, without changing the model's computation."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
-from overlapscope.capture.hooks.nvtx import Ranges
+from overlapscope.capture.hooks.nvtx import NvtxRanges
 from overlapscope.capture.host.thread_times import ThreadTimes
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import StepRecord, Stretch
-from overlapscope.capture.timestamps import Points
+from overlapscope.capture.records import MarkedRange, StepRecord
+from overlapscope.capture.timestamps import Clock
 
 
 class PhaseWatch:
-    """While open, notes the phases of the record that `current()` gives.
+    """While open, records phases in the step record that `current()` returns.
 
-    Forward runs from the model's call (without a model, or where it is never called itself but only parts of it: from
-    the step's begin or the last backward) to the beginning of backward, so that it holds the loss. Backward is
-    `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`.
+    Forward runs from the model's call to the beginning of backward, so it includes the loss. Without a model, or where
+    only parts of the model are called, it starts at the begin of the step or at the end of the last backward. Backward
+    is `torch.autograd.backward`, which `Tensor.backward` calls. The optimizer is every `Optimizer.step`.
     """
 
     def __init__(
         self,
-        points: Points,
+        clock: Clock,
         guard: Guard,
         current: Callable[[], StepRecord | None],
         model: Any,
-        ranges: Ranges | None = None,
+        ranges: NvtxRanges | None = None,
         times: ThreadTimes | None = None,
     ) -> None:
-        self._points, self._guard, self._current, self._model = points, guard, current, model
+        self._clock, self._guard, self._current, self._model = clock, guard, current, model
         self._ranges, self._times = ranges, times
         self._undo: list[Callable[[], None]] = []
         self._called = False
         """Whether the model was called in this step."""
         self._since: tuple[Any, int] | None = None
-        """Mark and host time from which a forward counts whose model is not called itself."""
+        """Mark and host time at which forward starts if the model itself is never called."""
 
     def open(self) -> None:
         """Hook the model's call, backward and every optimizer."""
@@ -42,7 +42,7 @@ class PhaseWatch:
         from torch.compiler import is_compiling  # noqa: PLC0415
         from torch.optim import optimizer  # noqa: PLC0415
 
-        # What the compiler traces leaves nothing of a hook in its graph: see capture/untraced.py.
+        # While the compiler traces, a hook must do nothing: then nothing of it is left in the graph (compiled.py).
         def called(*_: Any) -> None:
             if not is_compiling():
                 self._forward_begins()
@@ -63,7 +63,7 @@ class PhaseWatch:
         original = torch.autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # Inside a backward is the one of a checkpoint, which belongs to it.
+            # A backward inside a backward is that of an activation checkpoint, and belongs to the outer one.
             if is_compiling() or self._current() is None or self._is_open("backward"):
                 return original(*args, **kwargs)
             self._guard("noting a phase", self._note_uncalled)
@@ -79,25 +79,25 @@ class PhaseWatch:
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for undo in self._undo:
             undo()
         self._undo.clear()
 
     def step_begins(self) -> None:
-        """Without a model, forward begins with the step."""
+        """Start a step; without a model, forward starts with it."""
         self._called = False
         if self._model is None:
             self._begin("forward")
         self._guard("noting a phase", self._note_since)
 
     def step_ends(self) -> None:
-        """Close a phase that the step's end finds open, as in evaluation."""
+        """End a forward that is still open, as in evaluation."""
         self._end("forward")
 
     def _forward_begins(self) -> None:
         self._called = True
-        # Inside a backward a checkpoint calls the model again.
+        # Inside a backward, an activation checkpoint calls the model again.
         if not self._is_open("forward") and not self._is_open("backward"):
             self._begin("forward")
 
@@ -107,15 +107,15 @@ class PhaseWatch:
 
     def _note_since(self) -> None:
         if not self._called:
-            self._since = (self._points.mark(), time.monotonic_ns())
+            self._since = (self._clock.mark(), time.monotonic_ns())
 
     def _note_uncalled(self) -> None:
-        """Note the forward before this backward, where no call of the model has told its begin."""
+        """Record the forward before this backward where the model itself was not called."""
         record, since = self._current(), self._since
         if record is None or since is None or self._called:
             return
         if not self._is_open("forward"):
-            record.phases.append(Stretch("forward", *since))
+            record.phases.append(MarkedRange("forward", *since))
 
     def _begin(self, name: str) -> None:
         self._guard("noting a phase", self._note_begin, name)
@@ -127,7 +127,7 @@ class PhaseWatch:
                 self._ranges.begin(name)
             if self._times is not None:
                 self._times.note(record)
-            record.phases.append(Stretch(name, self._points.mark(), time.monotonic_ns()))
+            record.phases.append(MarkedRange(name, self._clock.mark(), time.monotonic_ns()))
 
     def _end(self, name: str) -> None:
         self._guard("noting a phase", self._note_end, name)
@@ -138,7 +138,7 @@ class PhaseWatch:
             return
         for stretch in reversed(record.phases):
             if stretch.name == name and stretch.end is None:
-                stretch.end = self._points.mark()
+                stretch.end = self._clock.mark()
                 if self._times is not None:
                     self._times.note(record)
                 if self._ranges is not None:

@@ -1,4 +1,4 @@
-"""`trace` mode: torch.profiler over a short schedule, its traces kept."""
+"""`trace` mode: run torch.profiler on a short schedule and keep its traces."""
 
 import threading
 import warnings
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class TraceRecorder:
-    """Runs the profiler: `warmup` steps without, then `steps` with it, again every `repeat` steps.
+    """Runs the profiler: not for the first `warmup` steps, then for `steps` steps, again every `repeat` steps.
 
-    The profiler itself warms up for one step before each recording. Writing a trace takes its time between two steps.
+    The profiler itself warms up for one step before each recording. A trace is written between two steps.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class TraceRecorder:
         self._on_device, self._guard = on_device, guard
         self._profiler: Any = None
         self._thread = 0
-        """The thread that started the profiler: stopped by another one, it crashes."""
+        """The thread that started the profiler: it crashes when another thread stops it."""
         self.files: list[Path] = []
 
     @property
@@ -53,7 +53,7 @@ class TraceRecorder:
             activities.append(profiler.ProfilerActivity.CUDA)
         warmup, steps, repeat = self._schedule.warmup, self._schedule.steps, self._schedule.repeat
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of a schedule without warm-up, which is the user's own wish
+            warnings.simplefilter("ignore")  # it warns about a schedule without warm-up, which the user asked for
             plan = profiler.schedule(
                 skip_first=max(warmup - 1, 0),
                 wait=0 if repeat is None else repeat - steps - 1,
@@ -82,30 +82,30 @@ class TraceRecorder:
         self.files.append(file)
 
     def step(self) -> None:
-        """Tell the profiler that a step has ended."""
+        """Advance the profiler's schedule after a step."""
         if self._profiler is not None:
             self._profiler.step()
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
-        """Return a range that the profiler records."""
+        """Return a context manager whose range the profiler records under `name`."""
         from torch import profiler  # noqa: PLC0415
 
         context: AbstractContextManager[Any] = profiler.record_function(name)
         return context
 
     def close(self) -> None:
-        """Stop the profiler; a recording that it is in the middle of is written as far as it is."""
+        """Stop the profiler; an unfinished recording is written as far as it got."""
         if self._profiler is None:
             return
         if self._thread == threading.get_ident():
             self._profiler.stop()
         elif self.recording:
-            self._guard.note("the profiler runs in a thread that is stuck: a recording under way is lost")
+            self._guard.note("the profiler runs in a thread that is stuck: the unfinished recording is lost")
 
 
 def _with_wait_events(profiler: Any) -> Any:
     config = getattr(profiler, "_ExperimentalConfig", None)
     try:
         return config(enable_cuda_sync_events=True) if config is not None else None
-    except TypeError:  # a torch that does not know wait events
+    except TypeError:  # this torch version cannot record wait events
         return None

@@ -1,1 +1,1 @@
-"""What is read beside torch: device and network counters, host pauses, the software environment."""
+"""Readings outside torch: device and network counters, host pauses, the software environment."""

@@ -1,7 +1,7 @@
-"""How the devices of this host are linked, as NVML tells: NVLink where there is any, else the way through PCIe.
+"""Read from NVML how the devices of this host are linked: by NVLink where there is any, else by PCIe.
 
 Names and kinds are those of `nvidia-smi topo -m` (GPU0, PIX, PXB, PHB, NODE, SYS; NVLink with its number of links).
-Each field degrades alone: what a driver does not tell is None.
+A field that the driver does not report is None; the others are still read.
 """
 
 from typing import Any, Final
@@ -10,24 +10,24 @@ import msgspec
 from msgspec.structs import asdict
 
 PCIE_KINDS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""Names of `nvmlGpuTopologyLevel_t`; two devices of one board (0) are at most one bridge apart."""
+"""Names of `nvmlGpuTopologyLevel_t`; two devices on one board (0) are at most one bridge apart."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The way from one device to another."""
+    """The link from one device to another."""
 
     a: str
     b: str
     kind: str | None
     """`NVLink`, or the level at which their PCIe paths meet."""
     lanes: int | None
-    """NVLinks between them: direct ones, or through switches as many as both have; None over PCIe."""
+    """NVLinks between them: direct ones, or, through switches, as many as both devices have; None over PCIe."""
     down: int | None
-    """NVLinks of `a`, to wherever, that are there and not up; None where NVML does not tell."""
+    """NVLinks of `a`, to any peer, that exist but are not up; None where NVML does not report it."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The NVLinks of one device: how many lead to a switch or to each bus address, and how many are down."""
+    """The NVLinks of one device: how many lead to a switch, how many to each bus address, and how many are down."""
 
     to_switch: int
     to_bus: dict[str, int]
@@ -35,9 +35,10 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any]]:
-    """Return the links of one device (CUDA index; NVML's own by `uuid`) to the others of its host, as plain values.
+    """Return the links of one device to the other devices of its host, as plain values.
 
-    Nothing without a device. Raises NVML's own error where NVML cannot be used at all.
+    `device` is the CUDA index; `uuid` identifies the device for NVML, which numbers devices differently. Returns an
+    empty list without a device. Raises NVML's own error where NVML cannot be used at all.
     """
     if device is None:
         return []
@@ -52,9 +53,9 @@ def of_device(device: int | None, uuid: str | None = None) -> list[dict[str, Any
 
 
 def links(nvml: Any, only: int | None = None) -> list[Link]:
-    """Return the links of each of the host's devices, or of device `only`, to each other one, in NVML's numbers.
+    """Return the links of each device of the host, or of device `only`, to every other one, by NVML's device numbers.
 
-    `nvml` is pynvml, initialised.
+    `nvml` is the initialised pynvml module.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     ports = [_ports(nvml, handle) for handle in handles]
@@ -98,7 +99,7 @@ def _pcie(nvml: Any, handle: Any, other: Any) -> str | None:
 
 
 def _ports(nvml: Any, handle: Any) -> Ports | None:
-    """Return the device's NVLinks; None where NVML cannot tell."""
+    """Return the device's NVLinks; None where NVML cannot report them."""
     to_bus: dict[str, int] = {}
     to_switch = down = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -116,7 +117,7 @@ def _ports(nvml: Any, handle: Any) -> Ports | None:
         try:
             bus = _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
         except nvml.NVMLError:
-            continue  # up, but it does not say where to
+            continue  # up, but NVML does not report where it leads
         to_bus[bus] = to_bus.get(bus, 0) + 1
     return Ports(to_switch=to_switch, to_bus=to_bus, down=down)
 

@@ -1,4 +1,4 @@
-"""What this machine can read and record."""
+"""Check what this machine can read and record."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from overlapscope.capture.host.device_links import links
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One capability: whether it is there, what was found, how to get it."""
+    """One capability: whether it is available, what was found, how to get it."""
 
     name: str
     available: bool
@@ -22,7 +22,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine() -> list[Check]:
-    """Look at everything that reading and recording use; imports torch where it is installed."""
+    """Return a check of everything that reading and recording use; imports torch where it is installed."""
     return [
         Check(
             name="python",
@@ -82,7 +82,7 @@ def _torch() -> list[Check]:
         )
     else:
         checks.append(
-            Check(name="CUDA", available=False, detail="torch sees no device; CPU runs over gloo can be recorded")
+            Check(name="CUDA", available=False, detail="torch finds no device; CPU runs over gloo can be recorded")
         )
     activities = {str(activity).rpartition(".")[2] for activity in torch.profiler.supported_activities()}
     checks.append(
@@ -109,7 +109,7 @@ def _nvml() -> Check:
 
 
 def device_links() -> Check:
-    """Say how the devices of this host are linked: pairs by kind, and which devices have NVLinks that are down."""
+    """Check how the devices of this host are linked: pairs by kind, and devices with NVLinks that are down."""
     import pynvml  # noqa: PLC0415 - as above
 
     name = "device links"
@@ -125,9 +125,9 @@ def device_links() -> Check:
     finally:
         pynvml.nvmlShutdown()
     if not found:
-        return Check(name=name, available=False, detail=f"{count} device{'s' * (count != 1)}: nothing to link")
+        return Check(name=name, available=False, detail=f"{count} device{'s' * (count != 1)}: no links between devices")
     kinds = Counter(f"{each.kind or 'unknown'}{f' x{each.lanes}' if each.lanes else ''}" for each in found)
-    # Each pair stands there twice, once from either side.
+    # Each pair is counted twice, once from either side.
     detail = ", ".join(f"{kind}: {seen // 2} pair{'s' * (seen != 2)}" for kind, seen in sorted(kinds.items()))
     down = {each.a: each.down for each in found if each.down}
     return Check(

@@ -1,4 +1,4 @@
-"""What does not change while a job trains: versions, groups, settings, buckets."""
+"""Read what does not change while a job trains: versions, process groups, settings, DDP buckets."""
 
 import os
 import platform
@@ -8,9 +8,15 @@ from typing import Any
 
 from overlapscope.timeline.run import Group
 
-STEERING = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "GLOO_", "UCX_", "FI_")
-"""Environment variables that steer communication; values of no others are recorded."""
-ALSO = ("OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF")
+RECORDED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "GLOO_", "UCX_", "FI_")
+"""Prefixes of environment variables that configure communication; only these ..."""
+RECORDED_NAMES = (
+    "OMP_NUM_THREADS",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+"""... and these are recorded; no other variable's value is."""
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -48,7 +54,7 @@ def groups() -> tuple[Group, ...]:
 
 
 def fingerprint() -> dict[str, str | int | None]:
-    """Return software and device versions."""
+    """Return the versions of the software and the name of the device."""
     import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 
@@ -65,50 +71,54 @@ def fingerprint() -> dict[str, str | int | None]:
 
 
 def settings() -> dict[str, Any]:
-    """Return the host and the variables that steer communication."""
-    chosen = {name: value for name, value in os.environ.items() if name.startswith(STEERING) or name in ALSO}
+    """Return the host name, the process id and the environment variables that configure communication."""
+    chosen = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(RECORDED_PREFIXES) or name in RECORDED_NAMES
+    }
     return {"host": socket.gethostname(), "pid": os.getpid(), "environment": dict(sorted(chosen.items()))}
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the peak of the device's allocator; None without a device."""
+    """Return the peak bytes of the device's allocator; None without a device."""
     import torch  # noqa: PLC0415
 
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
 
 
 def ddp_buckets(model: Any) -> dict[str, Any]:
-    """Return what DistributedDataParallel says of its buckets; empty for any other model."""
+    """Return the buckets and settings that DistributedDataParallel reports; empty for any other model."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
     found = next((each for each in _modules(model) if isinstance(each, DistributedDataParallel)), None)
     if found is None:
         return {}
-    said = found._get_ddp_logging_data()
+    reported = found._get_ddp_logging_data()
     parameters = [
         name
         for name, parameter in found.module.named_parameters()
         if parameter.requires_grad and name not in found.parameters_to_ignore
     ]
-    indices = [list(map(int, part.split())) for part in said.get("rebuilt_per_bucket_param_indices", "").split(",")]
+    indices = [list(map(int, part.split())) for part in reported.get("rebuilt_per_bucket_param_indices", "").split(",")]
     return {
-        "bucket_cap_bytes": said.get("bucket_cap_bytes"),
-        "bucket_bytes": _numbers(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")),
+        "bucket_cap_bytes": reported.get("bucket_cap_bytes"),
+        "bucket_bytes": _numbers(reported.get("rebuilt_bucket_sizes") or reported.get("bucket_sizes", "")),
         "bucket_parameters": [
             [parameters[index] for index in bucket if index < len(parameters)] for bucket in indices if bucket
         ],
-        "gradient_as_bucket_view": bool(said.get("gradient_as_bucket_view")),
-        "static_graph": bool(said.get("static_graph")),
-        "find_unused_parameters": bool(said.get("find_unused_parameters")),
-        "comm_hook": said.get("comm_hook") or None,
+        "gradient_as_bucket_view": bool(reported.get("gradient_as_bucket_view")),
+        "static_graph": bool(reported.get("static_graph")),
+        "find_unused_parameters": bool(reported.get("find_unused_parameters")),
+        "comm_hook": reported.get("comm_hook") or None,
         "compile_splits": _compile_splits(model),
     }
 
 
 def _compile_splits(model: Any) -> bool:
-    """Return whether torch.compile makes a graph for each bucket: what it compiles runs inside DDP, or is DDP itself.
+    """Return whether torch.compile makes one graph per bucket: the compiled module is inside DDP, or is DDP itself.
 
-    `_compiled_call_impl` is what `Module.compile()` sets; `torch.compile(module)` gives an OptimizedModule around it.
+    `Module.compile()` sets `_compiled_call_impl`; `torch.compile(module)` returns an OptimizedModule around it.
     """
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or dynamo.config.optimize_ddp not in (True, "ddp_optimizer"):
@@ -120,7 +130,7 @@ def _compile_splits(model: Any) -> bool:
 
 
 def _modules(model: Any) -> Any:
-    """Return the model and what stands inside it; nothing for None."""
+    """Return the model and the modules inside it; nothing for None."""
     return model.modules() if model is not None else ()
 
 

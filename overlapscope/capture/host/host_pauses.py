@@ -1,4 +1,4 @@
-"""Why a rank may be late, noted as it happens: garbage collection, throttling, load, allocator retries."""
+"""Record host pauses that can make a rank late: garbage collection, CPU throttling, load, allocator retries."""
 
 import gc
 import os
@@ -12,14 +12,14 @@ from overlapscope.capture.records import StepRecord
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.stat")
 MAX_BETWEEN = 1000
-"""Garbage collections between two steps that are kept."""
+"""Most garbage collections between two steps that are kept."""
 
 
-class LatenessWatch:
-    """While open, adds readings to the record that `current()` gives.
+class HostPauseWatch:
+    """While open, adds readings to the step record that `current()` returns.
 
-    `gc_pause_ns` for each garbage collection, in the step or since the last one; at each step's end
-    `between_steps_ns` (before the step: data loading and whatever else stands outside it), `loadavg_1m`, and what rose
+    `gc_pause_ns` for each garbage collection in the step or since the last step; `between_steps_ns`, the time before
+    the step (data loading and whatever else is outside steps); at each step's end `loadavg_1m`, and the increase
     during the step of `cpu_throttled_us` (this process's control group) and `allocator_retries` (CUDA).
     """
 
@@ -31,11 +31,11 @@ class LatenessWatch:
         self._counters: dict[str, float] = {}
 
     def open(self) -> None:
-        """Listen to the garbage collector."""
+        """Add a callback to the garbage collector."""
         gc.callbacks.append(self._collected)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Remove the callback."""
         if self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
@@ -51,7 +51,7 @@ class LatenessWatch:
             self._gc_began = 0
 
     def step_begins(self, record: StepRecord) -> None:
-        """Note the time since the last step, and where the counters stand."""
+        """Record the time since the last step, and read the counters."""
         if self._last_end_ns is not None:
             pause = float(record.begin_ns - self._last_end_ns)
             record.readings.append(("between_steps_ns", record.begin_ns, pause))
@@ -60,7 +60,7 @@ class LatenessWatch:
         self._counters = _counters()
 
     def step_ends(self, record: StepRecord | None) -> None:
-        """Note what rose, and the load; None for a step that is not recorded."""
+        """Record the counters' increases and the load; None for a step that is not recorded."""
         self._last_end_ns = time.monotonic_ns() if record is None else record.end_ns
         self._since_last_step.clear()
         if record is None:
@@ -91,6 +91,6 @@ def _allocator_retries() -> float | None:
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    # Not `memory_stats`, which flattens and sorts some hundred entries each time.
+    # Not `memory_stats`, which flattens and sorts some hundred entries at each call.
     statistics: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict()
     return float(statistics.get("num_alloc_retries", 0))

@@ -1,7 +1,8 @@
-"""What this process's TCP connections carried while it trained, as the kernel counts it: gloo's, and NCCL's sockets.
+"""Read the kernel's counters of this process's TCP connections (gloo's, and NCCL's sockets) while it trains.
 
-Nothing is changed on a connection: its counters are read through a duplicate of its descriptor, which lives for some
-microseconds. Offsets are those of `struct tcp_info` (include/uapi/linux/tcp.h), which only ever grows at its end.
+Nothing is changed on a connection: its counters are read through a duplicate of its descriptor, which exists for some
+microseconds. Offsets are those of `struct tcp_info` (include/uapi/linux/tcp.h), which only ever grows at its end. The
+interface of each local address, and the link rate that the interface states, are added at the end.
 """
 
 import os
@@ -17,21 +18,21 @@ import msgspec
 
 DESCRIPTORS: Final = "/proc/self/fd"
 MAX_DESCRIPTORS: Final = 4096
-"""A process that has more open is not looked through."""
+"""A process with more open descriptors is not examined."""
 MAX_KEPT: Final = 256
-"""Connections told of, those that carried most."""
-LEAST_BYTES: Final = 64 << 10
-"""One that carried less has nothing to tell of its link."""
+"""Most connections that are reported: those that carried most."""
+MIN_BYTES: Final = 64 << 10
+"""A connection that carried less shows nothing about its link."""
 APP_LIMITED_AT, ACKED_AT, RECEIVED_AT, RATE_AT, BUSY_AT, RECEIVER_AT, RESENT_AT = 7, 120, 128, 160, 168, 176, 208
-KNOWN_BYTES: Final = 216
-"""A kernel that tells less (before 4.19) is not asked."""
-ADDRESS_OF: Final = 0x8915
-"""SIOCGIFADDR (linux/sockios.h): the IPv4 address of an interface, in a `struct ifreq`."""
+MIN_INFO_BYTES: Final = 216
+"""A kernel that reports less (before 4.19) is not used."""
+SIOCGIFADDR: Final = 0x8915
+"""From linux/sockios.h: the IPv4 address of an interface, in a `struct ifreq`."""
 INTERFACES: Final = Path("/sys/class/net")
 
 
 def rate_bytes_s(interface: str) -> int | None:
-    """Return the rate that an interface states; None where it states none, as loopback and most virtual ones."""
+    """Return the link rate that an interface states; None where it states none, as loopback and most virtual ones."""
     try:
         megabits = int((INTERFACES / interface / "speed").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -40,15 +41,15 @@ def rate_bytes_s(interface: str) -> int | None:
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one connection since it was made, and the rate at which the last of its data were delivered."""
+    """Counters of one connection since it was opened, and the rate at which its last data were delivered."""
 
     acked_bytes: int
     received_bytes: int
     resent_bytes: int
     busy_us: int
-    """Time with data under way, or waiting to be sent."""
+    """Time with data in flight or waiting to be sent."""
     receiver_us: int
-    """Of it, the time that the receiver had no room."""
+    """The part of it in which the receiver's window was full."""
     rate_bytes_s: int | None
     """None where the last data were too few to fill the link."""
 
@@ -62,35 +63,35 @@ class _Connection(msgspec.Struct):
 
 
 class SocketWatch:
-    """From `open` on, counts what each TCP connection carries; a telemetry thread calls `sample` now and then."""
+    """From `open` on, counts what each TCP connection carries; the telemetry thread calls `sample` repeatedly."""
 
     def __init__(self) -> None:
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._closed = False
 
     def open(self) -> None:
-        """Note where the counters stand."""
+        """Read the counters for the first time."""
         self._look()
 
     def close(self) -> None:
-        """Note it for the last time."""
+        """Read the counters for the last time."""
         self._look()
         self._closed = True
 
     def sample(self) -> Iterator[tuple[str, float]]:
-        """Look once more; gives no reading of its own, as connections are told of as a whole at the end."""
+        """Read the counters once more; return no reading, because connections are reported as a whole at the end."""
         if not self._closed:
             self._look()
         return iter(())
 
-    def told(self) -> list[dict[str, Any]]:
-        """Return what each connection carried meanwhile, as plain values: the busiest first."""
+    def connections(self) -> list[dict[str, Any]]:
+        """Return what each connection carried since `open`, as plain values: the busiest first."""
         found: list[dict[str, Any]] = []
         interfaces = by_address() if self._connections else {}
         for each in list(self._connections.values()):
             sent = each.last.acked_bytes - each.first.acked_bytes
             received = each.last.received_bytes - each.first.received_bytes
-            if max(sent, received) < LEAST_BYTES:
+            if max(sent, received) < MIN_BYTES:
                 continue
             found.append(
                 {
@@ -124,7 +125,7 @@ class SocketWatch:
 
 
 def _sockets() -> list[int]:
-    """Return the descriptors of this process that are sockets; none where the system does not tell."""
+    """Return the descriptors of this process that are sockets; none where the system has no /proc."""
     try:
         names = os.listdir(DESCRIPTORS)
     except OSError:
@@ -138,16 +139,16 @@ def _sockets() -> list[int]:
 
 
 def _seen(descriptor: int) -> tuple[str, str, Counts] | None:
-    """Return the two ends of a connection and its counters; None for what is no TCP connection, or no longer there."""
+    """Return the two ends of a connection and its counters; None if it is not a TCP connection, or is closed."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
             local, peer = _end(connection.getsockname()), _end(connection.getpeername())
-            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
     except OSError:
         return None
-    return None if len(told) < KNOWN_BYTES else (local, peer, _counts(told))
+    return None if len(info) < MIN_INFO_BYTES else (local, peer, _counts(info))
 
 
 def _end(address: Any) -> str:
@@ -158,11 +159,11 @@ def _address(end: str) -> str:
     return end[1:].partition("]")[0]
 
 
-def _counts(told: bytes) -> Counts:
+def _counts(info: bytes) -> Counts:
     def at(offset: int) -> int:
-        return int(struct.unpack_from("=Q", told, offset)[0])
+        return int(struct.unpack_from("=Q", info, offset)[0])
 
-    app_limited = told[APP_LIMITED_AT] & 1
+    app_limited = info[APP_LIMITED_AT] & 1
     return Counts(
         acked_bytes=at(ACKED_AT),
         received_bytes=at(RECEIVED_AT),
@@ -174,17 +175,17 @@ def _counts(told: bytes) -> Counts:
 
 
 def by_address() -> dict[str, str]:
-    """Return the interface of each IPv4 address of this host (of this process's network namespace)."""
+    """Return the interface of each IPv4 address of this process's network namespace."""
     try:
         import fcntl  # noqa: PLC0415 - not on Windows
     except ImportError:
         return {}
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             try:
-                told = fcntl.ioctl(asked, ADDRESS_OF, struct.pack("256s", os.fsencode(name)[:15]))
+                answer = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
             except OSError:
                 continue  # without an address
-            found[socket.inet_ntoa(told[20:24])] = name
+            found[socket.inet_ntoa(answer[20:24])] = name
     return found

@@ -1,6 +1,6 @@
-"""Readings of the devices and network ports beside the training, on a thread of their own.
+"""Sample the device and the network ports during training, on a separate thread.
 
-Each field degrades alone: one that a device does not know is asked once and never again.
+A field that a device does not support is tried once and then dropped; the others are still read.
 """
 
 import threading
@@ -23,7 +23,7 @@ PORT_COUNTERS = {
     "hw_counters/rp_cnp_handled": ("congestion_handled", 1.0),
 }
 ALL_LINKS = 0xFFFFFFFF
-"""Scope of a throughput field of NVML (`NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX` in nvml.h): UINT_MAX is all links."""
+"""Scope of a throughput field of NVML (`NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX` in nvml.h): UINT_MAX means all links."""
 Reading = tuple[str, int, float]
 
 
@@ -31,9 +31,9 @@ class Sampler:
     """Samples NVML and the network ports every half second until closed; keeps at most MAX_READINGS."""
 
     def __init__(self, device: int | None, uuid: str | None = None) -> None:
-        """`device` is the CUDA index of this rank's device; None samples no device.
+        """Create a sampler; `device` is the CUDA index of this rank's device, None samples no device.
 
-        NVML numbers all devices of the host, CUDA those visible to the process: `uuid` tells which one it is.
+        NVML numbers all devices of the host, CUDA those visible to the process: `uuid` identifies the device in both.
         """
         self._device, self._uuid = device, uuid
         self._stop = threading.Event()
@@ -43,11 +43,11 @@ class Sampler:
         self.unsupported: list[str] = []
 
     def add(self, read: Callable[[], Iterator[tuple[str, float]]]) -> None:
-        """Call `read` with every sample too, and keep the readings that it gives; before `open`."""
+        """Also call `read` at every sample and keep the readings that it yields; to be called before `open`."""
         self._fields.append(read)
 
     def open(self) -> None:
-        """Start sampling where there is anything to sample."""
+        """Start sampling if there is anything to sample."""
         if self._device is not None:
             self._fields += list(self._device_fields(self._device))
         self._fields += list(_port_fields())
@@ -56,7 +56,7 @@ class Sampler:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait for the thread no longer than a sample takes."""
+        """Stop, and wait for the thread for at most two intervals."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2 * INTERVAL_SECONDS)
@@ -66,7 +66,7 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Read every field once; a field that fails is not asked again."""
+        """Read every field once; a field that fails is not read again."""
         for read in list(self._fields):
             try:
                 now = time.monotonic_ns()
@@ -134,7 +134,7 @@ def _rates(rates: Any) -> tuple[float, float]:
 
 
 def _field_value(nvml: Any, handle: Any, field: int) -> float:
-    """Return the sum over all links of the device: without the scope, a throughput is that of link 0."""
+    """Return a throughput summed over all links of the device: without the scope it would be that of link 0."""
     value = nvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)

@@ -1,4 +1,4 @@
-"""How long the training thread ran on a core, and how long it waited for one: a CPU run's sleep told from its work."""
+"""Record how long the training thread ran on a core and how long it waited for one: separates sleep from CPU work."""
 
 import os
 import threading
@@ -8,15 +8,16 @@ from typing import Final
 from overlapscope.capture.records import StepRecord
 
 SCHEDULING: Final = "/proc/thread-self/schedstat"
-"""Time on a core, time waiting for one, number of turns, in nanoseconds; the first is behind by up to a tick."""
-APART_NS: Final = 1_000_000
+"""Time on a core (ns), time waiting for one (ns), number of time slices; the first lags by up to a scheduler tick."""
+LEAST_INTERVAL_NS: Final = 1_000_000
 RAN, QUEUED = "thread_cpu_ns", "thread_queue_ns"
 
 
 class ThreadTimes:
-    """Adds readings of both sums to a record, each time it is told to, where the thread that trains does so.
+    """Adds readings of both counters to a step record at each call of `note` on the training thread.
 
-    Both only ever rise: their difference between two moments is what the thread had of the time between.
+    Both counters only increase: the difference of two readings is how much of the time between them the thread ran or
+    waited for a core.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class ThreadTimes:
         self._descriptor: int | None = None
 
     def note(self, record: StepRecord | None) -> None:
-        """Take the readings; nothing on any other thread, or without a record."""
+        """Add the readings; do nothing on any other thread, or without a record."""
         if record is None or threading.get_ident() != record.thread:
             return
         if self._thread != record.thread:
@@ -34,19 +35,19 @@ class ThreadTimes:
             try:
                 self._descriptor = os.open(SCHEDULING, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                self._descriptor = None  # a system that does not tell: the reading is missing
+                self._descriptor = None  # the system does not report it: the reading is missing
         now = self._noted_ns = time.monotonic_ns()
         record.readings.append((RAN, now, float(time.thread_time_ns())))
         if self._descriptor is not None:
             record.readings.append((QUEUED, now, float(os.pread(self._descriptor, 64, 0).split()[1])))
 
     def note_at_times(self, record: StepRecord) -> None:
-        """Take them unless the last ones are younger than a millisecond: a model may have thousands of parameters."""
-        if time.monotonic_ns() - self._noted_ns >= APART_NS:
+        """Add them unless the last ones are younger than a millisecond: a model may have thousands of parameters."""
+        if time.monotonic_ns() - self._noted_ns >= LEAST_INTERVAL_NS:
             self.note(record)
 
     def open(self) -> None:
-        """Do nothing: the file is opened by the thread that it tells of."""
+        """Do nothing: the training thread itself opens the file, which is about the thread that opens it."""
 
     def close(self) -> None:
         """Close the file."""

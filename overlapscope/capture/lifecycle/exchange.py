@@ -1,4 +1,4 @@
-"""Word between ranks at the end of a run, through the job's own key-value store: no collective, a bounded wait."""
+"""Send messages between ranks at the end of a run, by the job's own key-value store: no collective, a bounded wait."""
 
 import io
 import json
@@ -12,7 +12,7 @@ POLL_SECONDS = 0.05
 
 
 def store() -> Any:
-    """Return the store that the process group was made with; None without one."""
+    """Return the store that the process group was created with; None without a process group."""
     from torch import distributed  # noqa: PLC0415 - capture is the one room that uses torch
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -21,14 +21,14 @@ def store() -> Any:
 
 
 def send(to: Any, key: str, message: dict[str, Any]) -> None:
-    """Leave a message for rank 0."""
+    """Store a message under `key` for the rank that receives it."""
     to.set(key, json.dumps(message))
 
 
 def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Return the messages that arrive within `seconds`.
+    """Return by key the messages that arrive within `seconds`.
 
-    Asks whether a message is there, and never waits in the store, whose timeout is the job's own.
+    Polls whether a message has arrived, and never waits in the store, whose timeout is the job's own.
     """
     found: dict[str, dict[str, Any]] = {}
     end = time.monotonic() + seconds
@@ -45,11 +45,11 @@ def receive(of: Any, keys: list[str], seconds: float) -> dict[str, dict[str, Any
 
 PART_BYTES = 1 << 20
 MAX_COLUMNS_BYTES = 64 << 20
-"""Larger columns stay where they are: they would hold up the end of the job."""
+"""Larger columns are not sent: sending them would delay the end of the job."""
 
 
 def send_folder(to: Any, key: str, folder: Path) -> int:
-    """Leave a folder's columns (not its traces) for rank 0, which shares no file system; give the number of parts."""
+    """Send a folder's columns (not its traces) to rank 0, which shares no file system; return the number of parts."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for file in sorted(folder.iterdir()):
@@ -65,7 +65,7 @@ def send_folder(to: Any, key: str, folder: Path) -> int:
 
 
 def receive_folder(of: Any, key: str, parts: int, folder: Path) -> None:
-    """Unpack a folder that `send_folder` left."""
+    """Unpack a folder that `send_folder` sent."""
     content = b"".join(of.get(f"{key}/part{number}") for number in range(parts))
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:

@@ -1,4 +1,4 @@
-"""The boundary between our code and the user's training: what fails in ours is a warning, no exception of theirs."""
+"""The boundary between our code and the user's training: a failure of ours is a warning, never an exception there."""
 
 import warnings
 from collections.abc import Callable
@@ -13,21 +13,21 @@ class CaptureWarning(UserWarning):
 
 
 class Guard:
-    """Runs our own code inside training; keeps what failed, and warns once for each place."""
+    """Runs our own code inside training; keeps each failure, and warns once about each."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
 
     def __call__(self, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Call `function`; give None when it fails."""
+        """Call `function` and return its result; None when it fails. `what` names the activity in the warning."""
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the one that goes on: ours must not end training
+        except Exception as error:  # noqa: BLE001 - the only broad one: a failure of ours must not end training
             self.note(f"{what}: {type(error).__name__}: {error}")
             return None
 
     def note(self, failure: str) -> None:
-        """Keep a failure and warn of it, unless it was there before."""
+        """Keep a failure and warn about it, unless it was noted before."""
         one_line = " ".join(failure.split())[:500]
         if one_line not in self.failures:
             self.failures.append(one_line)
@@ -35,7 +35,7 @@ class Guard:
 
 
 def warn(what: str, *, stacklevel: int) -> None:
-    """Warn; a warning that the user has turned into an error must not reach the training loop either."""
+    """Warn, also where the user has turned warnings into errors: those must not reach the training loop either."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", CaptureWarning)
         warnings.warn(f"overlapscope: {what}", CaptureWarning, stacklevel=stacklevel)

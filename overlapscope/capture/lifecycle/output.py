@@ -1,4 +1,4 @@
-"""Where a recording is written: a folder of its own, which ranks on other hosts may not see."""
+"""The folder that a recording is written to, which ranks on other hosts may not see."""
 
 import secrets
 import shutil
@@ -10,8 +10,8 @@ from overlapscope.errors import UsageError
 from overlapscope.timeline.store.run_directory import is_run_directory
 
 
-class Place:
-    """The folder of one recording, and whether this rank writes where rank 0 can read."""
+class OutputFolder:
+    """The folder of one recording, and whether rank 0 can read what this rank writes."""
 
     def __init__(self, path: Path, guard: Guard) -> None:
         self.path = path
@@ -20,21 +20,21 @@ class Place:
         self._token: Path | None = None
 
     def refuse_foreign(self) -> None:
-        """Raise UsageError where something else than a run stands."""
+        """Raise UsageError if the folder contains anything but a run."""
         try:
             taken = self.path.is_dir() and any(not each.name.startswith(".") for each in self.path.iterdir())
         except OSError:
-            return  # writing will tell
+            return  # writing will report it
         if taken and not is_run_directory(self.path):
-            raise UsageError(f"profile({str(self.path)!r}): the folder holds something else; choose a place of its own")
+            raise UsageError(f"profile({str(self.path)!r}): the folder is neither empty nor a run; choose another one")
 
     def warn_of_replacing(self) -> None:
-        """Warn where an older run stands."""
+        """Warn if the folder contains an older run."""
         if is_run_directory(self.path):
             warn(f"the run in {self.path} will be replaced", stacklevel=7)
 
     def agree(self, session: int, rank: int, world_size: int, wait_seconds: float) -> None:
-        """Find out whether this rank sees the same files as rank 0: by a word that rank 0 leaves in both places."""
+        """Find out whether this rank sees the same files as rank 0, which leaves a token in a file and in the store."""
         store = exchange.store() if world_size > 1 else None
         if store is None:
             return
@@ -45,17 +45,17 @@ class Place:
             exchange.send(store, key, {"word": word if written else ""})
             self._token = token if written else None
             return
-        said = exchange.receive(store, [key], wait_seconds).get(key, {}).get("word")
-        self.seen_by_rank_0 = token.is_file() and token.read_text(encoding="ascii") == said
+        expected = exchange.receive(store, [key], wait_seconds).get(key, {}).get("word")
+        self.seen_by_rank_0 = token.is_file() and token.read_text(encoding="ascii") == expected
 
     def remove_older_ranks(self, begun_ns: int) -> None:
-        """Take away what a run before `begun_ns` left here, once the new one is written: ranks must not mix."""
+        """Remove the ranks of a run before `begun_ns` (epoch) once the new run is written: runs must not mix."""
         for entry in self.path.glob("rank_*"):
             if entry.is_dir() and entry.stat().st_mtime_ns < begun_ns:
                 shutil.rmtree(entry)
 
     def leave(self) -> None:
-        """Take the word away."""
+        """Remove the token."""
         if self._token is not None:
             self._guard("cleaning up", self._token.unlink, missing_ok=True)
 

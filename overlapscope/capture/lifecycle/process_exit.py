@@ -1,4 +1,18 @@
-"""SIGTERM writes the run first, then does what it would have done without us."""
+"""Write the run before the process ends: on SIGTERM, on SIGTERM while stuck in C++, and before process groups go.
+
+SIGTERM writes the run first, then does what it would have done without us (`Termination`).
+
+A rank that hangs in a collective is inside C++: Python notes the signal and would run its handler when that call
+returns, which is never. A thread is woken by the signal itself, gives the handler a moment, then writes the run and
+ends the process as the signal would have done (`StuckProcessWriter`).
+
+A profile that is still open when the job destroys its process groups ends before that: jobs destroy their groups last;
+after that, ranks could not send messages to rank 0 and the groups could not be listed (`GroupDestructionHook`).
+
+A forked child (a worker of a pool or of a data loader) inherits handlers, exit functions and the pipe by which signals
+wake a thread. It must not write the parent's run nor end it by a signal of its own, so all of these are switched off
+when it starts (`stop_in_forked_children`).
+"""
 
 import ctypes
 import os
@@ -10,32 +24,32 @@ from typing import Any
 
 from overlapscope.capture.lifecycle.guard import Guard
 
-PATIENCE_SECONDS = 2.0
+HANDLER_SECONDS = 2.0
 _open: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _registered = False
 
 
 class Termination:
-    """While open, calls `write` when SIGTERM comes, then what handled the signal before."""
+    """While open, calls `write` when SIGTERM arrives, then the handler that was there before."""
 
     def __init__(self, guard: Guard, write: Callable[[], None]) -> None:
         self._guard, self._write = guard, write
-        self._last_words = LastWords(guard, self._cut_off)
+        self._stuck_writer = StuckProcessWriter(guard, self._write_while_stuck)
         self._handlers: tuple[Any, Any] | None = None
         self._stuck = False
         self.came = False
-        """Whether the signal has come."""
+        """Whether the signal has arrived."""
 
     def open(self) -> None:
-        """Listen; does nothing on another thread than the main one, which Python does not let handle signals."""
+        """Install the handler; do nothing on a thread other than the main one, where Python does not allow it."""
         if threading.current_thread() is not threading.main_thread():
             return
         previous = signal.getsignal(signal.SIGTERM)
 
         def terminated(number: int, frame: Any) -> None:
-            # First of all: a second signal must find things as they were without us.
+            # Restore first: a second signal must find the handler that was there without us.
             signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
-            self._last_words.cancel()
+            self._stuck_writer.cancel()
             self.came = True
             self._guard.failures.append("the process was terminated")
             self._write()
@@ -47,13 +61,13 @@ class Termination:
         self._handlers = (previous, terminated)
         signal.signal(signal.SIGTERM, terminated)
         if previous == signal.SIG_DFL:
-            self._last_words.open()
+            self._stuck_writer.open()
 
     def close(self) -> None:
-        """Leave the signal as it was found; does nothing where the main thread, which alone may, is stuck."""
+        """Restore the handler; do nothing while the main thread is stuck: only that thread may set handlers."""
         if self._stuck:
             return
-        self._last_words.close()
+        self._stuck_writer.close()
         if self._handlers is not None:
             previous, ours = self._handlers
             self._handlers = None
@@ -61,19 +75,19 @@ class Termination:
                 signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
 
     def forked(self) -> None:
-        """In a forked child: leave the signal to what handled it before."""
+        """Restore the handler in a forked child."""
         self._stuck = False
         self.close()
 
-    def _cut_off(self) -> None:
-        """Write what there is from another thread, the main one being stuck outside Python."""
+    def _write_while_stuck(self) -> None:
+        """Write the run from another thread, while the main one is stuck outside Python."""
         self._guard.failures.append("the process was terminated while it waited outside Python")
         self._stuck = True
         self._write()
 
 
-class LastWords:
-    """Calls `write` and ends the process when SIGTERM comes and the Python handler does not within two seconds."""
+class StuckProcessWriter:
+    """Calls `write` and ends the process if SIGTERM arrives and its Python handler does not run within two seconds."""
 
     def __init__(self, guard: Guard, write: Callable[[], None]) -> None:
         self._guard, self._write = guard, write
@@ -81,7 +95,7 @@ class LastWords:
         self._read = self._wake = self._previous = -1
 
     def open(self) -> None:
-        """Listen; from the main thread. Does nothing where somebody else, such as asyncio, listens already."""
+        """Start the thread; call it from the main thread. Do nothing if the wakeup fd is in use, as by asyncio."""
         self._read, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._previous = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -89,23 +103,23 @@ class LastWords:
             signal.set_wakeup_fd(self._previous)
             self._shut()
             return
-        threading.Thread(target=self._listen, name="overlapscope-last-words", daemon=True).start()
+        threading.Thread(target=self._listen, name="overlapscope-stuck-writer", daemon=True).start()
 
     def cancel(self) -> None:
-        """The Python handler has come."""
+        """Do nothing more: the Python handler has run."""
         self._handled.set()
 
     def close(self) -> None:
-        """Stop listening; from the main thread."""
+        """Stop the thread; call it from the main thread."""
         self._handled.set()
         if self._wake != -1:
             ours, found = self._wake, signal.set_wakeup_fd(-1)
-            if found not in (-1, ours):  # somebody else, such as asyncio, listens by now
+            if found not in (-1, ours):  # something else, such as asyncio, has taken it over
                 signal.set_wakeup_fd(found)
             self._shut()
 
     def forked(self) -> None:
-        """In a forked child: signals of the child must not wake the parent's thread, which reads the same pipe."""
+        """Close the pipe in a forked child: the child's signals must not wake the parent's thread, which reads it."""
         self.close()
 
     def _shut(self) -> None:
@@ -121,22 +135,22 @@ class LastWords:
                 return
             if not numbers:
                 return
-            if signal.SIGTERM in numbers and not self._handled.wait(PATIENCE_SECONDS):
-                self._guard("writing last words", self._write)
-                # Only the main thread may set handlers in Python; C knows no such rule.
+            if signal.SIGTERM in numbers and not self._handled.wait(HANDLER_SECONDS):
+                self._guard("writing the run", self._write)
+                # In Python only the main thread may set handlers; C has no such rule.
                 ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Farewell:
-    """While open, calls `leave` before `torch.distributed.destroy_process_group` takes down the whole job."""
+class GroupDestructionHook:
+    """While open, calls `leave` before `torch.distributed.destroy_process_group` destroys all groups."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
         self._undo: Callable[[], None] | None = None
 
     def open(self) -> None:
-        """Stand before the function, wherever it is called by its module's name."""
+        """Patch the function in both modules that export it."""
         from torch import distributed  # noqa: PLC0415 - capture is the one room that uses torch
 
         if not distributed.is_available():
@@ -159,23 +173,23 @@ class Farewell:
         self._undo = undo
 
     def close(self) -> None:
-        """Step aside."""
+        """Remove the patch."""
         if self._undo is not None:
             self._undo()
             self._undo = None
 
 
-def in_each_child(of: Any) -> Callable[[], None]:
-    """Call `of.forked()` in every child that is forked from now on; give what ends that."""
-    global _registered  # noqa: PLW0603 - Python has no way to take such a function back
+def stop_in_forked_children(of: Any) -> Callable[[], None]:
+    """Call `of.forked()` in every child that is forked from now on; return a function that ends that."""
+    global _registered  # noqa: PLW0603 - Python cannot unregister such a function
     if not _registered:
-        os.register_at_fork(after_in_child=_stand_down)
+        os.register_at_fork(after_in_child=_stop_recorders)
         _registered = True
     _open.add(of)
     return lambda: _open.discard(of)
 
 
-def _stand_down() -> None:
+def _stop_recorders() -> None:
     for each in list(_open):
         each.forked()
     _open.clear()

@@ -1,1 +1,1 @@
-"""One verb of the command line a file, each with `add_arguments` and `run`."""
+"""One file per verb of the command line, each with `add_arguments` and `run`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
 from overlapscope.cli.output import one_line
-from overlapscope.cli.verbs.plan import caps_of
+from overlapscope.cli.verbs.plan import parse_caps
 from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `advise`."""
     add_inputs(parser)
-    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="bucket caps to try, in MiB (torch's bucket_cap_mb)")
     parser.add_argument(
-        "--record", action="store_true", help="note in the run what was predicted: compare holds later runs against it"
+        "--record", action="store_true", help="store the predictions in the run: compare tests later runs against them"
     )
-    parser.add_argument("--date", metavar="YYYY-MM-DD", help="with --record: the date to note (default: today, UTC)")
+    parser.add_argument("--date", metavar="YYYY-MM-DD", help="with --record: the date to store (default: today, UTC)")
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the recording, print recommendations; with `--json` the analysis that holds them."""
+    """Read the recording, print recommendations; with `--json` the analysis that contains them."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.advise import advise  # noqa: PLC0415
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text import predictions as predictions_text  # noqa: PLC0415
     from overlapscope.version import __version__  # noqa: PLC0415
 
-    caps, made_at = caps_of(args.bucket_cap_mb), _date(args)
+    caps, made_at = parse_caps(args.bucket_cap_mb), _date(args)
     kept = noted_in(args.inputs)
     loaded = read_run(args)
     warn("advise", loaded.sources)
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     analysis = analyze(loaded, together)
     predictions: list[Prediction] = []
 
-    def keep(case: "RecordedCase", told: "WhatIf") -> None:
-        predictions.extend(noted(told, case.recorded, made_at=made_at, version=__version__))
+    def keep(case: "RecordedCase", predicted: "WhatIf") -> None:
+        predictions.extend(noted(predicted, case.recorded, made_at=made_at, version=__version__))
 
     found, reasons = advise(loaded, analysis, together, caps, keep)
     if args.json:
@@ -71,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _date(args: argparse.Namespace) -> str:
-    """Return the date to note; raises UsageError, before anything is read, for what cannot be noted."""
-    from overlapscope.cli.prediction_file import must_keep  # noqa: PLC0415 - keeps --help light
+    """Return the date to store. Raises UsageError, before anything is read, if predictions cannot be stored."""
+    from overlapscope.cli.prediction_file import require_run_directory  # noqa: PLC0415 - keeps --help light
 
     if args.date is not None and not args.record:
-        raise UsageError("--date is the date of what --record notes; add --record")
+        raise UsageError("--date is the date that --record stores; add --record")
     if args.record:
         if len(args.inputs) != 1:
-            raise UsageError("--record notes predictions in the run they are of: name one run")
-        must_keep(args.inputs[0])
+            raise UsageError("--record stores predictions in the run they were made from: name one run")
+        require_run_directory(args.inputs[0])
     try:
         return (date.fromisoformat(args.date) if args.date else datetime.now(UTC).date()).isoformat()
     except ValueError:
@@ -91,7 +91,7 @@ def _record(args: argparse.Namespace, predictions: "list[Prediction]") -> None:
     from overlapscope.report.formatting import count  # noqa: PLC0415
 
     if not predictions:
-        said = "nothing was predicted, so nothing is noted"
+        text = "nothing was predicted, so nothing is stored"
     else:
-        said = f"{count(len(predictions), 'prediction')} noted in {note(args.inputs[0], predictions)}"
-    print(one_line(f"overlapscope advise: {said}"), file=sys.stderr)
+        text = f"{count(len(predictions), 'prediction')} stored in {note(args.inputs[0], predictions)}"
+    print(one_line(f"overlapscope advise: {text}"), file=sys.stderr)

@@ -20,7 +20,7 @@ from overlapscope.display import shown
 
 if TYPE_CHECKING:
     from overlapscope.analysis.analyze import Analysis
-    from overlapscope.cli.analysis_cache import Kept
+    from overlapscope.cli.analysis_cache import StoredAnalysis
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,50 +31,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bandwidth",
         metavar="FILE|PRESET",
-        help="what collectives could reach: nccl-tests output or a CSV table of this machine, or a preset "
+        help="reference bandwidth for collectives: nccl-tests output or a CSV table of this machine, or a preset "
         "(8xh100-nvswitch, 16xa100-80-efa, 16xa100-40-roce, 8xmi300x)",
     )
     parser.add_argument("--all", action="store_true", help="show every rank, step, collective and finding")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the inputs, print the table or the JSON."""
-    from overlapscope.cli.analysis_cache import kept_analysis  # noqa: PLC0415 - keeps --help light
+    """Analyze the inputs, or use the stored analysis; print the table or the JSON."""
+    from overlapscope.cli.analysis_cache import load_analysis  # noqa: PLC0415 - keeps --help light
 
     plain = len(args.inputs) == 1 and not (args.bandwidth or args.rank or args.comm or args.compute)
-    shown = kept_analysis(args.inputs[0]) if plain else None
-    if shown is None:
-        shown = _worked_out(args, may_keep=plain)
+    result = load_analysis(args.inputs[0]) if plain else None
+    if result is None:
+        result = _analyze(args, may_store=plain)
     elif args.all and not args.json:
-        shown = shown._replace(table=_with_all_rows(shown.document, args))
-    sys.stderr.write(shown.aside)
-    emit(shown.document if args.json else shown.table, args)
+        result = result._replace(table=_with_all_rows(result.document, args))
+    sys.stderr.write(result.warnings)
+    emit(result.document if args.json else result.table, args)
     return 0
 
 
-def _worked_out(args: argparse.Namespace, *, may_keep: bool) -> "Kept":
-    """Read and analyze; of a run that is large enough, keep what was found."""
-    from overlapscope.cli.analysis_cache import WORTH_SPANS, Kept, keep_analysis, state_of  # noqa: PLC0415
+def _analyze(args: argparse.Namespace, *, may_store: bool) -> "StoredAnalysis":
+    """Read and analyze the inputs; store the result in a run directory that is large enough."""
+    from overlapscope.cli.analysis_cache import MIN_SPANS, StoredAnalysis, state_of, store_analysis  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415 - the rest is loaded when processes have started
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
     place = args.inputs[0]
-    made_of = state_of(place) if may_keep and is_run_directory(place) else None
+    state = state_of(place) if may_store and is_run_directory(place) else None
     loaded = read_run(args)
     from overlapscope.advice.advise import analyzed  # noqa: PLC0415
     from overlapscope.ingest.reference_bandwidth import reference_bandwidths  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
 
     analysis = analyzed(loaded, reference_bandwidths(args.bandwidth) if args.bandwidth else None)
-    keeps = made_of is not None and sum(each.num_spans for each in loaded.ranks.values()) >= WORTH_SPANS
-    del loaded  # what is printed has the room
-    found = Kept(
-        aside=warnings_of("analyze", analysis.sources),
-        table=_table(analysis, args, all_rows=args.all) if keeps or not args.json else "",
-        document=json.render(analysis) if keeps or args.json else "",
+    stores = state is not None and sum(each.num_spans for each in loaded.ranks.values()) >= MIN_SPANS
+    del loaded  # free its memory for the output
+    found = StoredAnalysis(
+        warnings=warnings_of("analyze", analysis.sources),
+        table=_table(analysis, args, all_rows=args.all) if stores or not args.json else "",
+        document=json.render(analysis) if stores or args.json else "",
     )
-    if made_of is not None and keeps:
-        keep_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, made_of)
+    if state is not None and stores:
+        store_analysis(place, found._replace(table=_table(analysis, args)) if args.all else found, state)
     return found
 
 
@@ -87,7 +87,7 @@ def _with_all_rows(document: str, args: argparse.Namespace) -> str:
 
 
 def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = False) -> str:
-    """Return the text, and the commands to go on with."""
+    """Return the text and the next commands to type."""
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
     from overlapscope.timeline.store.run_directory import is_run_directory  # noqa: PLC0415
 
@@ -96,9 +96,7 @@ def _table(analysis: "Analysis", args: argparse.Namespace, *, all_rows: bool = F
     for option in ("rank", "comm", "compute"):
         given += [word for value in getattr(args, option) for word in (f"--{option}", value)]
     if any(each.whole.comm_ns for each in analysis.ranks):
-        table += (
-            f"\nFor gains, how to apply, and other buckets replayed:\nnext: overlapscope advise {shlex.join(given)}\n"
-        )
+        table += f"\nFor predicted gains and how to apply them:\nnext: overlapscope advise {shlex.join(given)}\n"
     if not is_run_directory(args.inputs[0]):
-        table += f"\nTo keep this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
+        table += f"\nTo store this as a run that opens fast:\nnext: overlapscope ingest {shlex.join(given)} -o RUN\n"
     return table

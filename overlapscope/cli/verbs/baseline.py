@@ -1,6 +1,6 @@
-"""Keep runs to compare with later: columns only, in a plain folder that a repository or an artifact store can hold.
+"""Keep runs to compare with later: only their columns, in a plain folder for a repository or an artifact store.
 
-A baseline is a run directory, or a folder of them: give its path to gate, compare, report or analyze.
+A baseline is a run directory, or a folder of them: pass its path to gate, compare, report or analyze.
 
 examples:
   overlapscope baseline save main runs/today
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     save.add_argument("runs", type=given_path, metavar="RUNS", help="run, trace, folder of traces, or folder of runs")
     save.add_argument("-f", "--force", action="store_true", help="replace a baseline of that name")
     add_reading(save)
-    show = actions.add_parser("show", help="show the figures of one")
+    show = actions.add_parser("show", help="show the figures of one baseline")
     show.add_argument("name", metavar="NAME")
-    for each in (save, actions.add_parser("list", help="list them"), show):
+    for each in (save, actions.add_parser("list", help="list the baselines"), show):
         each.add_argument(
             "--folder", type=Path, default=Path("baselines"), metavar="DIR", help="where they are (default: baselines)"
         )
@@ -72,7 +72,7 @@ def _save(args: argparse.Namespace) -> int:
             found.append(loaded)
             kept.append(noted_in([path]))  # before anything is written
     if not any(each.ranks for each in found):
-        raise InputError(f"{args.runs}: holds no times of any rank, so there is nothing to compare with later")
+        raise InputError(f"{args.runs}: contains no times of any rank, so there is nothing to compare with later")
     save_baseline(found, place, version=__version__, force=args.force)
     _keep_predictions(kept, place)
     if args.json:
@@ -84,7 +84,7 @@ def _save(args: argparse.Namespace) -> int:
 
 
 def _keep_predictions(kept: "list[Noted]", place: Path) -> None:
-    """Note in a new baseline what its runs, in their order, keep of predictions: it stands for them."""
+    """Copy the predictions of the saved runs, in their order, into the new baseline."""
     from overlapscope.cli.prediction_file import note  # noqa: PLC0415 - keeps --help light
     from overlapscope.timeline.store.baselines import runs_inside  # noqa: PLC0415
 
@@ -105,7 +105,9 @@ def _list(args: argparse.Namespace) -> int:
         print("next: overlapscope baseline save NAME RUN")
         return 0
     print(
-        printable("\n".join(aligned([("baseline", "holds"), *((each.name, _words(each)) for each in found)], left=2)))
+        printable(
+            "\n".join(aligned([("baseline", "contains"), *((each.name, _words(each)) for each in found)], left=2))
+        )
     )
     return 0
 
@@ -119,7 +121,7 @@ def _show(args: argparse.Namespace) -> int:
     place = baseline_path(args.folder, args.name)
     found = {each.name: each for each in baselines(args.folder)}
     if args.name not in found:
-        raise InputError(f"{place}: there is no such baseline; there are {', '.join(found) or 'none'}")
+        raise InputError(f"{place}: there is no such baseline; the folder contains {', '.join(found) or 'none'}")
     if args.json:
         return _print_json(args.folder, [found[args.name]])
     print(printable(f"{place}: {_words(found[args.name])}"))

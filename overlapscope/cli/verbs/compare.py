@@ -1,4 +1,4 @@
-"""Show what changed from one run to another, exposed communication first, and where it comes from.
+"""Show what changed from one run to another, exposed communication first, and why.
 
 Each side is a run, a trace file, a folder of the traces of one run, or a folder of runs of the same code.
 
@@ -13,7 +13,7 @@ import argparse
 import shlex
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import add_scale, both_sides, scaled
+from overlapscope.cli.inputs import add_scale, read_both_sides, read_scaling
 from overlapscope.display import shown
 from overlapscope.errors import UsageError
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=given_path,
         metavar="BASE CAND",
-        help="run, trace, folder of traces, or folder of runs, each",
+        help="each a run, a trace, a folder of traces, or a folder of runs",
     )
     add_scale(parser)
     parser.add_argument(
         "--record",
         action="store_true",
-        help="keep in BASE what CAND measured of the predictions that `advise --record` noted there",
+        help="store in BASE how CAND compares with the predictions that `advise --record` stored there",
     )
     add_reading(parser)
     add_output(parser)
@@ -39,25 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read both sides, print the comparison; exit code 3 where a side has no times."""
+    """Read both sides, print the comparison; exit code 3 if a side contains no times."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
-    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
-    from overlapscope.cli.prediction_file import must_keep, note  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
+    from overlapscope.cli.prediction_file import note, require_run_directory  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import compare as compare_text  # noqa: PLC0415
 
     if args.scale and args.record:
-        raise UsageError("--record keeps what CAND measured of predictions in BASE; it takes no --scale")
+        raise UsageError("--record compares CAND with predictions in BASE; it cannot be used with --scale")
     if args.scale:
         return _scale(args)
     if len(args.inputs) != 2:
         raise UsageError("name two sides, BASE and CAND; for several world sizes of one job, add --scale")
     if args.record:
-        must_keep(args.inputs[0])
-    tested = Tested("compare", args.inputs[:1], args)
-    (base, candidate), left_out = both_sides("compare", args.inputs, args, tested.look)
+        require_run_directory(args.inputs[0])
+    tested = PredictionTester("compare", args.inputs[:1], args)
+    (base, candidate), left_out = read_both_sides("compare", args.inputs, args, tested.look)
     comparison = msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     if args.record and tested.outcomes:
         note(args.inputs[0], tested=tested.outcomes)
@@ -75,6 +75,6 @@ def _scale(args: argparse.Namespace) -> int:
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.sheet import scaling as scaling_text  # noqa: PLC0415
 
-    found = scaled("compare", args)
+    found = read_scaling("compare", args)
     emit(json.render(found) if args.json else scaling_text.render(found), args)
     return 0

@@ -1,4 +1,4 @@
-"""Train a small real model on 2 processes over gloo, record it, show its overlap.
+"""Train a small model on 2 processes over gloo, record it, show its overlap.
 
 Needs torch and no GPU; takes about 20 seconds.
 
@@ -40,19 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, ingest, print the table and the next command."""
-    import sys  # noqa: PLC0415 - keeps --help light
-
-    from overlapscope.advice.advise import analyzed  # noqa: PLC0415
-    from overlapscope.errors import UsageError  # noqa: PLC0415
+    from overlapscope.advice.advise import analyzed  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.text import analysis as text  # noqa: PLC0415
     from overlapscope.timeline.store.load_save import load_run  # noqa: PLC0415
     from overlapscope.timeline.store.run_folder import is_taken, replace_run  # noqa: PLC0415
 
     if args.json and args.serve:
-        raise UsageError("--json prints a document, --serve goes on until it is interrupted: name one of them")
+        raise UsageError("--json prints a document, --serve runs until it is interrupted: use one of them")
     if is_taken(args.output) and not args.force:
-        raise UsageError(f"{args.output} exists already; choose another place with -o, or replace it with -f")
+        raise UsageError(f"{args.output} exists already; choose another folder with -o, or replace it with -f")
     print("training a small model on 2 processes over gloo ...", file=sys.stderr)
     with replace_run(args.output) as place:
         train_and_record(place)
@@ -66,17 +63,18 @@ def run(args: argparse.Namespace) -> int:
     if args.serve:
         from overlapscope_dashboards.server.serve import serve  # noqa: PLC0415
 
-        print(f"\nThe run is kept in {where}.", flush=True)
+        print(f"\nThe run is in {where}.", flush=True)
         serve([where], host="127.0.0.1", port=0, say=lambda served: print(served.words(), flush=True))
         return 0
-    print(f"\nThe run is kept in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
+    print(f"\nThe run is in {where}.\nnext: overlapscope analyze {shlex.quote(str(where))} --all")
     return 0
 
 
 def train_and_record(run: Path, *arguments: str) -> None:
-    """Train with DDP over gloo, recorded into the run directory `run`; `arguments` as in `demo_training`.
+    """Train with DDP over gloo on two processes and record into the run directory `run`.
 
-    Raises UsageError when torch is missing, OverlapScopeError when a process fails or does not end in time.
+    `arguments` are the optional ones of `demo_training`. Raises UsageError if torch is missing, OverlapScopeError if a
+    process fails or does not end in time.
     """
     if find_spec("torch") is None:
         raise UsageError("the demo trains with torch, which is not installed: pip install 'overlapscope[torch]'")

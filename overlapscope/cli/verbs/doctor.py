@@ -1,4 +1,4 @@
-"""Say what this machine can read and record, what is missing, and how to get it.
+"""Check what this machine can read and record, what is missing, and how to get it.
 
 example:
   overlapscope doctor
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, and report; always 0, as something missing is no failure."""
+    """Run the checks and print them; always return 0, because something missing is not a failure."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.capture.host.doctor import examine  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Write a run as one trace for ui.perfetto.dev: all ranks on one clock, with steps, causes and critical path as tracks.
+"""Write a run as one trace for ui.perfetto.dev: all ranks on one clock, with tracks for steps, causes, critical path.
 
 examples:
   overlapscope export runs/baseline --format perfetto -o baseline.json.gz
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from overlapscope.cli.arguments import add_inputs, given_path, warn
 from overlapscope.display import listed
 from overlapscope.errors import InputError, UsageError
-from overlapscope.files.atomic import whole_file
+from overlapscope.files.atomic import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
     add_inputs(parser)
     parser.add_argument("--format", choices=["perfetto"], default="perfetto", help="perfetto: Chrome JSON trace format")
-    parser.add_argument("--ranks", metavar="LIST", help="these ranks only, such as 0-3,6")
-    parser.add_argument("--steps", metavar="LIST", help="these steps only, such as 5-7")
+    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, such as 0-3,6")
+    parser.add_argument("--steps", metavar="LIST", help="only these steps, such as 5-7")
     parser.add_argument(
         "-o",
         "--output",
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     choice = Choice(ranks=chosen("ranks", ranges["ranks"], loaded.ranks), steps=chosen("steps", ranges["steps"], steps))
     trace = PerfettoTrace(run=loaded, choice=choice, version=__version__)
     if trace.is_empty:
-        raise InputError(f"{args.inputs[0]}: no times of what ran were recorded: there is nothing to show")
+        raise InputError(f"{args.inputs[0]}: contains no times, so there is nothing to show")
     written = write_file(args.output, trace.pieces(), force=args.force)
     if args.json:
         result = {
@@ -79,17 +79,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def numbers(option: str, value: str | None) -> list[range] | None:
-    """Read `0-3,6`; raises UsageError for anything else."""
-    from overlapscope.errors import UsageError  # noqa: PLC0415
-
+    """Parse a list such as `0-3,6`. Raises UsageError for anything else."""
     if value is None:
         return None
     found = []
     for part in value.split(","):
-        told = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
-        if not told:
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        if not match:
             raise UsageError(f"--{option} {value}: give numbers and ranges, such as 0-3,6")
-        first, last = int(told[1]), int(told[2] or told[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise UsageError(f"--{option} {value}: {part.strip()} is empty; write the smaller number first")
         found.append(range(first, last + 1))
@@ -97,25 +95,23 @@ def numbers(option: str, value: str | None) -> list[range] | None:
 
 
 def chosen(option: str, ranges: "list[range] | None", known: "Iterable[int]") -> frozenset[int] | None:
-    """Return those of the known numbers that were asked for; raises UsageError for a range that holds none of them."""
-    from overlapscope.errors import UsageError  # noqa: PLC0415
-
+    """Return the known numbers within `ranges`. Raises UsageError for a range that contains none of them."""
     if ranges is None:
         return None
     there = sorted(known)
     for each in ranges:
         if not any(number in each for number in there):
             asked = f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}"
-            has = listed(there, 16) or "none at all"
+            has = listed(there, 16) or "none"
             raise UsageError(f"--{option} {asked}: the input has none of these; it has {has}")
     return frozenset(number for number in there if any(number in each for each in ranges))
 
 
 def write_file(path: Path, pieces: Iterable[str], *, force: bool) -> int:
-    """Write text as UTF-8, gzip where the name ends in `.gz`; give the bytes that the file takes.
+    """Write text as UTF-8, gzip-compressed if the name ends in `.gz`; return the size of the file in bytes.
 
-    Raises UsageError when the file exists and `force` is not given, or when it is no file; InputError when it cannot
-    be written. A failure leaves what stood there before.
+    Raises UsageError if the file exists and `force` is not given, or if the path is not a file; InputError if it cannot
+    be written. After a failure the older file is unchanged.
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is a folder or a device; name a file")
@@ -123,8 +119,8 @@ def write_file(path: Path, pieces: Iterable[str], *, force: bool) -> int:
     try:
         if not force:
             with open(path, "x", encoding="utf-8"):
-                empty = True  # the name is ours from here on
-        with whole_file(path, durable=True) as file:
+                empty = True  # from here on we own the name
+        with atomic_file(path, durable=True) as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION, mtime=0) as packed:
                     _write(packed.write, pieces)

@@ -1,7 +1,7 @@
-"""Say whether a candidate regressed against a baseline, with an exit code for CI.
+"""Judge whether a candidate regressed against a baseline, with an exit code for CI.
 
 Each side is a run, a trace file, a folder of the traces of one run, or a folder of runs of the same code.
-Exit codes: 0 passed, 1 regressed, 2 usage or policy, 3 nothing usable or not comparable, 4 inconclusive, where asked.
+Exit codes: 0 passed, 1 regressed, 2 usage or policy, 3 nothing usable or not comparable, 4 inconclusive, if asked.
 
 examples:
   overlapscope gate runs/baseline runs/candidate
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path
-from overlapscope.cli.inputs import both_sides, measured
+from overlapscope.cli.inputs import read_both_sides, read_replicates
 from overlapscope.cli.policy_file import read_floor, read_policy
 from overlapscope.display import shown
 from overlapscope.errors import UsageError
@@ -35,44 +35,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "base", nargs="?", type=given_path, metavar="BASE", help="run, or folder of runs of the same code"
     )
-    parser.add_argument("candidate", nargs="?", type=given_path, metavar="CAND", help="what is judged against it")
+    parser.add_argument(
+        "candidate", nargs="?", type=given_path, metavar="CAND", help="the run, or folder of runs, to judge"
+    )
     parser.add_argument(
         "--policy", type=Path, metavar="FILE",
         help="TOML file with the policy (default: [tool.overlapscope.gate] of ./pyproject.toml)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-mismatch", action="append", default=[], metavar="KEY",
-        help="judge runs that differ in this key, as world_size or device",
+        help="judge runs that differ in this key, for example world_size or device",
     )  # fmt: skip
     parser.add_argument(
         "--fail-on",
         action="append",
         default=[],
         metavar="VERDICT",
-        help="inconclusive: exit with 4 what cannot be told",
+        help="inconclusive: exit with code 4 if the verdict is inconclusive",
     )
     parser.add_argument("--floor", type=Path, metavar="FILE", help="noise floor that --calibrate wrote")
     parser.add_argument(
         "--calibrate", type=Path, metavar="RUNS",
-        help="measure how much the runs in this folder differ, all of unchanged code; -o FILE keeps it for --floor",
+        help="measure how much runs of unchanged code in this folder differ; -o FILE stores it for --floor",
     )  # fmt: skip
     parser.add_argument(
         "--redact",
         action="store_true",
-        help="replace names of files, hosts, groups, modules and kernels in the result, leave sentences out",
+        help="replace names of files, hosts, groups, modules and kernels in the result, and omit sentences",
     )
     add_reading(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge the candidate, or calibrate; give the exit code."""
+    """Judge the candidate, or calibrate; return the exit code."""
     if args.calibrate is not None:
         if args.base is not None:
             raise UsageError("--calibrate takes one folder of runs, and no BASE or CAND")
         if args.redact:
-            said = "--redact is of a verdict; a noise floor has to name its runs and their job"
-            raise UsageError(said, redacted=said)
+            message = "--redact cannot be used with --calibrate: a noise floor has to name its runs and their job"
+            raise UsageError(message, redacted=message)
         return _calibrate(args)
     if args.base is None or args.candidate is None:
         raise UsageError("name BASE and CAND, two runs or folders of runs; or --calibrate RUNS")
@@ -80,16 +82,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-
-    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.gate.verdict import judge  # noqa: PLC0415
     from overlapscope.report.formats import json  # noqa: PLC0415
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
     policy = _policy(args)
     floor = read_floor(Path(policy.floor)) if policy.floor is not None else None
-    tested = Tested("gate", [args.base], args)
-    (base, candidate), left_out = both_sides("gate", (args.base, args.candidate), args, tested.look)
+    tested = PredictionTester("gate", [args.base], args)
+    (base, candidate), left_out = read_both_sides("gate", (args.base, args.candidate), args, tested.look)
     gate = judge(base, candidate, policy, floor, left_out)
     comparison = replace(gate.comparison, predictions=tested.outcomes)
     gate = replace(gate, comparison=comparison)
@@ -101,13 +102,13 @@ def _judge(args: argparse.Namespace) -> int:
     if os.environ.get("GITHUB_ACTIONS"):
         from overlapscope.report.formats.github import annotations  # noqa: PLC0415
 
-        # GitHub reads them on stderr too, where they do not get into the JSON.
+        # GitHub also reads them on stderr, where they do not mix with the JSON.
         print("\n".join(annotations(gate)), end="\n" if gate.exit_code else "", file=sys.stderr)
     return gate.exit_code
 
 
 def _policy(args: argparse.Namespace) -> "Policy":
-    """Return the policy of the file, with what the command line adds."""
+    """Return the policy of the file, with the additions of the command line."""
     from overlapscope.gate.policy import known_failure, known_key  # noqa: PLC0415
 
     policy = read_policy(args.policy)
@@ -135,13 +136,13 @@ def _calibrate(args: argparse.Namespace) -> int:
     from overlapscope.report.sheet import gate_text  # noqa: PLC0415
 
     policy = _policy(args)
-    floor = calibrate(measured("gate", args.calibrate, args))
+    floor = calibrate(read_replicates("gate", args.calibrate, args))
     if args.json or args.output is not None:
         keep = argparse.Namespace(**{**vars(args), "json": True})
         emit(json.render(floor), keep)
     if not args.json:
-        shown = argparse.Namespace(output=None, json=False)
+        to_terminal = argparse.Namespace(output=None, json=False)
         name = "FLOOR" if args.output is None else shlex.quote(str(args.output))
-        emit(gate_text.render_floor(floor, policy.alpha, policy.metrics), shown)
-        emit(f"\nnext: overlapscope gate BASE CAND --floor {name}\n", shown)
+        emit(gate_text.render_floor(floor, policy.alpha, policy.metrics), to_terminal)
+        emit(f"\nnext: overlapscope gate BASE CAND --floor {name}\n", to_terminal)
     return 0

@@ -1,6 +1,6 @@
-"""Turn traces into a run directory: Parquet columns that open fast and any dataframe tool can read.
+"""Convert traces to a run directory: Parquet columns that open fast and that any dataframe tool can read.
 
-Files are read by several processes, or by a Dask cluster. After an interruption the same command goes on.
+Files are read by several processes, or by a Dask cluster. After an interruption, repeat the command to continue.
 
 examples:
   overlapscope ingest traces/ -o runs/baseline
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_inputs, add_workers, given_path, read_options, warn
 from overlapscope.display import shown
+from overlapscope.errors import UsageError
 
 if TYPE_CHECKING:
     from overlapscope.ingest.parallel.process_pool import WorkerPool
@@ -32,17 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="have the workers of a Dask cluster read, which see inputs and RUN under the same paths (tcp://HOST:8786)",
+        help="read on the workers of a Dask cluster (tcp://HOST:8786) that see INPUT and RUN under the same paths",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, write the run directory."""
-    from overlapscope.errors import UsageError  # noqa: PLC0415 - keeps --help light
 
     if args.scheduler and args.workers:
-        raise UsageError("--workers is of this machine, --scheduler of a cluster: choose one")
+        raise UsageError("--workers is for this machine, --scheduler for a cluster: choose one")
     if args.scheduler or (os.path.exists(args.output) and not args.force):
         return _run(args, None)
     from overlapscope.ingest.parallel.worker_count import start_ahead  # noqa: PLC0415
@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace, started: "WorkerPool | None") -> int:
             )
     except KeyboardInterrupt:
         if work_dir_of(args.output).exists():
-            print("overlapscope ingest: what was read is kept: the same command goes on from there", file=sys.stderr)
+            print("overlapscope ingest: files read so far are kept: repeat the command to continue", file=sys.stderr)
         raise
     warn("ingest", written.sources)
     stored = sum(

@@ -1,4 +1,4 @@
-"""Predict the step of a described workload under other settings, and say whether to change them.
+"""Predict the step time of a described workload under other settings, and recommend whether to change them.
 
 examples:
   overlapscope plan WORKLOAD.toml
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from overlapscope.cli.arguments import add_output, emit
-from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channel_tables
+from overlapscope.cli.scenario_options import add_scenario_options, channel_tables, requested_of
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -27,21 +27,21 @@ MAX_CAPS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `plan`."""
-    parser.add_argument("workload", type=Path, metavar="WORKLOAD.toml", help="description, see docs/whatif.md")
-    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
     parser.add_argument(
-        "--compress", metavar="METHOD:N,...", help="gradients sent compressed: powersgd:RANK, topk:SHARE"
+        "workload", type=Path, metavar="WORKLOAD.toml", help="description of the workload, see docs/whatif.md"
     )
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="bucket caps to try, in MiB (torch's bucket_cap_mb)")
+    parser.add_argument("--compress", metavar="METHOD:N,...", help="compress gradients: powersgd:RANK, topk:SHARE")
     add_scenario_options(parser)
     parser.add_argument(
-        "--channels", metavar="N=TABLE,...", help="all-reduces as tables of nccl-tests measured them with so many"
+        "--channels", metavar="N=TABLE,...", help="all-reduce with N NCCL channels, measured by nccl-tests in TABLE"
     )
-    parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
+    parser.add_argument("--no-search", action="store_true", help="try only the given caps, search no others")
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the description and its table, print the answer."""
+    """Read the description and its table, print the predictions."""
     from overlapscope.report.formats import json  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415 - keeps --help light
     from overlapscope.whatif.compression import compressions_of  # noqa: PLC0415
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.whatif.plan import plan  # noqa: PLC0415
     from overlapscope.whatif.requested import with_asked  # noqa: PLC0415
 
-    caps, by_channels = caps_of(args.bucket_cap_mb), channel_tables(args.channels)
-    asked = replace(asked_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
+    caps, by_channels = parse_caps(args.bucket_cap_mb), channel_tables(args.channels)
+    asked = replace(requested_of(args), channels=tuple(dict.fromkeys(each for each, _ in by_channels)))
     compressions = compressions_of(args.compress) if args.compress else []
     document = _document(args.workload)
     tables = [(channels, str(path), _table(path)) for channels, path in by_channels]
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def caps_of(text: str | None) -> list[float]:
-    """Return the caps that an argument lists, none without it. Raises UsageError for what is no cap."""
+def parse_caps(text: str | None) -> list[float]:
+    """Return the caps that an argument lists, none without it. Raises UsageError for an impossible cap."""
     if text is None:
         return []
     try:
@@ -85,12 +85,12 @@ def _document(path: Path) -> "Document":
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a description is not")
+            raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; this is not a workload description")
         return understand(tomllib.loads(content.decode("utf-8")))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: is not TOML: {error}") from error
+        raise UsageError(f"{path}: not TOML: {error}") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 

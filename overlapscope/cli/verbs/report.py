@@ -1,4 +1,4 @@
-"""Write a report: of one run, of two compared, of many, or of saved JSON of analyze, compare, gate or report.
+"""Write a report of one run, of two compared runs, of many runs, or of saved JSON of analyze, compare, gate or report.
 
 examples:
   overlapscope report runs/candidate --format openmetrics -o metrics.txt
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import add_output, add_reading, emit, given_path, warn
-from overlapscope.cli.inputs import add_scale, both_sides, measured, scaled
+from overlapscope.cli.inputs import add_scale, read_both_sides, read_replicates, read_scaling
 from overlapscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,28 +28,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `report`."""
     parser.add_argument(
         "inputs", nargs="+", type=given_path, metavar="INPUT",
-        help="a run; a base and a candidate; more runs, or a folder of runs, in their order; or one file of JSON",
+        help="a run; a base and a candidate; more runs, or a folder of runs, in order; or one saved JSON file",
     )  # fmt: skip
-    parser.add_argument("--history", action="store_true", help="two runs are a history too, not a base and a candidate")
+    parser.add_argument("--history", action="store_true", help="treat two runs as a history, not as base and candidate")
     add_scale(parser)
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md")
     parser.add_argument(
         "--redact",
         action="store_true",
-        help="replace names of files, hosts, groups, modules and kernels, leave sentences out; no figure changes",
+        help="replace names of files, hosts, groups, modules and kernels, and omit sentences; no figure changes",
     )
     add_reading(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or load what is to be told, and write it."""
+    """Measure the runs or load the saved document, and write the report."""
     from overlapscope.report.formats import html, json, junit, markdown, openmetrics  # noqa: PLC0415 - keeps --help light
     from overlapscope.report.redact import redacted  # noqa: PLC0415
     from overlapscope.report.sheet.analysis import sheet_of  # noqa: PLC0415
 
     if args.json and args.format not in ("md", "json"):
-        raise UsageError(f"--json and --format {args.format} are two formats; name one")
+        raise UsageError(f"--json and --format {args.format} contradict each other; use one")
     document = _document(args)
     if args.redact:
         document = redacted(document)
@@ -71,22 +71,22 @@ def _document(args: argparse.Namespace) -> "Document":
     from overlapscope.analysis.compare import compare  # noqa: PLC0415
     from overlapscope.analysis.history import history  # noqa: PLC0415
     from overlapscope.analysis.prediction_check import joined  # noqa: PLC0415
-    from overlapscope.cli.inputs import Tested  # noqa: PLC0415
+    from overlapscope.cli.inputs import PredictionTester  # noqa: PLC0415
     from overlapscope.cli.read_run import read_run  # noqa: PLC0415
     from overlapscope.ingest.run_folder import runs_of  # noqa: PLC0415
 
     if args.scale:
         if args.history:
-            raise UsageError("--scale and --history are two reports; name one")
-        return scaled("report", args)
+            raise UsageError("--scale and --history are two different reports; use one")
+        return read_scaling("report", args)
     folder_of_runs = len(args.inputs) == 1 and len(runs_of(args.inputs[0])[0]) > 1
     if args.history or folder_of_runs or len(args.inputs) > 2:
-        tested = Tested("report", args.inputs, args)
-        told = history([run for path in args.inputs for run in measured("report", path, args, tested.look)])
-        return msgspec.structs.replace(told, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
+        tested = PredictionTester("report", args.inputs, args)
+        document = history([run for path in args.inputs for run in read_replicates("report", path, args, tested.look)])
+        return msgspec.structs.replace(document, predictions=joined(tested.kept, tested=tested.outcomes).outcomes)
     if len(args.inputs) == 2:
-        tested = Tested("report", args.inputs[:1], args)
-        (base, candidate), left_out = both_sides("report", args.inputs, args, tested.look)
+        tested = PredictionTester("report", args.inputs[:1], args)
+        (base, candidate), left_out = read_both_sides("report", args.inputs, args, tested.look)
         return msgspec.structs.replace(compare(base, candidate, left_out=left_out), predictions=tested.outcomes)
     saved = _saved(args.inputs[0])
     if saved is not None:
@@ -98,7 +98,7 @@ def _document(args: argparse.Namespace) -> "Document":
 
 
 def _saved(path: Path) -> "Document | None":
-    """Return the document of a file that says it is one; None for anything else."""
+    """Return the document of a saved JSON file; None for any other input."""
     from overlapscope.report.sheet.document import HEAD_BYTES, decoded, is_document  # noqa: PLC0415
 
     try:

@@ -1,4 +1,4 @@
-"""Open a run, or a folder of runs, in the browser: how much is exposed, why, and what to do about it.
+"""Open a run, or a folder of runs, in the browser: how much communication is exposed, why, and what to do about it.
 
 PATH is a run, a folder with runs in it, or traces as `analyze` takes them.
 
@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8050, metavar="N", help="port (default 8050; 0: any free one)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H",
-        help="address to serve on (default 127.0.0.1); beyond this machine it wants a token, which it prints",
+        help="address to serve on (default 127.0.0.1); other machines need a token, which is printed",
     )  # fmt: skip
     parser.add_argument(
         "--perfetto-dir", type=Path, metavar="DIR",
-        help="folder of an unpacked Perfetto UI build: serves it to this machine, for windows of the timeline",
+        help="folder with an unpacked Perfetto UI build: serve it to this machine, for windows of the timeline",
     )  # fmt: skip
     add_reading(parser)
     parser.add_argument("--json", action="store_true", help="print the addresses as one line of JSON")
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= 65_535:
         raise UsageError("--port must be 0 to 65535")
-    find(args.paths)  # what is not there is said before anything listens
+    find(args.paths)  # raises for a missing path before the server listens
 
     def say(served: "Served") -> None:
-        told = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}
-        print(msgspec.json.encode(told).decode() if args.json else served.words(), flush=True)
+        document = {"schema": "overlapscope.serve/1", **msgspec.structs.asdict(served)}
+        print(msgspec.json.encode(document).decode() if args.json else served.words(), flush=True)
 
     serve(args.paths, host=args.host, port=args.port, options=read_options(args), perfetto=args.perfetto_dir, say=say)
     return 0

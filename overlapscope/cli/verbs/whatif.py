@@ -1,4 +1,4 @@
-"""Predict the step of a recorded job under other settings, and say whether to change them.
+"""Predict the step time of a recorded job under other settings, and recommend whether to change them.
 
 examples:
   overlapscope whatif runs/baseline
@@ -11,33 +11,33 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import add_inputs, add_output, emit, warn
-from overlapscope.cli.scenario_options import add_scenario_options, asked_of, channels_asked
-from overlapscope.cli.verbs.plan import caps_of
+from overlapscope.cli.scenario_options import add_scenario_options, requested_channels, requested_of
+from overlapscope.cli.verbs.plan import parse_caps
 
 if TYPE_CHECKING:
     from overlapscope.timeline.run import Run
     from overlapscope.whatif.graph_predict import Wanted
 
-MOST: Final = 20
+MAX_FACTORS: Final = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `whatif`."""
     add_inputs(parser)
-    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="caps to try, in MiB as torch counts them")
-    parser.add_argument("--link-speed", metavar="N,N,...", help="links so many times as fast (no DDP)")
-    parser.add_argument("--algorithm", metavar="NAME,...", help="collectives by these formulas (no DDP)")
+    parser.add_argument("--bucket-cap-mb", metavar="N,N,...", help="bucket caps to try, in MiB (torch's bucket_cap_mb)")
+    parser.add_argument("--link-speed", metavar="N,N,...", help="links N times as fast (not for DDP)")
+    parser.add_argument("--algorithm", metavar="NAME,...", help="time collectives by these formulas (not for DDP)")
     add_scenario_options(parser)
     parser.add_argument(
-        "--channels", metavar="N,N,...", help="so many of NCCL's channels: how to try them, no gain told"
+        "--channels", metavar="N,N,...", help="show how to try N NCCL channels; their gain is not predicted"
     )
-    parser.add_argument("--list", action="store_true", help="say which settings are replayed of this recording")
-    parser.add_argument("--no-search", action="store_true", help="try caps only, no list of caps")
+    parser.add_argument("--list", action="store_true", help="list the settings that can be replayed here")
+    parser.add_argument("--no-search", action="store_true", help="try only the given caps, search no others")
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the recording, print the answer."""
+    """Read the recording, print the predictions."""
     import msgspec  # noqa: PLC0415 - keeps --help light
 
     from overlapscope.advice.nccl_trials import channel_trials  # noqa: PLC0415
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.text import whatif as whatif_text  # noqa: PLC0415
     from overlapscope.whatif.predict import answer_recording  # noqa: PLC0415
 
-    caps, wanted, asked = caps_of(args.bucket_cap_mb), _wanted(args), asked_of(args)
-    channels = channels_asked(args.channels)
+    caps, wanted, asked = parse_caps(args.bucket_cap_mb), _wanted(args), requested_of(args)
+    channels = requested_channels(args.channels)
     loaded = read_run(args)
     warn("whatif", loaded.sources)
     try:
@@ -66,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fitting(run: "Run", args: argparse.Namespace) -> None:
-    """Raise UsageError for options that recordings of this kind have no use for."""
+    """Raise UsageError for options that cannot be used with this kind of recording."""
     from overlapscope.errors import UsageError  # noqa: PLC0415
     from overlapscope.whatif.parallelism import kind_of, unfit_options  # noqa: PLC0415
 
     kind = kind_of(run)
     for option, why in unfit_options(kind).items():
         if getattr(args, option.removeprefix("--").replace("-", "_")):
-            raise UsageError(f"{option} does not go with a recording of kind {kind}: {why}; --list says what does")
+            raise UsageError(f"{option} cannot be used with a recording of kind {kind}: {why}; --list shows what can")
 
 
 def _listed(run: "Run", *, as_json: bool) -> str:
@@ -87,8 +87,8 @@ def _listed(run: "Run", *, as_json: bool) -> str:
     listing = listing_of(run, {"--channels": why} if (why := no_channels(run)) else {})
     if not as_json:
         return render_list(listing)
-    told = {"schema": "overlapscope.whatif-list/1", **msgspec.structs.asdict(listing), "not_replayed": NOT_REPLAYED}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
+    document = {"schema": "overlapscope.whatif-list/1", **msgspec.structs.asdict(listing), "not_replayed": NOT_REPLAYED}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def _wanted(args: argparse.Namespace) -> "Wanted":
@@ -100,10 +100,10 @@ def _wanted(args: argparse.Namespace) -> "Wanted":
         speeds = tuple(float(each) for each in args.link_speed.split(",")) if args.link_speed else (2.0,)
     except ValueError as error:
         raise UsageError(f"--link-speed {args.link_speed}: give numbers with commas, e.g. 0.5,2") from error
-    if not all(1e-3 <= each <= 1e3 for each in speeds) or len(speeds) > MOST:
-        raise UsageError(f"--link-speed: give at most {MOST} factors from 0.001 to 1000")
+    if not all(1e-3 <= each <= 1e3 for each in speeds) or len(speeds) > MAX_FACTORS:
+        raise UsageError(f"--link-speed: give at most {MAX_FACTORS} factors from 0.001 to 1000")
     algorithms = tuple(args.algorithm.split(",")) if args.algorithm else ()
     unknown = [each for each in algorithms if each not in ALGORITHMS]
     if unknown:
-        raise UsageError(f"--algorithm {unknown[0]}: is none of {', '.join(sorted(ALGORITHMS))}")
+        raise UsageError(f"--algorithm {unknown[0]}: must be one of {', '.join(sorted(ALGORITHMS))}")
     return Wanted(link_speeds=speeds, algorithms=algorithms)

@@ -1,16 +1,21 @@
 """A rank's calls in order, without times, as a timeline of basis `log`."""
 
 from collections.abc import Sequence
+
 import msgspec
+
 from overlapscope.timeline.columns import (
+    Annotations,
     Collectives,
+    Lanes,
+    Recordings,
+    Spans,
+    Steps,
     integers,
     make,
 )
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK, RankTimeline
-from overlapscope.timeline.columns import Annotations, Collectives, Lanes, Recordings, Spans, Steps, make
-from overlapscope.timeline.run import RankTimeline
 
 _NAMES = ("op", "group", "dtype")
 _NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")

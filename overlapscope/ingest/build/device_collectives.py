@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.build.kernel_names import API_RANGE, CALL, LIBRARY_RANGE, RECORD, SYMMETRIC_MEMORY, Classifier, operation
 from overlapscope.ingest.build.collective_args import (
     CollectiveArgs,
     count,
@@ -18,13 +17,21 @@ from overlapscope.ingest.build.collective_args import (
     input_elements,
     peer,
 )
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost, launch_context
+from overlapscope.ingest.build.kernel_names import (
+    API_RANGE,
+    CALL,
+    LIBRARY_RANGE,
+    RECORD,
+    SYMMETRIC_MEMORY,
+    Classifier,
+    operation,
+)
 from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
-from overlapscope.ingest.build.host_ranges import launch_context
 from overlapscope.ingest.build.trace_columns import ApiCall, TraceColumns
 from overlapscope.timeline.columns import COMM, NONE, Collectives, Ints, make
-from overlapscope.timeline.run import Group
 from overlapscope.timeline.operations import VOLUMELESS, full_elements, volume_bytes
+from overlapscope.timeline.run import Group
 
 _NO_ARGS = CollectiveArgs()
 _NUMBERS = ("group_size", "seq", "elements", "bytes", "received_bytes", "peer", "record_function_id")

@@ -1,16 +1,17 @@
 """Which host range was innermost at a given moment on a given thread."""
 
-import numpy as np
-import numpy.typing as npt
-from overlapscope.timeline.columns import Ints
-from overlapscope.timeline.rows import unique
 import re
 from typing import Final
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from overlapscope.ingest.build.trace_columns import Ranges
 from overlapscope.timeline.columns import NONE, Codes, Ints
 from overlapscope.timeline.dimensions import BACKWARD, DATA, FORWARD, OPTIMIZER
 from overlapscope.timeline.names import NameTable
+from overlapscope.timeline.rows import unique
 
 NOWHERE = -1
 _AUTOGRAD: Final = re.compile(r"^autograd::engine::evaluate_function\b")

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
 from overlapscope.ingest.build.kernel_names import (
     COMMUNICATES,
     COMPUTES,
@@ -12,11 +13,9 @@ from overlapscope.ingest.build.kernel_names import (
     Classifier,
     surrounds_collective,
 )
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
 from overlapscope.ingest.build.profiler_names import BETWEEN_DEVICES, LAUNCHES_KERNEL, SYNCHRONISATION
+from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, Ranges, TraceColumns
 from overlapscope.ingest.build.user_marks import launched_inside
-from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, TraceColumns
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, FUSED, NONE, PLAIN, UNCLASSIFIED, Ints, Small
 from overlapscope.timeline.rows import unique
 

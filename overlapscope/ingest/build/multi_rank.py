@@ -3,21 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
-from overlapscope.ingest.build.nccl_api_ranges import Payload, api_calls
+
 from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.launch_links import link_and_classify
-from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.ingest.build.user_marks import step_ranges
-from overlapscope.ingest.build.trace_columns import KERNEL, TraceColumns
+from overlapscope.ingest.build.nccl_api_ranges import Payload, api_calls
 from overlapscope.ingest.build.timeline import Built, device_timeline
+from overlapscope.ingest.build.trace_columns import KERNEL, Ranges, TraceColumns
+from overlapscope.ingest.build.user_marks import step_ranges
 from overlapscope.timeline.columns import NONE, UNCLASSIFIED, Ints, Steps, make
 from overlapscope.timeline.names import Codes, NameTable
 from overlapscope.timeline.run import Group
-from overlapscope.timeline.columns import Ints
 
 MAX_SHOWN = 16
 Mask = npt.NDArray[np.bool_]

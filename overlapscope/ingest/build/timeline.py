@@ -4,13 +4,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.build.kernel_names import Classifier
 from overlapscope.ingest.build.device_collectives import GroupBook, assemble
-from overlapscope.ingest.build.launch_links import DeviceSpans
-from overlapscope.ingest.build.user_marks import step_at
 from overlapscope.ingest.build.host_ranges import NOWHERE
-from overlapscope.ingest.build.user_marks import with_marks
+from overlapscope.ingest.build.kernel_names import Classifier
+from overlapscope.ingest.build.launch_links import DeviceSpans
 from overlapscope.ingest.build.trace_columns import TraceColumns
+from overlapscope.ingest.build.user_marks import step_at, with_marks
 from overlapscope.timeline.columns import (
     DEVICE,
     HOST,

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
+
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+
 from overlapscope.ingest.build.collective_args import CollectiveArgs
 from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes, NameTable
-from typing import Any
-from overlapscope.timeline.names import Codes
 
 KERNEL, MEMCPY, MEMSET = range(3)
 """What a device event is."""

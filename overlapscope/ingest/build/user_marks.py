@@ -4,21 +4,19 @@ The thread that holds the mark waits in it for the communication, so the mark's 
 device work that is launched inside it; what the thread runs inside it computes nothing.
 """
 
-import numpy as np
-import numpy.typing as npt
-from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
-from overlapscope.ingest.build.profiler_names import COMM_MARK
-from overlapscope.ingest.build.trace_columns import TraceColumns
-from overlapscope.timeline.columns import COMM, Ints, Spans, Steps, concat, make
-from overlapscope.ingest.build.profiler_names import STEP
-from overlapscope.ingest.build.trace_columns import Ranges
-from overlapscope.timeline.columns import NONE, Ints, Steps, make, size
 import re
 from collections.abc import Sequence
 from typing import Final
+
 import msgspec
-from overlapscope.timeline.columns import Ints
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.ingest.build.host_ranges import NOWHERE, innermost
 from overlapscope.ingest.build.kernel_names import RECORD
+from overlapscope.ingest.build.profiler_names import COMM_MARK, STEP
+from overlapscope.ingest.build.trace_columns import Ranges, TraceColumns
+from overlapscope.timeline.columns import COMM, NONE, Ints, Spans, Steps, concat, make, size
 from overlapscope.timeline.names import NameTable
 
 _MARK: Final = re.compile(

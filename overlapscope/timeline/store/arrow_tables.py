@@ -1,4 +1,4 @@
-"""Tables of columns as Arrow tables, and back: missing becomes null, codes become the names they stand for."""
+"""Convert tables of columns to Arrow tables and back: missing values become null, codes become names."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -15,7 +15,7 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.rows import unique
 
 LATER_COLUMNS: Final = frozenset({"cut", "state", "record_function_id", "peer", "received_bytes", "blocks"})
-"""Columns that early runs do not have."""
+"""Columns that runs of earlier versions do not have."""
 _MOST_SHOWN: Final = 40
 """Characters of an odd word that are shown."""
 
@@ -41,16 +41,16 @@ def to_arrow(table: Columns, names: tuple[str, ...], rank: int | None = None) ->
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a table as zstd Parquet, each page with its checksum. Raises OSError.
+    """Write a table as zstd Parquet with a checksum per page. Raises OSError.
 
-    Integers by their differences: times of spans repeat seldom, so that a dictionary of them takes ten times as long
-    to write and more to read.
+    Integers are stored as differences: times of spans rarely repeat, so a dictionary of them would take ten times as
+    long to write, and longer to read.
     """
     with open(path, "wb") as file:  # Arrow itself opens no path that is not UTF-8
         _write(table, file)
 
 
-def parquet_of(table: pa.Table) -> bytes:
+def parquet_bytes(table: pa.Table) -> bytes:
     """Return what `write_parquet` would write."""
     content = BytesIO()
     _write(table, content)
@@ -66,26 +66,26 @@ def _write(table: pa.Table, file: BinaryIO) -> None:
         compression="zstd",
         use_dictionary=named,
         column_encoding=differences,
-        write_page_checksum=True,  # every second bit that a disk loses would else be another figure, and no error
+        write_page_checksum=True,  # without it, half of all flipped bits would change a figure without an error
     )
 
 
 def opened_parquet(file: Any) -> pq.ParquetFile:
-    """Open what `write_parquet` wrote, or another tool, whose pages may have no checksums.
+    """Open a Parquet file of `write_parquet`, or of another tool, whose pages may have no checksums.
 
-    Raises OSError, pyarrow.ArrowException where it is damaged, as reading from it does.
+    Raises OSError, or pyarrow.ArrowException if it is damaged; reading from it raises the same.
     """
     return pq.ParquetFile(file, page_checksum_verification=True)
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """Read all of such a file. Raises OSError, also for what is no file, pyarrow.ArrowException for a damaged one."""
+    """Read a whole Parquet file. Raises OSError, also for anything but a file; pyarrow.ArrowException if damaged."""
     with opened_plain(path) as file:
         return opened_parquet(file).read()
 
 
 def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
-    """Return a dictionary column that holds only the names in use."""
+    """Return a dictionary column that contains only the names in use."""
     used = unique(codes[codes >= 0])
     place = np.zeros(len(names) + 1, np.int32)
     place[used] = np.arange(used.size, dtype=np.int32)
@@ -96,7 +96,7 @@ def _dictionary(codes: Any, names: tuple[str, ...]) -> Any:
 def _column(values: Any, present: Any = None) -> Any:
     """Return numpy values as a column, null where they are not present.
 
-    Of Arrow's own buffers: its `array` loads pandas, which takes longer than most runs.
+    Built from Arrow buffers: `pyarrow.array` loads pandas, which takes longer than reading most runs.
     """
     known = None if present is None or present.all() else _buffer(np.packbits(present, bitorder="little"))
     data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values

@@ -1,9 +1,9 @@
-"""Baselines: a plain folder of named runs, kept as columns only, that a repository or an artifact store can hold.
+"""Baselines: a plain folder of named runs, only their columns, for a repository or an artifact store.
 
     BASELINES/NAME/run.json ...            one run, as any run directory
     BASELINES/NAME/run-01/run.json ...     several runs of the same code; run-001 where they are a hundred
 
-So a baseline is what every verb reads already, and there is no form of its own to go out of date.
+So every verb can read a baseline, and there is no separate format to maintain.
 """
 
 import re
@@ -18,14 +18,14 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import fill_run
 from overlapscope.timeline.store.manifest import Manifest
 from overlapscope.timeline.store.run_directory import MANIFEST, is_run_directory
-from overlapscope.timeline.store.run_folder import beside_place, is_taken
+from overlapscope.timeline.store.run_folder import is_taken, write_then_replace
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_MANIFEST_BYTES: Final = 64 * 2**20
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder of baselines says of one of them, without its tables being opened."""
+    """One baseline of a folder, described without opening its tables."""
 
     name: str
     path: Path
@@ -34,7 +34,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded in the first run."""
     world_size: int | None
     steps: int
-    """Most steps that a rank of the first run holds."""
+    """Largest number of steps of a rank in the first run."""
     device: str | None
     size_bytes: int
     problem: str | None = None
@@ -42,27 +42,27 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def baseline_path(folder: Path, name: str) -> Path:
-    """Return where a baseline stands; raises UsageError for a name that is no plain one."""
+    """Return the path of a baseline. Raises UsageError for a name that is not allowed."""
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:80]!r} is no name for a baseline: letters, digits, '.', '_' and '-', a letter or digit first"
+            f"{name[:80]!r} is not a baseline name: use letters, digits, '.', '_' and '-', a letter or digit first"
         )
     return folder / name
 
 
 def save_baseline(runs: Sequence[Run], place: Path, *, version: str, force: bool = False) -> None:
-    """Write the runs as one baseline, whole or not at all.
+    """Write the runs as one baseline, completely or not at all.
 
-    Raises UsageError where something stands there and `force` is not given, or that is no baseline; InputError when it
-    cannot be written.
+    Raises UsageError if the path exists and `force` is not given, or if it contains no run; InputError if it cannot be
+    written.
     """
     if is_taken(place) and not force:
         raise UsageError(f"{place} exists already; choose another name, or replace it with -f")
     if place.exists() and not runs_inside(place):
-        raise UsageError(f"{place} holds no run, so it is left alone; choose another name")
+        raise UsageError(f"{place} contains no run, so it is not replaced; choose another name")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with beside_place(place) as temporary:
+        with write_then_replace(place) as temporary:
             if len(runs) == 1:
                 fill_run(runs[0], temporary, version=version)
             else:

@@ -1,4 +1,4 @@
-"""The facts of a job as a folder: one file a table that is not empty."""
+"""Read and write the facts of a job as a folder: one file per table that is not empty."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from overlapscope.timeline.columns import size
 from overlapscope.timeline.facts import FACT_TABLES, Facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.store.arrow_tables import from_arrow, read_parquet, to_arrow, write_parquet
-from overlapscope.timeline.store.lazy_rank import UNREADABLE, one_line
+from overlapscope.timeline.store.lazy_rank import UNREADABLE, first_line
 
 FACTS: Final = "facts"
 
@@ -24,32 +24,32 @@ def save_facts(facts: Facts, folder: Path) -> None:
 
 
 def load_facts(folder: Path, known: Sequence[str] = ()) -> tuple[Facts, list[str]]:
-    """Return the facts that were written, and why some cannot be read; names that are `known` keep their codes."""
+    """Return the stored facts, and why some cannot be read; names in `known` keep their codes."""
     names = NameTable(known)
     tables: dict[str, Any] = {}
     problems = []
     if os.path.lexists(folder) and not folder.is_dir():
-        problems.append(f"{FACTS} left out: it is no folder")
+        problems.append(f"{FACTS} left out: it is not a folder")
     for name, kind in FACT_TABLES.items():
         file = folder / f"{name}.parquet"
-        if os.path.lexists(file):  # also a link to nothing, which will tell
+        if os.path.lexists(file):  # also a broken link, which reading reports
             try:
                 tables[name] = from_arrow(read_parquet(file), kind, names)
             except UNREADABLE as error:
-                problems.append(f"{FACTS}/{name} left out: it cannot be read ({one_line(error)})")
+                problems.append(f"{FACTS}/{name} left out: it cannot be read ({first_line(error)})")
     return Facts(names=tuple(names.to_list()), **tables), problems
 
 
-def rows_of(facts: Facts) -> dict[str, int]:
-    """Return the rows of each table that is written."""
+def table_rows(facts: Facts) -> dict[str, int]:
+    """Return the number of rows of each table that is not empty."""
     return {name: rows for name in FACT_TABLES if (rows := size(getattr(facts, name)))}
 
 
-def lost_facts(facts: Facts, told: Mapping[str, int]) -> list[str]:
-    """Say which tables do not have the rows that were told of."""
-    there = rows_of(facts)
+def missing_facts(facts: Facts, expected: Mapping[str, int]) -> list[str]:
+    """Return a message for each table whose number of rows is not the expected one."""
+    there = table_rows(facts)
     return [
         f"{FACTS}/{name} has {there.get(name, 0)} rows, and was written with {rows}"
-        for name, rows in told.items()
+        for name, rows in expected.items()
         if there.get(name, 0) != rows
     ]

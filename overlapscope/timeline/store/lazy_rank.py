@@ -1,7 +1,7 @@
-"""Ranks of a run directory: what is small of them in memory, spans and annotations read again when asked for.
+"""Ranks of a run directory: small tables stay in memory, spans and annotations are read again when they are needed.
 
-Every table of a rank is read once when the run is opened: a damaged one costs that rank. The large tables are then let
-go, but for those that were used last.
+Every table of a rank is read once when the run is opened; a damaged one means that this rank is left out. The large
+tables are then dropped from memory, except those that were used last.
 """
 
 from collections import OrderedDict
@@ -52,31 +52,31 @@ TABLES: Final[dict[str, type[Columns]]] = {
     "telemetry": Telemetry,
 }
 EMPTY: Final[Mapping[str, Any]] = {name: make(kind, 0) for name, kind in TABLES.items()}
-LARGE: Final = ("spans", "annotations")
-"""Tables that are let go."""
+LARGE_TABLES: Final = ("spans", "annotations")
+"""Tables that are dropped from memory."""
 KEPT_ROWS: Final = 2_000_000
-"""Rows of these that stay in memory, packed: those of a few ranks, or all of a small run ..."""
+"""Rows of these that stay in memory, packed: of a few ranks, or all of a small run ..."""
 KEPT_TABLES: Final = 4
-"""... and so many tables as they are, however large: who looks at one or two ranks asks for theirs again and again."""
-GIVE_BACK_ROWS: Final = 100_000
-"""Arrow keeps the memory of tables that are gone: what is asked for after so many rows, of many ranks or of a large
-one. To do so for each small one takes as long as reading it."""
+"""... and tables that stay unpacked, however large: a user looking at one or two ranks needs theirs repeatedly."""
+RELEASE_ROWS: Final = 100_000
+"""Arrow keeps the memory of dropped tables; it is released after so many rows have been read. Releasing it after each
+small table would take as long as reading it."""
 UNREADABLE: Final = (OSError, pa.ArrowException, LookupError, ValueError)
 """What reading a damaged table raises."""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that was let go."""
+class UnloadedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that was dropped from memory."""
 
     rows: int
     state: FileState
-    """Of its file, when the run was opened."""
+    """State of its file when the run was opened."""
 
 
 class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
-    """A rank whose large tables are read when they are asked for. Raises InputError where they cannot be any more.
+    """A rank whose large tables are read when they are accessed, which raises InputError if that fails.
 
-    A copy is a plain timeline that holds all its tables; one with other values is made of `at_hand()`.
+    A copy is a plain timeline with all its tables; to change values, start from `at_hand()`.
     """
 
     __repr__ = object.__repr__  # shows no table
@@ -85,51 +85,53 @@ class StoredRank(RankTimeline, frozen=True, kw_only=True, dict=True):
         return self.at_hand()
 
     def __reduce__(self) -> Any:
-        """Tell how to copy it, in memory or from process to process."""
+        """Return how to copy it, in memory or to another process."""
         return replace, (self.at_hand(),)
 
     @classmethod
     def of(
-        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "Stored"], **changed: Any
+        cls, timeline: RankTimeline, folder: Path, kept: "Kept", large: Mapping[str, "UnloadedTable"], **changed: Any
     ) -> "StoredRank":
-        """Return the timeline, with other values, without its large tables, which lie in `folder`."""
-        values = {name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE} | changed
+        """Return the timeline with changed values and without its large tables, which are read from `folder`."""
+        values = {
+            name: getattr(timeline, name) for name in timeline.__struct_fields__ if name not in LARGE_TABLES
+        } | changed
         if not isinstance(values["collectives"], PackedCollectives):
             values["collectives"] = PackedCollectives.of(PackedTable.of(timeline.collectives).put_aside(kept.aside))
-        found = without_fields(cls, LARGE, **values)
-        vars(found).update(_folder=folder, _kept=kept, _large=large)
+        found = without_fields(cls, LARGE_TABLES, **values)
+        vars(found).update(_rank_path=folder, _kept=kept, _large=large)
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Return a table that has not been set."""
-        if name not in LARGE:
+        """Return a large table."""
+        if name not in LARGE_TABLES:
             raise AttributeError(name)
-        return self._kept.table(self._folder, name, self.names, self._large[name])
+        return self._kept.table(self._rank_path, name, self.names, self._large[name])
 
     def with_dimension(self, names: tuple[str, ...], dimension: Codes) -> "StoredRank":
         """Return the rank with the dimensions of its calls, its large tables where they are."""
         calls: PackedCollectives = self.collectives  # type: ignore[assignment]  # as `of` makes them
         packed = calls.packed.with_column("dimension", Packed.of(dimension, -1).put_aside(self._kept.aside))
         changed = {"names": names, "collectives": PackedCollectives.of(packed)}
-        return StoredRank.of(self, self._folder, self._kept, self._large, **changed)
+        return StoredRank.of(self, self._rank_path, self._kept, self._large, **changed)
 
     @property
     def num_spans(self) -> int:
         """The number of spans, without reading them."""
-        large: Mapping[str, Stored] = self._large
+        large: Mapping[str, UnloadedTable] = self._large
         return large["spans"].rows
 
     def at_hand(self) -> RankTimeline:
-        """Return a plain timeline with all tables in memory. It is not remembered: who asks goes through many ranks."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE}
-        for name in LARGE:
-            values[name] = self._kept.table(self._folder, name, self.names, self._large[name], remember=False)
+        """Return a plain timeline with all tables in memory; not cached, because callers go through many ranks."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in LARGE_TABLES}
+        for name in LARGE_TABLES:
+            values[name] = self._kept.table(self._rank_path, name, self.names, self._large[name], remember=False)
         values["collectives"] = self.collectives.packed.table(Collectives)  # type: ignore[attr-defined]
         return RankTimeline(**values)
 
 
 class Kept:
-    """The large tables that were used last, of all ranks of a run."""
+    """A cache of the large tables that were used last, of all ranks of a run."""
 
     def __init__(self, rows: int = KEPT_ROWS) -> None:
         self._most = self._room = rows
@@ -138,14 +140,14 @@ class Kept:
         self._read = 0
         self._lock = Lock()
         self.aside = Aside()
-        """Where the tables that are not let go are put: those of calls."""
+        """Store of the packed tables of calls, which are never dropped."""
 
     def table(
-        self, folder: Path, name: str, names: tuple[str, ...], stored: Stored, *, remember: bool = True
+        self, folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable, *, remember: bool = True
     ) -> Columns:
         """Return a table of the rank in `folder`, whose names are `names`.
 
-        Raises InputError where it cannot be read, or is not what it was when the run was opened.
+        Raises InputError if it cannot be read, or has changed since the run was opened.
         """
         place = folder, name
         with self._lock:
@@ -170,13 +172,13 @@ class Kept:
         return found
 
     def note_read(self, rows: int) -> None:
-        """Give back what tables took that are gone, once in so many rows that were read."""
+        """Count rows that were read, and release Arrow's memory after RELEASE_ROWS of them."""
         with self._lock:
             self._read += rows
-            many = self._read >= GIVE_BACK_ROWS
+            many = self._read >= RELEASE_ROWS
             self._read *= not many
         if many:
-            give_back()
+            release_arrow_memory()
 
     def offer(self, folder: Path, name: str, table: Columns) -> None:
         """Keep a table if there is room for it."""
@@ -186,7 +188,7 @@ class Kept:
             self._plain[folder, name] = table
 
     def _pack(self, place: tuple[Path, str], table: Columns) -> None:
-        """Keep a table that there is room for at all, in place of those that were not used for longest."""
+        """Cache a table unless it is larger than the cache, in place of the least recently used ones."""
         if size(table) > self._most:
             return
         packed = PackedTable.of(table)
@@ -200,30 +202,30 @@ class Kept:
                 self._room += gone.rows
 
 
-def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: Stored) -> Columns:
+def _read_again(folder: Path, name: str, names: tuple[str, ...], stored: UnloadedTable) -> Columns:
     try:
         found = read_table(folder, name, TABLES[name], NameTable(names))
-        same = _state(folder, name) == stored.state  # asked last: it may be replaced at any time
+        same = _state(folder, name) == stored.state  # checked last: the file may be replaced at any time
     except UNREADABLE as error:
-        raise InputError(f"{folder / name}.parquet: cannot be read any more: {one_line(error)}") from error
+        raise InputError(f"{folder / name}.parquet: cannot be read any more: {first_line(error)}") from error
     if not same:
         raise InputError(f"{folder / name}.parquet: was changed since the run was opened; open it again")
     return found
 
 
 def open_rank(bare: RankTimeline, folder: Path, kept: Kept) -> StoredRank:
-    """Read and check a rank like `read_rank`, and let its large tables go but for what `kept` has room for."""
-    states = {name: _state(folder, name) for name in LARGE}
+    """Read and check a rank like `read_rank`, and drop its large tables except those that `kept` has room for."""
+    states = {name: _state(folder, name) for name in LARGE_TABLES}
     timeline = read_rank(bare, folder)
-    for name in LARGE:
+    for name in LARGE_TABLES:
         kept.offer(folder, name, getattr(timeline, name))
-    large = {name: Stored(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE}
+    large = {name: UnloadedTable(rows=size(getattr(timeline, name)), state=states[name]) for name in LARGE_TABLES}
     kept.note_read(large["spans"].rows)
     return StoredRank.of(timeline, folder, kept, large)
 
 
-def give_back() -> None:
-    """Give back to the system what Arrow keeps of the memory of tables that are gone: as much as they took."""
+def release_arrow_memory() -> None:
+    """Return the memory of dropped tables, which Arrow keeps, to the system."""
     pa.default_memory_pool().release_unused()
 
 
@@ -239,9 +241,9 @@ def read_rank(bare: RankTimeline, folder: Path) -> RankTimeline:
 
 
 def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: int | None = None) -> T:
-    """Read a table; its names are added to `names`. Raises ValueError where it is damaged, OSError.
+    """Read a table; its names are added to `names`. Raises OSError, or ValueError if it is damaged.
 
-    It is damage if it tells of another rank than is given.
+    A table of another rank than `rank` counts as damaged.
     """
     content = plain_content(folder / f"{name}.parquet")
     try:
@@ -252,14 +254,14 @@ def read_table(folder: Path, name: str, kind: type[T], names: NameTable, rank: i
         wanted = [column for column in column_kinds(kind) if column in there]
         return from_arrow(file.read(columns=wanted, use_threads=False), kind, names)
     except UNREADABLE as error:
-        raise ValueError(f"{name}.parquet: {one_line(error)}") from error
+        raise ValueError(f"{name}.parquet: {first_line(error)}") from error
 
 
 def check_rank(file: pq.ParquetFile, rank: int) -> None:
-    """Raise ValueError where what a file tells of its column `rank`, if it tells, is not this one alone."""
-    told = file.metadata
-    for group in map(told.row_group, range(told.num_row_groups)):
-        chunk = next(filter(_is_rank, map(group.column, range(told.num_columns))), None)
+    """Raise ValueError if the statistics of a file's column `rank`, if there are any, contain another rank."""
+    metadata = file.metadata
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunk = next(filter(_is_rank, map(group.column, range(metadata.num_columns))), None)
         if chunk is not None and chunk.is_stats_set and chunk.statistics.has_min_max:
             for other in {chunk.statistics.min, chunk.statistics.max} - {rank}:
                 raise ValueError(f"is of rank {other}")
@@ -273,6 +275,6 @@ def _state(folder: Path, name: str) -> FileState:
     return file_state((folder / f"{name}.parquet").stat())
 
 
-def one_line(error: Exception) -> str:
-    """Return the first line of what an error says."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, at most 200 characters."""
     return str(error).strip().split("\n")[0][:200]

@@ -19,27 +19,35 @@ from overlapscope.timeline.dimensions import with_dimensions
 from overlapscope.timeline.facts import Facts, Links, join_facts
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import MAX_RANKS, Group, RankTimeline, Run, Source
-from overlapscope.timeline.store.fact_files import FACTS, load_facts, lost_facts, rows_of, save_facts
-from overlapscope.timeline.store.lazy_rank import EMPTY, UNREADABLE, Kept, give_back, one_line, open_rank, read_rank
+from overlapscope.timeline.store.fact_files import FACTS, load_facts, missing_facts, save_facts, table_rows
+from overlapscope.timeline.store.lazy_rank import (
+    EMPTY,
+    UNREADABLE,
+    Kept,
+    first_line,
+    open_rank,
+    read_rank,
+    release_arrow_memory,
+)
 from overlapscope.timeline.store.manifest import (
     SCHEMA,
     Manifest,
     RankEntry,
-    encoded,
+    encode_manifest,
+    find_ranks,
     is_rank_folder,
     rank_folder,
     read_manifest,
-    told_of_ranks,
 )
-from overlapscope.timeline.store.rank_files import check_told, write_rank
+from overlapscope.timeline.store.rank_files import check_against_entry, write_rank
 from overlapscope.timeline.store.read_ahead import available_cores, in_threads
 from overlapscope.timeline.store.run_directory import MANIFEST
 from overlapscope.timeline.store.run_folder import exists_already, is_taken, put_aside, replace_run
 
 AT_ONCE_BYTES: Final = 256 << 20
-"""What the tables of ranks that are read at the same time may take together, however many cores there are."""
+"""Most bytes for the tables of ranks that are read at the same time, however many cores there are."""
 A_SPAN_BYTES: Final = 200
-"""What a span takes while it is read: as it is stored, as Arrow decodes it, and as columns."""
+"""Bytes of a span while it is read: stored, decoded by Arrow, and as columns."""
 
 
 def save_run(run: Run, path: Path, *, version: str, force: bool = False) -> None:
@@ -77,10 +85,10 @@ def write_job(run: Run, entries: Sequence[RankEntry], folder: Path, *, version: 
         groups=list(run.groups),
         sources=list(run.sources),
         fingerprint=dict(run.fingerprint),
-        facts=rows_of(run.facts),
+        facts=table_rows(run.facts),
     )
     save_facts(run.facts, folder / FACTS)
-    (folder / MANIFEST).write_bytes(encoded(manifest))
+    (folder / MANIFEST).write_bytes(encode_manifest(manifest))
 
 
 def load_run(path: Path) -> Run:
@@ -94,7 +102,7 @@ def load_run(path: Path) -> Run:
     sources = list(manifest.sources)
     problems = []
     kept = Kept()
-    told = told_of_ranks(path, manifest)
+    told = find_ranks(path, manifest)
     for folder, rank, why in told.unread:
         problems.append(f"{folder.name} left out: {why}")
         left_out = Source(path=str(folder), format="overlapscope", warnings=(problems[-1],), unread_ranks=(rank,))
@@ -111,12 +119,12 @@ def load_run(path: Path) -> Run:
         ranks[entry.rank] = opened
         if not manifest.sources:
             sources.append(_source_of(entry, folder))
-    give_back()
+    release_arrow_memory()
     world_size, groups, odd = _sound(manifest, path, max(ranks, default=-1))
     sources += [Source(path=str(path / MANIFEST), format="overlapscope", warnings=(each,)) for each in odd]
     facts, unread = load_facts(path / FACTS)
     if not unread:
-        unread = lost_facts(facts, manifest.facts or {})
+        unread = missing_facts(facts, manifest.facts or {})
     sources += [Source(path=str(path / FACTS), format="overlapscope", warnings=(each,)) for each in unread]
     sources += [Source(path=str(path), format="overlapscope", warnings=(each,)) for each in put_aside(path)]
     if size(facts.links) == 0:
@@ -134,7 +142,7 @@ def load_run(path: Path) -> Run:
 
 
 def _sound(manifest: Manifest, path: Path, last: int) -> tuple[int | None, tuple[Group, ...], list[str]]:
-    """Give the world's size and the groups that can be, where `last` is the last rank, and what was wrong with them."""
+    """Return the world size, the possible groups, and messages about what was wrong; `last` is the last rank."""
     odd = []
     if not (path / MANIFEST).is_file():
         odd.append(f"{MANIFEST} is not there: how many ranks the job had, its groups and its software are not known")
@@ -163,23 +171,23 @@ def _at_once(entries: Sequence[RankEntry]) -> int:
 def _opened(path: Path, kept: Kept, entry: RankEntry) -> RankTimeline | str:
     """Return a rank, or why it is left out."""
     try:
-        timeline = open_rank(_bare(entry), _folder(path, entry), kept)
-        check_told(entry, timeline)
+        timeline = open_rank(_without_tables(entry), _rank_path(path, entry), kept)
+        check_against_entry(entry, timeline)
     except UNREADABLE as error:
-        return f"rank {entry.rank} left out: its tables cannot be read ({one_line(error)})"
+        return f"rank {entry.rank} left out: its tables cannot be read ({first_line(error)})"
     return timeline
 
 
 def load_rank(path: Path, entry: RankEntry) -> RankTimeline:
     """Read one rank of the run directory `path`, as `load_run` does; raises InputError where it cannot be read.
 
-    Of dimensions it knows what the names of groups tell.
+    Dimensions are known only where the names of groups state them.
     """
     try:
-        timeline = read_rank(_bare(entry), _folder(path, entry))
-        check_told(entry, timeline)
+        timeline = read_rank(_without_tables(entry), _rank_path(path, entry))
+        check_against_entry(entry, timeline)
     except UNREADABLE as error:
-        raise InputError(f"{path}: rank {entry.rank} cannot be read: {one_line(error)}") from error
+        raise InputError(f"{path}: rank {entry.rank} cannot be read: {first_line(error)}") from error
     return with_dimensions({entry.rank: timeline}, (), None)[entry.rank]
 
 
@@ -195,8 +203,8 @@ def _source_of(entry: RankEntry, folder: Path) -> Source:
     )
 
 
-def _bare(entry: RankEntry) -> RankTimeline:
-    """Return what an entry tells of a rank, with empty tables."""
+def _without_tables(entry: RankEntry) -> RankTimeline:
+    """Return the timeline of a rank's entry, with empty tables."""
     return RankTimeline(
         rank=entry.rank,
         basis=entry.basis,
@@ -207,7 +215,7 @@ def _bare(entry: RankEntry) -> RankTimeline:
     )
 
 
-def _folder(path: Path, entry: RankEntry) -> Path:
+def _rank_path(path: Path, entry: RankEntry) -> Path:
     """Return the folder of a rank; raises ValueError where its entry names another place."""
     folder = path / Path(entry.folder).name
     if not is_rank_folder(folder.name):

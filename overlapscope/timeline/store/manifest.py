@@ -1,4 +1,4 @@
-"""What a run directory says of itself: `run.json` of the job, `rank.json` of each rank."""
+"""The JSON files of a run directory: `run.json` of the job, `rank.json` of each rank."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class RankEntry(msgspec.Struct, kw_only=True):
-    """What `run.json` and the rank's own `rank.json` say of it, enough to list a run without opening its tables."""
+    """The entry of a rank in `run.json` and in its own `rank.json`: enough to list a run without opening its tables."""
 
     rank: int
     folder: str
@@ -46,14 +46,14 @@ class Manifest(msgspec.Struct, kw_only=True, rename={"schema_": "schema"}):
     sources: list[Source]
     fingerprint: dict[str, str | int | None]
     facts: dict[str, int] | None = None
-    """Rows of each table of facts that is not empty; None where early versions did not tell."""
+    """Rows of each fact table that is not empty; None in runs of early versions."""
 
 
 class _Schema(msgspec.Struct, rename={"schema_": "schema"}):
     schema_: str = ""
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """Return the content of `run.json`."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
@@ -108,40 +108,40 @@ def _possible(manifest: Manifest, path: Path) -> Manifest:
     return manifest
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run directory tells of its ranks."""
+class RankSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks found in a run directory."""
 
     entries: list[RankEntry]
     unread: list[tuple[Path, int, str]]
-    """Folders of ranks that nothing tells of as they stand: each with the rank that it may be, and why."""
+    """Rank folders without a valid entry: each with the rank that it may be, and why."""
 
 
 def recorded_ranks(path: Path, manifest: Manifest) -> list[RankEntry]:
     """Return the ranks that the manifest lists and those that wrote themselves without being listed, in order."""
-    return told_of_ranks(path, manifest).entries
+    return find_ranks(path, manifest).entries
 
 
-def told_of_ranks(path: Path, manifest: Manifest) -> Told:
-    """Return what the manifest and the folders of ranks tell; a folder that tells of itself comes before the manifest.
+def find_ranks(path: Path, manifest: Manifest) -> RankSearch:
+    """Return the ranks of the manifest and of the rank folders; a folder's own entry takes precedence.
 
-    Its entry was written with its tables, whoever wrote the manifest before or after.
+    It was written together with its tables, whenever the manifest was written.
     """
-    own, unread = _written(path)
+    own, unread = _read_entries(path)
     listed = {each.rank for each in manifest.ranks}
     entries = [own.get(each.rank, each) for each in manifest.ranks]
     entries += [each for each in own.values() if each.rank not in listed]
     named = {Path(each.folder).name for each in manifest.ranks}
     in_order = sorted(entries, key=lambda each: each.rank)
-    return Told(entries=in_order, unread=[each for each in unread if each[0].name not in named])
+    return RankSearch(entries=in_order, unread=[each for each in unread if each[0].name not in named])
 
 
-def written_entries(path: Path) -> list[RankEntry]:
-    """Return what the rank folders say of themselves; a damaged entry is as if its rank had not been recorded."""
-    return list(_written(path)[0].values())
+def read_rank_entries(path: Path) -> list[RankEntry]:
+    """Return the entries in the rank folders; a rank with a damaged entry counts as not recorded."""
+    return list(_read_entries(path)[0].values())
 
 
-def _written(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
-    """Return what the folders of ranks tell of themselves, and those that tell nothing, or of another folder."""
+def _read_entries(path: Path) -> tuple[dict[int, RankEntry], list[tuple[Path, int, str]]]:
+    """Return the entries in the rank folders, and the folders without an entry or with that of another folder."""
     entries: dict[int, RankEntry] = {}
     unread: list[tuple[Path, int, str]] = []
     for folder in sorted(each for each in path.glob("rank_*") if is_rank_folder(each.name)):

@@ -1,7 +1,6 @@
-"""Tables that lie in memory packed: integers in as few bytes as their range takes, times by what lies between them.
+"""Pack tables in memory: integers in as few bytes as their range needs, times as differences.
 
-A call's row takes about a sixth of what it takes as plain columns, a span's about a third. Every value comes back as it
-was.
+A row of a call takes about a sixth of its plain size, a row of a span about a third. Every value is restored exactly.
 """
 
 from collections.abc import Mapping
@@ -12,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from overlapscope.files.spill import Aside, Held, Put, without_fields
+from overlapscope.files.spill import ArrayInMemory, Aside, Put, without_fields
 from overlapscope.timeline.columns import MISSING, NONE, Collectives, Columns, Ints, T, column_kinds
 from overlapscope.timeline.intervals import EMPTY, Intervals
 
-NARROW: Final = (np.uint8, np.uint16, np.uint32)
-COURSE: Final = "start_ns"
+NARROW_DTYPES: Final = (np.uint8, np.uint16, np.uint32)
+BASE_COLUMN: Final = "start_ns"
 """The column that is kept by the differences from row to row ..."""
-BESIDE: Final = frozenset({"end_ns", "launch_ns"})
+RELATIVE_COLUMNS: Final = frozenset({"end_ns", "launch_ns"})
 """... and those that are kept by their distance from it."""
 
 
@@ -47,13 +46,15 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
         if lacks:
             there = values != missing
             low = int(values[there].min())
-        narrow = next((each for each in NARROW if high - low + lacks <= np.iinfo(each).max), None)
+        narrow = next((each for each in NARROW_DTYPES if high - low + lacks <= np.iinfo(each).max), None)
         if narrow is None or np.dtype(narrow).itemsize >= dtype.itemsize:
-            return cls(rows=rows, low=0, places=Held(values.copy()), missing=None, dtype=dtype)
+            return cls(rows=rows, low=0, places=ArrayInMemory(values.copy()), missing=None, dtype=dtype)
         places = (values - dtype.type(low - lacks)).astype(narrow)
         if lacks:
             places *= there
-        return cls(rows=rows, low=low - lacks, places=Held(places), missing=missing if lacks else None, dtype=dtype)
+        return cls(
+            rows=rows, low=low - lacks, places=ArrayInMemory(places), missing=missing if lacks else None, dtype=dtype
+        )
 
     def values(self) -> npt.NDArray[Any]:
         """Return the column as it was."""
@@ -118,19 +119,19 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return next(each.rows for name, each in self.columns.items() if name != COURSE)
+        return next(each.rows for name, each in self.columns.items() if name != BASE_COLUMN)
 
     @classmethod
     def of(cls, table: Columns) -> Self:
         """Pack a table of integers, codes and words with a `start_ns`."""
-        start: Ints = getattr(table, COURSE)
+        start: Ints = getattr(table, BASE_COLUMN)
         whole = start.size > 0 and bool((start != NONE).all())
         columns, beside = {}, set()
         for name, kind in column_kinds(table).items():
             values = getattr(table, name)
-            if whole and name == COURSE:
+            if whole and name == BASE_COLUMN:
                 values = np.diff(values)
-            elif whole and name in BESIDE:
+            elif whole and name in RELATIVE_COLUMNS:
                 known = values != NONE
                 apart = np.where(known, values - start, NONE)
                 if ((apart != NONE) == known).all():  # times so far apart that their distance is none are damage
@@ -143,8 +144,8 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True):
         """Return one column as it was."""
         values = self.columns[name].values()
         if name in self.beside:
-            return np.where(values == NONE, NONE, values + self.column(COURSE))
-        if name != COURSE or self.first is None:
+            return np.where(values == NONE, NONE, values + self.column(BASE_COLUMN))
+        if name != BASE_COLUMN or self.first is None:
             return values
         found = np.empty(values.size + 1, np.int64)
         found[0] = self.first

@@ -1,4 +1,4 @@
-"""One rank as a folder: a file a table, and what the rank is in `rank.json`."""
+"""Write one rank as a folder: one file per table, and `rank.json` with a summary of the rank."""
 
 from functools import cache
 from pathlib import Path
@@ -8,14 +8,14 @@ import msgspec
 
 from overlapscope.timeline.columns import Columns, make, or_none, size
 from overlapscope.timeline.run import RankTimeline
-from overlapscope.timeline.store.arrow_tables import parquet_of, to_arrow, write_parquet
+from overlapscope.timeline.store.arrow_tables import parquet_bytes, to_arrow, write_parquet
 from overlapscope.timeline.store.lazy_rank import TABLES
 from overlapscope.timeline.store.manifest import RankEntry, rank_folder
 from overlapscope.timeline.store.run_directory import RANK_ENTRY
 
 
 def write_rank(timeline: RankTimeline, folder: Path) -> RankEntry:
-    """Write a rank into an empty folder, and give what the folder tells of itself. Raises OSError."""
+    """Write a rank into an empty folder, and return its entry. Raises OSError."""
     for name in TABLES:
         write_table(getattr(timeline, name), timeline.names, timeline.rank, table_file(folder, name))
     return write_entry(timeline, folder, spans=size(timeline.spans))
@@ -37,19 +37,19 @@ def write_table(table: Columns, names: tuple[str, ...], rank: int, file: Path) -
 
 @cache
 def _empty(kind: type[Columns]) -> bytes:
-    """Return what the file of a table holds that has no rows, the same for all ranks: most have several."""
-    return parquet_of(to_arrow(make(kind, 0), (), 0))
+    """Return the file content of a table without rows; cached, because most ranks have several empty tables."""
+    return parquet_bytes(to_arrow(make(kind, 0), (), 0))
 
 
 def write_entry(timeline: RankTimeline, folder: Path, *, spans: int) -> RankEntry:
-    """Write what a rank's folder tells of itself, and give it; it has so many spans."""
+    """Write `rank.json` of a rank with `spans` spans, and return its entry."""
     entry = entry_of(timeline, spans=spans)
     (folder / RANK_ENTRY).write_bytes(msgspec.json.encode(entry))
     return entry
 
 
 def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
-    """Return what is told of a rank that has so many spans."""
+    """Return the entry of a rank with `spans` spans."""
     basis: Any = timeline.basis
     return RankEntry(
         rank=timeline.rank,
@@ -65,12 +65,12 @@ def entry_of(timeline: RankTimeline, *, spans: int) -> RankEntry:
     )
 
 
-def check_told(entry: RankEntry, timeline: RankTimeline) -> None:
-    """Raise ValueError where a rank's tables, each of them whole, are not those that were told of."""
+def check_against_entry(entry: RankEntry, timeline: RankTimeline) -> None:
+    """Raise ValueError if a rank's tables, each complete in itself, do not match its entry."""
     found = entry_of(timeline, spans=timeline.num_spans)
     for name in ("spans", "collectives", "steps", "start_ns", "end_ns"):
-        told, there = getattr(entry, name), getattr(found, name)
-        if told != there:
-            if isinstance(told, list):
-                told, there = len(told), len(there)
-            raise ValueError(f"{name}: the tables have {there}, {RANK_ENTRY} tells of {told}")
+        stated, actual = getattr(entry, name), getattr(found, name)
+        if stated != actual:
+            if isinstance(stated, list):
+                stated, actual = len(stated), len(actual)
+            raise ValueError(f"{name}: the tables have {actual}, {RANK_ENTRY} states {stated}")

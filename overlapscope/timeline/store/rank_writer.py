@@ -4,12 +4,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from overlapscope.files.atomic import whole_file
+from overlapscope.files.atomic import atomic_file
 from overlapscope.timeline.run import Group, RankTimeline
-from overlapscope.timeline.store.manifest import SCHEMA, Manifest, encoded, rank_folder, written_entries
+from overlapscope.timeline.store.manifest import SCHEMA, Manifest, encode_manifest, rank_folder, read_rank_entries
 from overlapscope.timeline.store.rank_files import write_rank
 from overlapscope.timeline.store.run_directory import MANIFEST
-from overlapscope.timeline.store.run_folder import beside_place
+from overlapscope.timeline.store.run_folder import write_then_replace
 
 
 def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) -> None:
@@ -20,7 +20,7 @@ def save_rank(timeline: RankTimeline, run: Path, beside: Sequence[Path] = ()) ->
     """
     run.mkdir(parents=True, exist_ok=True)
     # A job that ends waits for no disk: what a power cut damages costs that rank, with a warning.
-    with beside_place(run / rank_folder(timeline.rank), durable=False) as temporary:
+    with write_then_replace(run / rank_folder(timeline.rank), durable=False) as temporary:
         write_rank(timeline, temporary)
         for file in beside:
             shutil.move(file, temporary / file.name)
@@ -39,7 +39,7 @@ def save_job(
 
     With `tell_ranks` it lists the ranks that stand there now and those that are missing.
     """
-    entries = sorted(written_entries(path), key=lambda entry: entry.rank) if tell_ranks else []
+    entries = sorted(read_rank_entries(path), key=lambda entry: entry.rank) if tell_ranks else []
     known = {entry.rank for entry in entries}
     manifest = Manifest(
         schema_=SCHEMA,
@@ -52,5 +52,5 @@ def save_job(
         fingerprint=dict(fingerprint),
     )
     path.mkdir(parents=True, exist_ok=True)
-    with whole_file(path / MANIFEST, durable=False) as file:
-        file.write(encoded(manifest))
+    with atomic_file(path / MANIFEST, durable=False) as file:
+        file.write(encode_manifest(manifest))

@@ -1,4 +1,4 @@
-"""Ranks one after the other with all their tables, the next ones being read meanwhile."""
+"""Iterate over ranks with all their tables, reading the next ones in threads meanwhile."""
 
 import os
 from collections import deque
@@ -19,16 +19,16 @@ def read_ahead(ranks: Mapping[int, RankTimeline]) -> Iterator[tuple[int, RankTim
     if len(ranks) < 2 or all(type(each) is RankTimeline for each in ranks.values()):
         yield from ((rank, each.at_hand()) for rank, each in ranks.items())
     else:
-        from overlapscope.timeline.store.lazy_rank import give_back  # noqa: PLC0415 - it reads ahead itself
+        from overlapscope.timeline.store.lazy_rank import release_arrow_memory  # noqa: PLC0415 - it reads ahead itself
 
         yield from zip(ranks, in_threads(lambda each: each.at_hand(), ranks.values(), ahead=1), strict=True)
-        give_back()
+        release_arrow_memory()
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A], *, ahead: int | None = None) -> Iterator[B]:
-    """Yield what `work` makes of each item, in their order; so many are made ahead (as many as there are cores).
+    """Yield `work(item)` for each item, in order; `ahead` results are computed in advance (default: one per core).
 
-    For work that waits for files or decompresses them. What it raises is raised where its result is due.
+    For work that waits for files or decompresses them. An exception is raised when its result is due.
     """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - what is read as a whole needs no threads
 

@@ -1,4 +1,4 @@
-"""What makes a folder a run directory. Loads nothing large: commands ask it before they load anything."""
+"""Recognise run directories. Imports nothing large: commands use it before they load anything else."""
 
 from pathlib import Path
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 MANIFEST: Final = "run.json"
 """The file that makes a folder a run directory."""
 RANK_ENTRY: Final = "rank.json"
-"""The file in which each rank's folder tells of itself."""
+"""The file that describes a rank, in the rank's folder."""
 
 
 def is_run_directory(path: Path) -> bool:
@@ -14,4 +14,4 @@ def is_run_directory(path: Path) -> bool:
     try:
         return (path / MANIFEST).is_file() or next(path.glob(f"rank_*/{RANK_ENTRY}"), None) is not None
     except OSError:
-        return False  # a name that is too long, a disk that fails: reading it will tell
+        return False  # a name that is too long, a disk that fails: reading it will report the error

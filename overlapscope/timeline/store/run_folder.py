@@ -1,8 +1,8 @@
-"""A folder that is written under a temporary name and takes its place whole, or not at all.
+"""Write a folder under a temporary name and rename it when it is complete.
 
-What it replaces cannot be exchanged for it in one step everywhere, so it goes aside in a first one. A process that is
-killed between the two leaves the older run aside; the next one that writes there puts it back, and who only looks for
-it is told where it is.
+Not every system can exchange two folders in one step, so an older run is first renamed aside. A process that is killed
+between the two steps leaves the older run aside; the next one that writes there puts it back, and readers report where
+it is.
 
     .RUN.overlapscope-new-XXXXXXXX/       being written
     .RUN.overlapscope-old-XXXXXXXX/RUN    being replaced
@@ -19,11 +19,17 @@ from typing import Final
 
 from overlapscope.errors import InputError, UsageError
 from overlapscope.files.atomic import flush_below, flush_folder, umask
-from overlapscope.files.temporary_folder import held_folder, left_by_others, make_held, remove_left, taken
+from overlapscope.files.temporary_folder import (
+    held_folder,
+    hold_folder,
+    list_temporary_folders,
+    make_locked_folder,
+    remove_abandoned,
+)
 from overlapscope.timeline.store.run_directory import is_run_directory
 
 REPLACING_SECONDS: Final = 60.0
-"""Nobody needs so long for the two steps."""
+"""Longer than any process needs for the two steps."""
 _ASIDE: Final = re.compile(r"\.(.+)\.overlapscope-old-[a-z0-9_]{8}", re.DOTALL)
 
 
@@ -37,15 +43,15 @@ def replace_run(path: Path) -> Iterator[Path]:
         raise UsageError(f"{path} exists and is no run directory: it is not replaced")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside_place(path) as temporary:
+        with write_then_replace(path) as temporary:
             yield temporary
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
-def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `path` when the block succeeds, and goes when it fails.
+def write_then_replace(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `path` when the block succeeds, and is removed when it fails.
 
     `durable` is as in `take_place`.
     """
@@ -56,10 +62,10 @@ def beside_place(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Container[int] = frozenset()) -> None:
-    """Let a folder of the same file system become `path`, in place of what stands there. Raises OSError.
+    """Rename a folder of the same file system to `path`, replacing what is there. Raises OSError.
 
-    If it is to be `durable`, a power cut finds one of them whole: the new one's files are on disk before it gets its
-    name (those with inode numbers `on_disk` are already), and its name is before the older one goes.
+    If `durable`, one of the two is complete after a power cut: the new folder's files are flushed to disk before it is
+    renamed (those with inode numbers `on_disk` are already), and its name before the older one is removed.
     """
     os.chmod(temporary, 0o777 & ~umask())
     if durable:
@@ -74,7 +80,7 @@ def take_place(temporary: Path, path: Path, *, durable: bool = True, on_disk: Co
 
 def _exchange(temporary: Path, path: Path, *, durable: bool) -> None:
     # Aside first: at no moment is the place taken by half a run.
-    aside, handle = make_held(path.parent, _prefix(path, "old"))
+    aside, handle = make_locked_folder(path.parent, _prefix(path, "old"))
     with ExitStack() as held, ExitStack() as undo:
         held.callback(os.close, handle)
         undo.callback(_take_back, aside, path)
@@ -94,13 +100,13 @@ def _take_back(aside: Path, path: Path) -> None:
 
 
 def exists_already(path: Path) -> UsageError:
-    """Return the error that says that something stands where a run is to be written."""
+    """Return the error for an output path that exists."""
     said = f"{path} exists already; choose another place, or replace it with"
     return UsageError(f"{said} force=True", in_shell=f"{said} -f")
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether something stands at a place where somebody wants to write, once that is put in order."""
+    """Return whether an output path exists, after restoring what an interrupted replacement left."""
     _put_in_order(path)
     return path.exists()
 
@@ -108,15 +114,15 @@ def is_taken(path: Path) -> bool:
 def _put_in_order(path: Path) -> None:
     """Put back what a killed process had put aside to replace it; where the place is taken, that is removed."""
     for aside in _asides(path):
-        with suppress(OSError), taken(aside, REPLACING_SECONDS):
+        with suppress(OSError), hold_folder(aside, REPLACING_SECONDS):
             if not path.exists():
                 os.replace(aside / path.name, path)
     if path.exists():
-        remove_left(path.parent, _prefix(path, "old"))
+        remove_abandoned(path.parent, _prefix(path, "old"))
 
 
 def where_is(path: Path) -> str:
-    """Say of a path that does not exist where the run is that stood there, if replacing it was interrupted."""
+    """Return why a path does not exist, and where its run is if replacing it was interrupted."""
     for aside in _asides(path):
         return f"no such file or folder; {_put_back(aside / path.name, path)}"
     if path.is_symlink():
@@ -125,7 +131,7 @@ def where_is(path: Path) -> str:
 
 
 def put_aside(folder: Path) -> list[str]:
-    """Say of all that stood in a folder until replacing it was interrupted where it is."""
+    """Return a message for each run in a folder whose replacement was interrupted: where it is."""
     try:
         named = [_ASIDE.fullmatch(each) for each in sorted(os.listdir(folder))]
     except OSError:
@@ -140,7 +146,7 @@ def _put_back(run: Path, path: Path) -> str:
 
 
 def _asides(path: Path) -> list[Path]:
-    found = left_by_others(path.parent, _prefix(path, "old")) if path.name else []
+    found = list_temporary_folders(path.parent, _prefix(path, "old")) if path.name else []
     return [each for each in found if (each / path.name).exists()]
 
 

@@ -1,4 +1,4 @@
-"""What the tables of no rank can hold: with it every figure would be wrong, some by much."""
+"""Check that the tables of a rank are possible: with impossible values, every figure could be wrong."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.operations import MAX_COUNT
 from overlapscope.timeline.run import RankTimeline
 
-BEYOND_NS: Final = 1 << 62
-"""No time is so far from the epoch: what lies between two that are not can be counted."""
+MAX_TIME_NS: Final = 1 << 62
+"""No time is farther from the epoch, so that the difference of two times fits in int64."""
 
 
 def check_possible(timeline: RankTimeline) -> None:
-    """Raise ValueError where a row points outside its table, a time or a size cannot be, or is missing."""
+    """Raise ValueError if a row points outside its table, or a time or a size is impossible or missing."""
     _check_references(timeline)
     _check_times(timeline)
     _check_order(timeline)
@@ -57,7 +57,7 @@ def _check_times(timeline: RankTimeline) -> None:
         ("gradients.ready_ns", timeline.gradients.ready_ns, False),
         ("telemetry.time_ns", timeline.telemetry.time_ns, False),
     ):
-        _check_range(name, column, -BEYOND_NS, BEYOND_NS, required=required)
+        _check_range(name, column, -MAX_TIME_NS, MAX_TIME_NS, required=required)
 
 
 def _check_sizes(timeline: RankTimeline) -> None:

@@ -15,8 +15,8 @@ from overlapscope.timeline.columns import Collectives, make, recode
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import Group, RankTimeline, Run
 from overlapscope.whatif.interference import slowdown
-from tests.support.builders import full_timeline
 from tests.property.synthetic import Job, Layout, run_of, simulate
+from tests.support.builders import full_timeline
 from tests.unit.whatif.test_interference import recorded
 
 NAMED = ("recordings", "spans", "collectives", "lanes", "annotations", "telemetry")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.capture.bucket_waits import bucket_waits
-from overlapscope.capture.overhead import FEWEST, differences, overhead
+from overlapscope.capture.overhead import MIN_STEPS, differences, overhead
 
 
 def finalized(
@@ -72,7 +72,7 @@ def test_steps_captured_in_a_block_are_compared_to_the_ones_near_them() -> None:
 
 
 def test_too_few_steps_have_no_cost() -> None:
-    assert overhead([1] * FEWEST, [True] * FEWEST) is None
+    assert overhead([1] * MIN_STEPS, [True] * MIN_STEPS) is None
     assert overhead([], []) is None
 
 

@@ -179,7 +179,7 @@ def test_doctor_names_the_links_and_what_is_down(monkeypatch: pytest.MonkeyPatch
     assert check.available
     assert check.detail == "NVLink x18: 1 pair, SYS: 2 pairs; GPU2 has 18 NVLinks down"
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([[]]))
-    assert machine.device_links().detail == "1 device: nothing to link"
+    assert machine.device_links().detail == "1 device: no links between devices"
 
 
 def test_doctor_without_a_driver_says_so() -> None:

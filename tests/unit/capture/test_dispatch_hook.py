@@ -15,8 +15,8 @@ from overlapscope.capture.hooks import dispatch_hook as doorway  # noqa: E402 - 
 from overlapscope.capture.hooks import nvtx  # noqa: E402
 from overlapscope.capture.hooks.collectives import CollectiveWatch  # noqa: E402
 from overlapscope.capture.lifecycle.guard import Guard  # noqa: E402
-from overlapscope.capture.records import Call, StepRecord  # noqa: E402
-from overlapscope.capture.timestamps import HostPoints  # noqa: E402
+from overlapscope.capture.records import CollectiveCall, StepRecord  # noqa: E402
+from overlapscope.capture.timestamps import HostClock  # noqa: E402
 
 pytestmark = pytest.mark.torch
 dist = torch.distributed
@@ -133,11 +133,11 @@ def test_calls_of_a_group_of_calls_end_when_the_group_was_waited_for(
 def test_a_captured_collective_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A callback would draw a stream of torch's into the CUDA graph, which nobody joins again."""
     record = StepRecord(number=0, begin_ns=0, thread=threading.get_ident(), observed=True)
-    points = HostPoints()
-    monkeypatch.setattr(points, "mark", lambda: None)
+    clock = HostClock()
+    monkeypatch.setattr(clock, "mark", lambda: None)
     guard = Guard()
-    watch = CollectiveWatch(points, guard, lambda: record)
-    followed: list[Call] = []
+    watch = CollectiveWatch(clock, guard, lambda: record)
+    followed: list[CollectiveCall] = []
     monkeypatch.setattr(dist.Work, "unbox", staticmethod(followed.append))
     watch.open()
     dist.all_reduce(torch.ones(8), async_op=True)
@@ -155,7 +155,7 @@ def test_ranges_stand_around_collectives_without_changing_them() -> None:
         range_pop = staticmethod(lambda: None)
 
     guard = Guard()
-    watch = CollectiveWatch(HostPoints(), guard, lambda: None, nvtx.Ranges(Nvtx(), guard))
+    watch = CollectiveWatch(HostClock(), guard, lambda: None, nvtx.NvtxRanges(Nvtx(), guard))
     watch.open()
     value = torch.full((3,), 2.0)
     dist.all_reduce(value)
@@ -166,7 +166,7 @@ def test_ranges_stand_around_collectives_without_changing_them() -> None:
 
 def test_kernels_stay_where_another_thread_calls_collectives_and_go_when_it_has_ended() -> None:
     """Taken away under a thread that is on its way into one, they crash it."""
-    watch = CollectiveWatch(HostPoints(), Guard(), lambda: None)
+    watch = CollectiveWatch(HostClock(), Guard(), lambda: None)
     other_group = dist.new_group([0])
     stop, failed = threading.Event(), []
 
@@ -191,5 +191,5 @@ def test_kernels_stay_where_another_thread_calls_collectives_and_go_when_it_has_
     assert not failed
     watch.open()
     watch.close()
-    assert not doorway.DOORWAY._libraries
+    assert not doorway.DISPATCH_HOOK._libraries
     assert "BackendSelect" not in torch._C._dispatch_dump("c10d::allreduce_")

@@ -45,7 +45,7 @@ class FakeNvtx:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
     made = FakeNvtx()
-    monkeypatch.setattr(nvtx, "ranges", lambda guard: nvtx.Ranges(made, guard))
+    monkeypatch.setattr(nvtx, "ranges", lambda guard: nvtx.NvtxRanges(made, guard))
     return made
 
 
@@ -108,22 +108,22 @@ def test_a_step_that_raises_leaves_no_range_open(tmp_path: Path, fake: FakeNvtx)
 
 def test_an_operation_that_raises_closes_its_range() -> None:
     fake = FakeNvtx()
-    ranges = nvtx.Ranges(fake, Guard())
+    ranges = nvtx.NvtxRanges(fake, Guard())
 
     def fails(_: int) -> None:
         raise OSError
 
     for _ in range(2):
         with pytest.raises(OSError):  # noqa: PT011 - its own
-            ranges.around("broadcast", fails)(1)
+            ranges.wrap("broadcast", fails)(1)
     assert fake.pushed == [(0, "overlapscope.broadcast#0"), (0, "overlapscope.broadcast#1")]
     assert fake.balanced
 
 
 def test_collectives_are_numbered_anew_in_each_step() -> None:
     fake = FakeNvtx()
-    ranges = nvtx.Ranges(fake, Guard())
-    send = ranges.around("all_gather", lambda value: value + 1)
+    ranges = nvtx.NvtxRanges(fake, Guard())
+    send = ranges.wrap("all_gather", lambda value: value + 1)
     for number in range(2):
         ranges.begin_step(number)
         assert [send(1), send(2)] == [2, 3]
@@ -136,7 +136,7 @@ def test_collectives_are_numbered_anew_in_each_step() -> None:
 
 def test_ranges_of_one_thread_are_not_popped_by_another() -> None:
     fake = FakeNvtx()
-    ranges = nvtx.Ranges(fake, Guard())
+    ranges = nvtx.NvtxRanges(fake, Guard())
     ranges.begin("step#0")
     other = threading.Thread(target=lambda: (ranges.begin("backward"), ranges.end("step#0"), ranges.end("backward")))
     other.start()

@@ -45,7 +45,7 @@ def test_a_connection_is_told_of_by_what_it_carried_meanwhile() -> None:
         read.join(20)
         wait_until_acknowledged(here)
         watch.close()
-        rows = {each["local"]: each for each in watch.told()}
+        rows = {each["local"]: each for each in watch.connections()}
         local, peer = (f"[{each[0]}]:{each[1]}" for each in (here.getsockname(), here.getpeername()))
     mine, theirs = rows[local], rows[peer]
     assert (mine["peer"], theirs["peer"], mine["interface"]) == (peer, local, "lo")
@@ -61,7 +61,7 @@ def test_connections_that_carried_little_are_not_told_of_and_live_on() -> None:
         watch.open()
         here.sendall(b"a few bytes")
         watch.close()
-        assert f"[127.0.0.1]:{here.getsockname()[1]}" not in {each["local"] for each in watch.told()}
+        assert f"[127.0.0.1]:{here.getsockname()[1]}" not in {each["local"] for each in watch.connections()}
         there.settimeout(10)
         assert there.recv(100) == b"a few bytes"
 

@@ -9,12 +9,12 @@ import pytest
 
 from overlapscope.capture.hooks.collectives import CollectiveWatch
 from overlapscope.capture.lifecycle.guard import Guard
-from overlapscope.capture.records import BATCH_STEPS, KEPT_STEPS, Call, Resolver, StepRecord, Stretch
-from overlapscope.capture.timestamps import DevicePoints
+from overlapscope.capture.records import BATCH_STEPS, KEPT_STEPS, CollectiveCall, MarkedRange, MarkResolver, StepRecord
+from overlapscope.capture.timestamps import DeviceClock
 
 
 class Device:
-    """What DevicePoints uses of torch.cuda. `now_ns` is where the stream will be, `reached_ns` where it is."""
+    """What DeviceClock uses of torch.cuda. `now_ns` is where the stream will be, `reached_ns` where it is."""
 
     def __init__(self) -> None:
         self.now_ns = self.reached_ns = 0
@@ -62,18 +62,18 @@ def device() -> Device:
 
 
 def test_times_stay_exact_over_an_hour_of_steps(device: Device) -> None:
-    points = DevicePoints(device)
-    first = points.mark()
+    clock = DeviceClock(device)
+    first = clock.mark()
     marks = []
     for _ in range(3600):
         device.now_ns += 1_000_000_000
-        points.anchor()
+        clock.anchor()
         device.now_ns += 300_000_001
-        marks.append(points.mark())
+        marks.append(clock.mark())
         device.now_ns -= 300_000_001
     device.now_ns += 1_000_000_000
     device.synchronize()
-    begin, *times = points.times([first, *marks])
+    begin, *times = clock.times([first, *marks])
     assert begin is not None
     for number, found in enumerate(times, 1):
         assert found is not None
@@ -81,63 +81,63 @@ def test_times_stay_exact_over_an_hour_of_steps(device: Device) -> None:
 
 
 def test_a_mark_that_the_device_has_not_reached_has_no_time_yet(device: Device) -> None:
-    points = DevicePoints(device)
+    clock = DeviceClock(device)
     device.now_ns = 1_000
-    mark = points.mark()
-    assert points.times([mark]) == [None]
-    assert not points.done(mark)
-    assert points.resolve(mark) is mark
+    mark = clock.mark()
+    assert clock.times([mark]) == [None]
+    assert not clock.done(mark)
+    assert clock.resolve(mark) is mark
     device.reached_ns = 1_000
-    assert points.times([mark])[0] is not None
+    assert clock.times([mark])[0] is not None
 
 
 def test_resolving_changes_no_time(device: Device) -> None:
-    points = DevicePoints(device)
+    clock = DeviceClock(device)
     marks = []
     for _ in range(10):
         device.now_ns += 1_234_567
-        points.anchor()
+        clock.anchor()
         device.now_ns += 7_654_321
-        marks.append(points.mark())
+        marks.append(clock.mark())
     device.synchronize()
-    before = points.times(marks)
-    assert points.times([points.resolve(mark) for mark in marks]) == before
+    before = clock.times(marks)
+    assert clock.times([clock.resolve(mark) for mark in marks]) == before
 
 
 def test_nothing_is_recorded_or_asked_while_a_graph_is_captured(device: Device) -> None:
-    points = DevicePoints(device)
-    mark = points.mark()
+    clock = DeviceClock(device)
+    mark = clock.mark()
     device.capturing = True
-    points.anchor()
-    assert points.mark() is None
-    assert points.resolve(mark) is mark
-    assert points.times([None]) == [None]
+    clock.anchor()
+    assert clock.mark() is None
+    assert clock.resolve(mark) is mark
+    assert clock.times([None]) == [None]
 
 
 def test_a_long_run_holds_few_events(device: Device) -> None:
-    points = DevicePoints(device)
-    resolver = Resolver(points)
+    clock = DeviceClock(device)
+    resolver = MarkResolver(clock)
     events: list[weakref.ref[Any]] = []
     records = []
     for number in range(400):
         device.now_ns += 1_000_000
-        points.anchor()
+        clock.anchor()
         marks = []
         for _ in range(4):
             device.now_ns += 1_000
-            marks.append(points.mark())
+            marks.append(clock.mark())
             events.append(weakref.ref(marks[-1][0]))
         device.reached_ns = device.now_ns - 2_000_000  # the device lags two steps behind
         record = StepRecord(number=number, begin_ns=0, thread=0, observed=True)
-        record.phases.append(Stretch("forward", marks[0], 0, marks[1]))
-        call = Call("all_reduce", "0", 2, "float32", 1, 0, marks[2], marks[3])
+        record.phases.append(MarkedRange("forward", marks[0], 0, marks[1]))
+        call = CollectiveCall("all_reduce", "0", 2, "float32", 1, 0, marks[2], marks[3])
         record.calls.append(call)
         records.append(record)
         resolver.add(record)
         del marks
         assert sum(event() is not None for event in events) <= 4 * (BATCH_STEPS + KEPT_STEPS)
     device.synchronize()
-    ends = points.times([record.calls[0].done for record in records])
+    ends = clock.times([record.calls[0].done for record in records])
     gaps = {after - before for before, after in itertools.pairwise(end for end in ends if end is not None)}
     assert len(ends) == 400
     assert None not in ends
@@ -145,24 +145,24 @@ def test_a_long_run_holds_few_events(device: Device) -> None:
 
 
 def test_only_what_waits_on_the_stream_that_computes_holds_up_the_step(device: Device) -> None:
-    points = DevicePoints(device)
+    clock = DeviceClock(device)
     device.stream = 7
-    points.anchor()
-    assert points.holds_up(thread=0)
-    assert points.computes_on(7)
+    clock.anchor()
+    assert clock.blocks_compute(thread=0)
+    assert clock.computes_on(7)
     device.stream = 8  # as inside `with torch.cuda.stream(side):`
-    assert not points.holds_up(thread=0)
-    assert not points.computes_on(8)
+    assert not clock.blocks_compute(thread=0)
+    assert not clock.computes_on(8)
 
 
 def test_a_mark_of_another_device_has_no_time_and_spoils_no_other(device: Device) -> None:
-    points = DevicePoints(device)
-    points.anchor()
-    here = points.mark()
+    clock = DeviceClock(device)
+    clock.anchor()
+    here = clock.mark()
     device.index = 1
-    there = points.mark()
+    there = clock.mark()
     device.synchronize()
-    times = points.times([here, there])
+    times = clock.times([here, there])
     assert times[0] is not None
     assert times[1] is None
 
@@ -182,11 +182,11 @@ def test_what_the_computing_stream_waits_for_is_a_wait_and_what_others_wait_for_
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     compute, side = Stream(), Stream()
     device.stream = compute
-    points = DevicePoints(device)
-    points.anchor()
+    clock = DeviceClock(device)
+    clock.anchor()
     record = StepRecord(number=0, begin_ns=0, thread=0, observed=True)
     guard = Guard()
-    watch = CollectiveWatch(points, guard, lambda: record)
+    watch = CollectiveWatch(clock, guard, lambda: record)
     watch.open()
     compute.wait_event("gathered")
     side.wait_event("computed")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.cli import analysis_cache as kept_analysis
-from overlapscope.cli.analysis_cache import KEPT, WORTH_SPANS
+from overlapscope.cli import analysis_cache as load_analysis
+from overlapscope.cli.analysis_cache import CACHE_NAME, MIN_SPANS
 from overlapscope.cli.main import main
 from overlapscope.timeline.store.load_save import save_run
 from tests.property.synthetic import Job, Layout, run_of, simulate
@@ -18,7 +18,7 @@ from tests.property.synthetic import Job, Layout, run_of, simulate
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept_analysis, "WORTH_SPANS", 1)
+    monkeypatch.setattr(load_analysis, "MIN_SPANS", 1)
     save_run(run_of(simulate(Job(layout=Layout(tp=2), seed=4, steps=4))), tmp_path / "run", version="1")
     return tmp_path / "run"
 
@@ -32,7 +32,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str
 def change_what_is_kept(file: Path) -> None:
     _, told = file.read_bytes().split(b"\n", 1)
     told = told.replace(b'"step": 10', b'"step": 77')
-    file.write_bytes(kept_analysis.told_by(told) + told)
+    file.write_bytes(load_analysis.checksum_line(told) + told)
 
 
 @pytest.mark.parametrize("form", [["--json"], [], ["--all"]])
@@ -42,7 +42,7 @@ def test_what_was_kept_is_printed_again_without_reading_the_run(
     (place / "rank_00001" / "steps.parquet").unlink()  # whose warning stands on stderr, both times
     first = printed(capsys, place, *form)
     assert "rank 1 left out" in first[1]
-    assert (place / KEPT).exists()
+    assert (place / CACHE_NAME).exists()
     monkeypatch.setattr("overlapscope.timeline.store.load_save.load_run", None)
     assert printed(capsys, place, *form) == first
 
@@ -50,9 +50,9 @@ def test_what_was_kept_is_printed_again_without_reading_the_run(
 def test_small_runs_are_left_as_they_are(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_analysis, "WORTH_SPANS", WORTH_SPANS)
+    monkeypatch.setattr(load_analysis, "MIN_SPANS", MIN_SPANS)
     printed(capsys, place)
-    assert not (place / KEPT).exists()
+    assert not (place / CACHE_NAME).exists()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_was_kept_does_not_count_once_something_changed(
     change: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed(capsys, place)
-    change_what_is_kept(place / KEPT)
+    change_what_is_kept(place / CACHE_NAME)
     assert '"step": 77' in printed(capsys, place, "--json")[0]
     if change == "a table":
         os.utime(place / "rank_00001" / "spans.parquet", ns=(1, 1))
@@ -77,7 +77,7 @@ def test_what_was_kept_does_not_count_once_something_changed(
     elif change == "a rank gone":
         shutil.rmtree(place / "rank_00001")
     elif change == "our code":
-        monkeypatch.setattr(kept_analysis, "__version__", "99")
+        monkeypatch.setattr(load_analysis, "__version__", "99")
     else:
         place = place.rename(place.with_name("other"))
     told = json.loads(printed(capsys, place, "--json")[0])
@@ -89,13 +89,13 @@ def test_a_link_in_its_place_is_neither_read_nor_followed(
 ) -> None:
     whole = printed(capsys, place, "--json")[0]
     other = tmp_path / "other.json"
-    (place / KEPT).rename(other)
+    (place / CACHE_NAME).rename(other)
     change_what_is_kept(other)
-    (place / KEPT).symlink_to(other)
+    (place / CACHE_NAME).symlink_to(other)
     before = other.read_bytes()
     assert printed(capsys, place, "--json")[0] == whole
     assert other.read_bytes() == before
-    assert not (place / KEPT).is_symlink()
+    assert not (place / CACHE_NAME).is_symlink()
 
 
 @pytest.mark.parametrize("left", [0.1, 0.5, 0.999])
@@ -104,17 +104,17 @@ def test_what_was_kept_and_is_not_whole_is_made_anew(
     left: float, form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = printed(capsys, place, *form)
-    whole = (place / KEPT).read_bytes()
-    (place / KEPT).write_bytes(whole[: int(len(whole) * left)])
+    whole = (place / CACHE_NAME).read_bytes()
+    (place / CACHE_NAME).write_bytes(whole[: int(len(whole) * left)])
     assert printed(capsys, place, *form) == first
-    assert (place / KEPT).read_bytes() == whole
+    assert (place / CACHE_NAME).read_bytes() == whole
 
 
 def test_what_another_user_wrote_is_not_read(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = printed(capsys, place, "--json")[0]
-    change_what_is_kept(place / KEPT)
+    change_what_is_kept(place / CACHE_NAME)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert printed(capsys, place, "--json")[0] == whole
 
@@ -125,7 +125,7 @@ def test_a_run_that_cannot_be_written_is_analyzed_all_the_same(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(kept_analysis.os, "replace", refused)
+    monkeypatch.setattr(load_analysis.os, "replace", refused)
     assert json.loads(printed(capsys, place, "--json")[0])["ranks"]
     assert sorted(each.name for each in place.iterdir()) == ["rank_00000", "rank_00001", "run.json"]
 
@@ -136,10 +136,10 @@ def test_a_damaged_one_is_worked_out_again(
     rest: bytes, form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = printed(capsys, place, *form)
-    kept = (place / KEPT).read_bytes()
-    (place / KEPT).write_bytes(kept[: kept.index(b"\n") + 1] + rest)
+    kept = (place / CACHE_NAME).read_bytes()
+    (place / CACHE_NAME).write_bytes(kept[: kept.index(b"\n") + 1] + rest)
     assert printed(capsys, place, *form) == whole
-    assert (place / KEPT).read_bytes() == kept
+    assert (place / CACHE_NAME).read_bytes() == kept
 
 
 def test_nothing_is_kept_of_ranks_behind_links_whose_changes_would_not_be_seen(
@@ -148,7 +148,7 @@ def test_nothing_is_kept_of_ranks_behind_links_whose_changes_would_not_be_seen(
     (place / "rank_00001").rename(tmp_path / "elsewhere")
     (place / "rank_00001").symlink_to(tmp_path / "elsewhere")
     printed(capsys, place)
-    assert not (place / KEPT).exists()
+    assert not (place / CACHE_NAME).exists()
 
 
 def test_a_table_that_was_kept_with_all_rows_shown_is_the_usual_one(
@@ -156,7 +156,7 @@ def test_a_table_that_was_kept_with_all_rows_shown_is_the_usual_one(
 ) -> None:
     printed(capsys, place, "--all")
     again = printed(capsys, place)
-    (place / KEPT).unlink()
+    (place / CACHE_NAME).unlink()
     assert printed(capsys, place) == again
 
 
@@ -174,13 +174,13 @@ def test_showing_what_was_kept_loads_nothing_large(place: Path) -> None:
 def test_what_killed_processes_left_half_written_is_removed_and_nothing_else(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, young = place / f"{KEPT}.{'0' * 16}", place / f"{KEPT}.{'1' * 16}"
-    others = [place / f"{KEPT}.mine", place / ".analysis", place / "notes"]
+    old, young = place / f"{CACHE_NAME}.{'0' * 16}", place / f"{CACHE_NAME}.{'1' * 16}"
+    others = [place / f"{CACHE_NAME}.mine", place / ".analysis", place / "notes"]
     for each in (old, young, *others):
         each.write_text("half")
     for each in (old, *others):
         os.utime(each, ns=(1, 1))
     printed(capsys, place)
-    assert (place / KEPT).exists()
+    assert (place / CACHE_NAME).exists()
     assert not old.exists()
     assert all(each.exists() for each in (young, *others))

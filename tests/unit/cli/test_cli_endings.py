@@ -15,11 +15,14 @@ from tests.support.kineto_writer import training, write
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (MemoryError(), "overlapscope analyze: not enough memory: give it more, or fewer files at once\n"),
+        (
+            MemoryError(),
+            "overlapscope analyze: not enough memory: use a machine with more memory, or read fewer files at once\n",
+        ),
         (
             RuntimeError("can't start new thread"),
-            "overlapscope analyze: the system starts no more threads: raise its limit of them (ulimit -u, the "
-            "container's limit of pids) or of memory (ulimit -v)\n",
+            "overlapscope analyze: the system starts no more threads: raise the limit of threads (ulimit -u, the "
+            "container's pids limit) or of memory (ulimit -v)\n",
         ),
     ],
 )
@@ -62,8 +65,8 @@ def test_streams_that_are_closed_are_written_to_by_nobody(closed: str, tmp_path:
         ("folder", ["-f"], 2, "is a folder; name a file"),
         ("none/there.json", [], 3, "cannot be written: No such file or directory"),
         ("there.json/x", [], 3, "cannot be written: Not a directory"),
-        ("s3://bucket/x.json", [], 2, "what is written goes to a disk of this machine"),
-        ("trace.json", ["-f"], 2, "is what is to be read; choose another name"),
+        ("s3://bucket/x.json", [], 2, "output can only be written to a disk of this machine"),
+        ("trace.json", ["-f"], 2, "is an input of this command; choose another name"),
         ("", ["-f"], 2, "the path is empty: is a variable not set?"),
     ],
 )

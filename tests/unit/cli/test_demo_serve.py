@@ -102,7 +102,7 @@ def test_the_demo_trains_prints_its_table_and_serves_the_run(tmp_path: Path) -> 
                     break
             assert said[-1].startswith("serving on http://127.0.0.1:"), said
             assert any(line.startswith("2 ranks of 2, 2 steps") for line in said), said
-            assert "The run is kept in run." in said
+            assert "The run is in run." in said
             port = urlsplit(said[-1].removeprefix("serving on ")).port
             assert port
             assert "<title>OverlapScope</title>" in asked(port, "GET", "/")

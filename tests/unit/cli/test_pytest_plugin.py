@@ -135,7 +135,7 @@ def test_a_misuse_fails_with_what_to_do(tmp_path: Path) -> None:
     assert len(ended) == 6
     assert shown.count("the test recorded nothing") >= 2
     assert "did you mean 'min_relative'" in shown
-    assert "needs a baseline, or budgets" in shown
+    assert "needs a baseline or budgets" in shown
     assert "pytest --overlap-save" in shown
     assert "its own words" in shown
     assert "Traceback" not in shown

@@ -24,7 +24,7 @@ from overlapscope.ingest.parallel.work_dir import READ, work_dir
 from overlapscope.ingest.run_folder import read_runs
 from overlapscope.ingest.write_run import write_run
 from overlapscope.timeline.store.load_save import load_run
-from overlapscope.timeline.store.run_folder import beside_place, is_taken, replace_run
+from overlapscope.timeline.store.run_folder import is_taken, replace_run, write_then_replace
 from overlapscope_dashboards.runs.catalog import find
 from tests.unit.parallel.test_write_run import files_in, job, trace
 
@@ -66,7 +66,7 @@ def killed(code: str) -> None:
 REPLACING = """
 import os
 from pathlib import Path
-from overlapscope.timeline.store.run_folder import beside_place, is_taken, replace_run
+from overlapscope.timeline.store.run_folder import write_then_replace, is_taken, replace_run
 from overlapscope.timeline.store.load_save import load_run
 replace, left = os.replace, [{steps}]
 def step(*args):
@@ -75,7 +75,7 @@ def step(*args):
     left[0] -= 1
     replace(*args)
 os.replace = step
-with beside_place(Path({run!r})) as place:
+with write_then_replace(Path({run!r})) as place:
     (place / "run.json").write_text("new")
 pause()
 """
@@ -90,7 +90,7 @@ def test_a_run_that_is_replaced_by_a_killed_process_is_the_old_or_the_new_one(st
     with pytest.raises(UsageError, match="exists already"):
         write_run(job(tmp_path / "job"), run)
     assert files_in(run) == (before if steps < 2 else {"run.json": b"new"})
-    with beside_place(run):
+    with write_then_replace(run):
         pass
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
@@ -150,7 +150,7 @@ def test_an_older_run_is_put_back_when_the_newer_one_cannot_take_its_place(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError), beside_place(run):  # noqa: PT011 - it has no words
+    with pytest.raises(OSError), write_then_replace(run):  # noqa: PT011 - it has no words
         pass
     assert files_in(run) == before
     assert [each.name for each in tmp_path.iterdir()] == ["run"]

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from overlapscope.errors import InputError
 from overlapscope.files import spill as aside
-from overlapscope.files.spill import Aside, Held, Written
+from overlapscope.files.spill import ArrayInFile, ArrayInMemory, Aside
 
 MANY = np.arange(1000)
 
@@ -35,20 +35,20 @@ def test_arrays_come_back_as_they_were_wherever_they_lie(given: list[npt.NDArray
 def test_every_other_column_of_a_table_comes_back() -> None:
     table = np.arange(6000).reshape(6, 1000)[:, ::2]
     put = Aside(0).put(table)
-    assert isinstance(put, Written)
+    assert isinstance(put, ArrayInFile)
     np.testing.assert_array_equal(put.values(), table)
 
 
 def test_what_fits_stays_in_memory_and_the_rest_does_not() -> None:
     place = Aside(2 * MANY.nbytes)
-    assert [type(place.put(MANY)) for _ in range(4)] == [Held, Held, Written, Written]
-    assert isinstance(place.put(np.arange(4)), Held)
+    assert [type(place.put(MANY)) for _ in range(4)] == [ArrayInMemory, ArrayInMemory, ArrayInFile, ArrayInFile]
+    assert isinstance(place.put(np.arange(4)), ArrayInMemory)
 
 
 def test_the_file_has_no_name_and_lies_where_tempfile_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     put = Aside(0).put(MANY)
-    assert isinstance(put, Written)
+    assert isinstance(put, ArrayInFile)
     assert os.listdir(tmp_path) == []
     assert put.values().sum() == MANY.sum()
 
@@ -107,22 +107,22 @@ def test_what_finds_no_room_on_disk_stays_in_memory(
     broken(monkeypatch)
     place = Aside(0)
     puts = [place.put(MANY + number) for number in range(4)]
-    assert [type(each) for each in puts] == [Written] * written + [Held] * (4 - written)
+    assert [type(each) for each in puts] == [ArrayInFile] * written + [ArrayInMemory] * (4 - written)
     assert [int(each.values()[0]) for each in puts] == [0, 1, 2, 3]
 
 
 def test_several_files_do_not_take_what_is_free_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     little_room(monkeypatch)
     places = [Aside(0), Aside(0)]
-    assert [type(place.put(MANY[:500])) for place in places] == [Written, Written]
-    assert [type(place.put(MANY[500:])) for place in places] == [Held, Held]
+    assert [type(place.put(MANY[:500])) for place in places] == [ArrayInFile, ArrayInFile]
+    assert [type(place.put(MANY[500:])) for place in places] == [ArrayInMemory, ArrayInMemory]
 
 
 def test_what_one_file_left_is_not_halved_again_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     little_room(monkeypatch)
     first, second = Aside(0), Aside(0)
-    assert type(first.put(MANY)) is Written
-    assert type(second.put(MANY[:200])) is Held
+    assert type(first.put(MANY)) is ArrayInFile
+    assert type(second.put(MANY[:200])) is ArrayInMemory
 
 
 def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:
@@ -137,14 +137,14 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_figures() -> None:
 def test_what_stays_in_memory_does_not_hold_what_it_is_a_part_of() -> None:
     table = np.arange(100_000).reshape(10, -1)
     held = Aside().put(table[:, 3])
-    assert isinstance(held, Held)
+    assert isinstance(held, ArrayInMemory)
     assert held.array.base is None
     assert held.values().tolist() == table[:, 3].tolist()
 
 
 def test_one_row_is_read_alone() -> None:
     table = np.arange(60_000).reshape(6, -1)
-    for room, kind in ((1 << 30, Held), (0, Written)):
+    for room, kind in ((1 << 30, ArrayInMemory), (0, ArrayInFile)):
         put = Aside(room).put(table[:, ::2])
         assert isinstance(put, kind)
         assert [put.row(number).tolist() for number in range(6)] == table[:, ::2].tolist()
