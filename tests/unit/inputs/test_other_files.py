@@ -73,7 +73,7 @@ def test_a_named_file_of_another_kind_is_refused_in_one_line(
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     is_json = OTHERS[name][0] in "{[" and name != "train.log"
-    expected = ("torch profiler trace", "not a trace") if is_json else ("holds nothing that is read",)
+    expected = ("torch profiler trace", "not a trace") if is_json else ("holds nothing that can be read",)
     assert any(each in said.err for each in expected)
 
 

@@ -131,7 +131,7 @@ def test_a_broken_file_is_called_by_its_url(storage: Any) -> None:
 
 def test_an_archive_or_a_run_is_to_be_copied_first(storage: Any) -> None:
     storage.pipe_file("/job/more.zip", b"PK\x05\x06" + bytes(18))
-    with pytest.raises(InputError, match=r"memory://job/more\.zip: is an archive: copy it to this machine"):
+    with pytest.raises(InputError, match=r"memory://job/more\.zip: is an archive on remote storage: copy it"):
         read_inputs([Path("memory://job/more.zip")])
     storage.pipe_file("/job/run.json", b"{}")
     with pytest.raises(InputError, match="memory://job: is a run directory: copy it"):
