@@ -170,7 +170,7 @@ def test_a_symbolic_link_in_a_zip_is_not_made(tmp_path: Path) -> None:
         archive.writestr("rank0.json", trace(0))
     with unpacked([path]) as found:
         assert [file.name for file in found.inputs.files] == ["rank0.json"]
-        assert "no plain file" in found.notes[0].warnings[0]
+        assert "not a plain file" in found.notes[0].warnings[0]
 
 
 def test_only_members_that_a_reader_knows_are_unpacked(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_zip_that_would_be_unpacked_without_a_limit_on_memory_is_refused_in_on
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("rank0.json", trace(0))
     assert main(["analyze", str(path)]) == 3
-    said = "1 members not read whole: 'rank0.json' (it is packed by a method that is not read: unpack the archive"
+    said = "1 members not read whole: 'rank0.json' (it is packed by a method that is not supported: unpack the archive"
     assert capsys.readouterr().err == f"overlapscope analyze: {path}: {said} and name the folder)\n"
 
 

@@ -36,7 +36,7 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
-        with pytest.raises(InputError, match="is a pipe or a device; save what it gives as a file"):
+        with pytest.raises(InputError, match="is a pipe or a device; save its content as a file"):
             discover([path])
 
 

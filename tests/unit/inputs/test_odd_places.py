@@ -1,4 +1,4 @@
-"""Links to nothing, closed folders, files that go before they are read: each costs itself, and is told."""
+"""Links to nothing, closed folders, files that go before they are read: each is skipped, and reported."""
 
 import os
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ def told(place: Path) -> list[tuple[str, tuple[str, ...]]]:
 def test_a_link_to_nothing_is_told_and_its_rank_is_not_readable(job: Path) -> None:
     (job / "rank1.json").symlink_to("/nowhere/rank1.json")
     (job / "rank2.json").symlink_to("rank2.json")
-    assert told(job) == [(str(job / f"rank{rank}.json"), ("is a link to what is not there",)) for rank in (1, 2)]
+    assert told(job) == [(str(job / f"rank{rank}.json"), ("is a link to a missing file",)) for rank in (1, 2)]
     assert overlapscope.load(job).run.unread_ranks == (1, 2)
 
 
 def test_a_folder_of_such_links_alone_says_so(tmp_path: Path) -> None:
     (tmp_path / "rank1.json").symlink_to("/nowhere/rank1.json")
-    with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to what is not there"):
+    with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to a missing file"):
         overlapscope.load(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_a_pipe_among_traces_is_left_alone(job: Path) -> None:
 
 def test_standard_input_is_said_not_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "-"]) == 3
-    assert "-: standard input is not read: save what it gives as a file" in capsys.readouterr().err
+    assert "-: standard input cannot be read" in capsys.readouterr().err
 
 
 def test_a_rank_beyond_the_world_that_is_named_is_told(tmp_path: Path) -> None:

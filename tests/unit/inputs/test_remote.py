@@ -118,7 +118,7 @@ def test_a_file_that_is_larger_than_allowed_costs_itself(storage: Any) -> None:
     storage.pipe_file("/job/rank3.json", FILES["rank0.json"] + b" " * (1 << 20))
     run = read_inputs([Path("memory://job")], ReadOptions(max_bytes=1 << 20))
     (source,) = [each for each in run.sources if each.path.endswith("rank3.json")]
-    assert source.warnings == ("holds more than 1 MiB, which is what may be copied",)
+    assert source.warnings == ("holds more than 1 MiB, the most that may be copied",)
 
 
 def test_a_broken_file_is_called_by_its_url(storage: Any) -> None:
@@ -143,7 +143,7 @@ def test_an_archive_or_a_run_is_to_be_copied_first(storage: Any) -> None:
     [
         ("memory://nothing", "no such file or folder"),
         ("file:///nothing/here", "no such file or folder"),
-        ("unheard-of://a/b", "nothing reads unheard-of://: known are s3://"),
+        ("unheard-of://a/b", "unheard-of:// is not supported: use s3://"),
         ("ftp://127.0.0.1:9/job", "127.0.0.1:9 refuses the connection: is the server running"),
     ],
 )
@@ -331,7 +331,7 @@ def test_a_storage_that_gives_next_to_nothing_is_given_up(storage: Any, monkeypa
 
     monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(type(storage), "open", lambda *_, **__: Dripping())
-    with pytest.raises(InputError, match="gives less than 16 KiB a second"):
+    with pytest.raises(InputError, match="sends less than 16 KiB a second"):
         read_inputs([Path("memory://job/rank0.json")])
 
 

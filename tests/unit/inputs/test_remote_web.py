@@ -209,7 +209,7 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
     [
         ("silent.json", "no answer within"),
         ("stuck.json", "no answer within"),
-        ("drip.json", "gives less than 16 KiB a second"),
+        ("drip.json", "sends less than 16 KiB a second"),
         ("endless_page", "no answer within"),
     ],
 )
