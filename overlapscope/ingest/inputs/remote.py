@@ -70,7 +70,7 @@ _CAUSES: Final = (
      "{scheme}:// is not supported: use s3://, gs://, az://, https:// or another scheme of fsspec; "
      "name a file on this machine by its path alone"),
 )  # fmt: skip
-"""Meaning of storage errors, each a line `Type: text` or `status number text`; the first pattern that matches counts."""
+"""Meaning of storage errors, each line `Type: text` or `status number text`; the first pattern that matches counts."""
 Version = tuple[str | int, ...]
 T = TypeVar("T")
 
@@ -104,12 +104,12 @@ def list_url(path: Path, url: str) -> tuple[dict[Path, Version], list[Path]]:
     known: dict[Path, Version] = {}
     others: list[Path] = []
     read_heads = _web_heads if url.startswith(_WEB) else partial(_heads, url, below)
-    for name, (info, head) in zip(names, read_heads(files, names), strict=True):
+    for name, (properties, head) in zip(names, read_heads(files, names), strict=True):
         file = Path(files.unstrip_protocol(name))
         if head is not None and reader_of(head_within(file, head[:HEAD_BYTES])) is None:
             others.append(file)
         else:  # if the head cannot be read, reading the file reports why
-            known[file] = _version(info)
+            known[file] = _version(properties)
     return known, others
 
 

@@ -111,4 +111,4 @@ def test_a_rank_beyond_the_world_that_is_named_is_told(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_bytes(write(training(), metadata=distributed(7, 2)))
     run = overlapscope.load(tmp_path / "trace.json")
     assert (run.ranks, run.world_size) == ([7], 8)
-    assert any("rank 7 is none of a world of 2" in each for each in run.sources[0].warnings)
+    assert any("rank 7 does not fit the world size 2" in each for each in run.sources[0].warnings)

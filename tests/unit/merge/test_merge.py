@@ -82,8 +82,8 @@ def test_steps_that_repeat_are_not_joined_and_say_so() -> None:
     assert calls_in(result.ranks[0]) == step() * 2
     assert result.groups == (WORLD,)
     assert result.notes == (
-        "rank 0, group '0': not joined with its log: its 8 calls fit the log at several places, as steps repeat; "
-        "record the job's start too, or a step that no other is like",
+        "rank 0, group '0': not joined with its log: its 8 calls fit the log at several places, because steps repeat; "
+        "record the job's start too, or a step that is unlike the others",
     )
 
 
@@ -94,7 +94,7 @@ def test_a_kernel_that_was_not_recorded_or_a_lost_line_leaves_the_calls_unjoined
     del (part if lost == "call of the trace" else lines)[16]
     result = merged(trace(part), log(lines))
     assert calls_in(result.ranks[0]) == part
-    assert "calls are not among the log's" in told(result)
+    assert "calls are not a contiguous part of the log's" in told(result)
 
 
 def test_a_call_that_contradicts_the_log_leaves_all_unjoined() -> None:
@@ -104,8 +104,8 @@ def test_a_call_that_contradicts_the_log_leaves_all_unjoined() -> None:
     result = merged(trace(part), log(logged(run)))
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {None}
     assert result.notes == (
-        "rank 0, group '0': not joined with its log: its 5 calls are not among the log's 15 in one piece: are they of "
-        "one run, and is the log whole (NCCL_DEBUG_SUBSYS with COLL from the start)?",
+        "rank 0, group '0': not joined with its log: its 5 calls are not a contiguous part of the log's 15 calls: are "
+        "both of one run, and is the log complete (NCCL_DEBUG_SUBSYS with COLL from the start)?",
     )
 
 
@@ -117,7 +117,7 @@ def test_a_size_that_few_calls_tell_must_not_contradict_the_log() -> None:
     assert calls_in(result.ranks[0]) == part
     assert result.notes == (
         "rank 0, group '0': call 5 of 7 is all_reduce in the trace and all_reduce of 8000 bytes float32 in the log: "
-        "not joined; are they of one run?",
+        "not joined; are both of one run?",
     )
 
 
@@ -126,7 +126,7 @@ def test_the_traces_own_values_stay_and_the_difference_is_told() -> None:
     result = merged(trace(part), log(logged([*INIT, *step(1)])))
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {"NVLS"}
     assert {call.protocol for call in calls_in(result.ranks[0])} == {"LL"}
-    assert "the log names another algorithm than the trace for some calls: the trace's is kept" in told(result)
+    assert "for some calls the log and the trace name a different algorithm: the trace's value is kept" in told(result)
 
 
 def test_a_log_without_calls_adds_nothing_and_is_no_reason_to_warn() -> None:
@@ -245,7 +245,7 @@ def test_communicators_that_fit_alike_are_refused_by_name() -> None:
     lines = [*logged(step(1), MAIN), *logged(step(1), OTHER, algorithm="NVLS")]
     result = merged(trace(part), log(lines), groups=(WORLD, TWIN), **TWINS)
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {None}
-    assert f"rank 0, group '0': its calls fit the communicators {MAIN}, {OTHER} alike" in told(result)
+    assert f"rank 0, group '0': its calls fit the communicators {MAIN}, {OTHER} equally" in told(result)
     assert [group.name for group in result.groups] == ["0", "7", MAIN, OTHER]
 
 
@@ -253,7 +253,7 @@ def test_two_groups_that_fit_one_communicator_are_both_refused() -> None:
     part = [replace(call, group=group) for group in "07" for call in step(1)]
     result = merged(trace(part), log(logged(step(1), MAIN)), groups=(WORLD, TWIN), **TWINS)
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {None}
-    assert "its calls and those of group '7' fit communicator 0x5d01 alike" in told(result)
+    assert "its calls and those of group '7' fit communicator 0x5d01 equally" in told(result)
 
 
 @pytest.mark.parametrize("known", [Group(name="0", size=4), Group(name="0")])
@@ -300,7 +300,7 @@ def test_a_group_without_a_communicator_in_the_log_is_named() -> None:
     part = [Call("all_reduce", 5, group="tp")]
     groups = (WORLD, Group(name="tp", size=2, ranks=(0, 1)))
     result = merged(trace(part), log(logged(step(1))), groups=groups)
-    assert told(result).startswith("rank 0, group 'tp': no communicator of the log may have its ranks")
+    assert told(result).startswith("rank 0, group 'tp': no communicator of the log fits its ranks")
 
 
 def test_communicators_that_a_log_without_calls_tells_of_are_named_after_their_groups() -> None:
@@ -335,7 +335,7 @@ def test_the_librarys_numbers_are_not_mixed_with_torchs() -> None:
     assert [call.seq for call in calls_in(result.ranks[0])] == [900, 901, 902, 903]
     assert {call.algorithm for call in calls_in(result.ranks[0])} == {"TREE", "RING"}
     assert {call.seq for call in calls_in(result.ranks[1])} == {None}
-    assert "rank 1, group '0': its log numbers calls otherwise than torch does" in told(result)
+    assert "rank 1, group '0': its log numbers calls differently from torch" in told(result)
 
 
 def test_numbers_are_not_mixed_where_torchs_are_of_an_unknown_group() -> None:
@@ -469,8 +469,8 @@ def test_logs_whose_order_nothing_tells_cost_the_shorter_with_a_note() -> None:
     result = merged(log(first, source="a.log"), log(second, source="b.log"))
     assert calls_in(result.ranks[0]) == of_group(second)
     assert told(result) == (
-        "rank 0: a.log and b.log are logs of one kind, and nothing tells which calls came first: a.log is left out; "
-        "give one of them, or one that holds all"
+        "rank 0: a.log and b.log are logs of one kind, and it is not known which calls came first: a.log is left out; "
+        "pass only one of them, or one that holds all calls"
     )
 
 
