@@ -302,16 +302,16 @@ def _partial_readers(head: Head) -> list[Reader]:
     return [reader for reader, holds_some in candidates if _text_matches(head, holds_some)]
 
 
-def _recognising_later_text(head: Head, readers: Sequence[Reader]) -> list[Reader]:
+def _recognising_later_text(head: Head, candidates: Sequence[Reader]) -> list[Reader]:
     """Return those of the readers that recognise a later part of a text; none where the file is not text."""
     found: list[Reader] = []
-    if not readers or len(head.content) < HEAD_BYTES or not is_text(head.content):
+    if not candidates or len(head.content) < HEAD_BYTES or not is_text(head.content):
         return found
     try:
         for part in _text_parts(head.path):
             later = Head(path=head.path, content=part)
-            found += [reader for reader in readers if reader not in found and reader.recognises(later)]
-            if len(found) == len(readers):
+            found += [reader for reader in candidates if reader not in found and reader.recognises(later)]
+            if len(found) == len(candidates):
                 break
     except InputError:
         pass  # reading the file will report what is wrong

@@ -208,7 +208,7 @@ def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints
     """Return the rows of the thread that has most of them, in order of time."""
     lanes, counts = np.unique(lane[rows], return_counts=True)
     rows = rows[lane[rows] == lanes[counts.argmax()]]
-    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range stands before one that begins with it
+    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range sorts before one with the same start
 
 
 def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> bool:

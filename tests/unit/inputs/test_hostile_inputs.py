@@ -94,8 +94,8 @@ def test_names_that_are_no_text_are_told_all_the_same(tmp_path: Path, capsys: py
             file.write(content)
     assert main(["analyze", "--json", *(str(path) for path in tmp_path.iterdir())]) == 0
     shown = capsys.readouterr()
-    told = json.loads(shown.out)
-    assert {Path(source["path"]).name for source in told["sources"]} == {
+    document = json.loads(shown.out)
+    assert {Path(source["path"]).name for source in document["sources"]} == {
         f"\ufffd\ufffd{name.decode()}" for name in contents
     }
     assert "Traceback" not in shown.err

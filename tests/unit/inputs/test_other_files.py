@@ -103,7 +103,7 @@ def test_a_trace_that_begins_with_foreign_keys_is_read_where_it_is_named(tmp_pat
     assert sorted(read_inputs([path]).ranks) == [0]
 
 
-def told(analysis: Analysis, table: str) -> list[dict[str, Any]]:
+def table_rows(analysis: Analysis, table: str) -> list[dict[str, Any]]:
     return list(analysis.told[table].rows) if table in analysis.told else []
 
 
@@ -112,13 +112,13 @@ def test_a_named_report_gives_the_table_and_the_matrix_of_its_own_kind(before: s
     """Half as much prose again as table, or a table behind more text than the head of a file."""
     report = tmp_path / "report.md"
     report.write_text(before + "```\n" + HEADER + ROW + "```\n" + PROSE)
-    measured = told(analyze(read_inputs([report])), "measurements")
+    measured = table_rows(analyze(read_inputs([report])), "measurements")
     assert [(each["op"], each["bytes"], each["ranks"], each["time_ns"]) for each in measured] == [
         ("all_reduce", 33554432, 4, pytest.approx(1048.6e3)),
         ("all_reduce", 33554432, 4, pytest.approx(1000.0e3)),
     ]
     report.write_text(before + "```\n" + MATRIX + "```\n" + PROSE)
-    links = told(analyze(read_inputs([report])), "links")
+    links = table_rows(analyze(read_inputs([report])), "links")
     assert [(each["a"], each["b"], each["kind"], each["lanes"]) for each in links] == [
         ("GPU0", "GPU1", "NVLink", 4),
         ("GPU1", "GPU0", "NVLink", 4),
@@ -129,7 +129,7 @@ def test_a_table_whose_comment_signs_were_lost_is_read(tmp_path: Path) -> None:
     """Markdown makes headings of lines with `#`, so that people leave the signs out."""
     report = tmp_path / "issue.txt"
     report.write_text(PROSE + HEADER.replace("#wrong", "wrong").replace("#", " ") + ROW)
-    assert [each["busbw_gbs"] for each in told(analyze(read_inputs([report])), "measurements")] == [48.0, 50.33]
+    assert [each["busbw_gbs"] for each in table_rows(analyze(read_inputs([report])), "measurements")] == [48.0, 50.33]
 
 
 def test_a_test_that_failed_before_its_first_result_is_told_as_such(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_underlined_header_is_read_with_and_without_its_escape_characters(sta
     path = tmp_path / "topo.txt"
     end = start.replace("4", "0")
     path.write_text(MATRIX.replace("\tGPU0", f"\t{start}GPU0", 1).replace("Affinity", f"Affinity{end}"))
-    assert len(told(analyze(read_inputs([path])), "links")) == 2
+    assert len(table_rows(analyze(read_inputs([path])), "links")) == 2
 
 
 # --- host recordings of jobs whose collectives ran elsewhere ---------------------------------------------------------

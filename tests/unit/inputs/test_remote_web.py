@@ -37,7 +37,7 @@ MOVED: Final = {
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """What each path does is told in `go`; no path gives parts of a file."""
+    """What each path does is described in `go`; no path gives parts of a file."""
 
     protocol_version = "HTTP/1.1"
     ended: Any

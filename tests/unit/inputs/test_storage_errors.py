@@ -1,4 +1,4 @@
-"""What storage answers instead of a file is told in words that say what it means and what to do."""
+"""Errors of remote storage are explained: what they mean and what to do."""
 
 import errno
 import socket

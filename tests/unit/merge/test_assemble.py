@@ -97,8 +97,8 @@ def test_a_log_that_does_not_say_its_rank_is_left_out_until_told() -> None:
     assert {call.algorithm for call in calls_in(left_out.ranks[0])} == {None}
     assert any("use --rank nccl.log=N" in warning for warning in warnings(left_out))
     assert size(left_out.facts.members) == 2
-    told = run_of(*files, **{"nccl.log": 0})
-    assert {call.algorithm for call in calls_in(told.ranks[0])} == {"RING"}
+    run = run_of(*files, **{"nccl.log": 0})
+    assert {call.algorithm for call in calls_in(run.ranks[0])} == {"RING"}
 
 
 def test_facts_of_a_file_without_timelines_stand_beside_ranks() -> None:

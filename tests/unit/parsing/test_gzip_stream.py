@@ -37,9 +37,9 @@ def odd_files() -> Iterator[tuple[str, bytes]]:
         yield f"damaged at {at}", bytes(damaged) + (whole[:500] if number % 3 == 0 else b"")
 
 
-def read(path: Path, told: list[int]) -> tuple[bytes, bool, list[str]]:
-    """Return the content and how it ended; `told` gets the sizes of its blocks."""
-    stream = ByteStream(path, progress=told.append)
+def read(path: Path, sizes: list[int]) -> tuple[bytes, bool, list[str]]:
+    """Return the content and how it ended; `sizes` gets the sizes of its blocks."""
+    stream = ByteStream(path, progress=sizes.append)
     return b"".join(stream.blocks()), stream.truncated, stream.warnings
 
 
@@ -48,8 +48,8 @@ def test_the_fast_library_gives_what_the_standard_one_gives(tmp_path: Path, monk
     for what, packed in odd_files():
         path = tmp_path / "worker.json.gz"
         path.write_bytes(packed)
-        told: list[int] = []
-        found = read(path, told)
+        sizes: list[int] = []
+        found = read(path, sizes)
         with monkeypatch.context() as without:
             without.setattr(bytestream, "_fast_gzip", lambda: None)
             content, *how = read(path, [])
@@ -58,7 +58,7 @@ def test_the_fast_library_gives_what_the_standard_one_gives(tmp_path: Path, monk
         short = KEPT_BACK if any("in the middle" in each for each in found[2]) else 0
         assert found[0] == content[: len(found[0])], what
         assert len(content) - len(found[0]) <= short, what
-        assert sum(told) == len(found[0])
+        assert sum(sizes) == len(found[0])
         if what == "whole":
             assert found == (TEXT, False, [])
 
