@@ -1,4 +1,4 @@
-"""Kernel names and host ranges: the tables hold what they promise, and the user's patterns come first."""
+"""Kernel names and host ranges: the tables are consistent, and the user's patterns come first."""
 
 import re
 import tomllib

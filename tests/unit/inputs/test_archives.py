@@ -1,4 +1,4 @@
-"""Archives among the inputs: read like folders, safely, and nothing left behind."""
+"""Archives among the inputs are read like folders, safely, and leave no files."""
 
 import contextlib
 import gzip
@@ -216,7 +216,7 @@ def test_a_bomb_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_many_small_bombs_are_refused_as_one(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each stays below what a single member may expand to; once 110 of them in a zip gave 2.5 GB without a word."""
+    """Each stays below the limit for one member; 110 of them in a zip once expanded to 2.5 GB without an error."""
     for module in (archives, __import__("overlapscope.ingest.parsing.gzip_stream", fromlist=["x"])):
         monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
     bomb = b'{"traceEvents": [' + b" " * (1 << 19)

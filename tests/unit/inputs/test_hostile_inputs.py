@@ -32,7 +32,7 @@ def trace_file(path: Path) -> Path:
 
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
-    """Opening a pipe waits for its writer; what it gives can be read only once."""
+    """Opening a pipe waits for its writer; its content can be read only once."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):

@@ -1,4 +1,4 @@
-"""Files that are no source, and sources that stand among other text: passed over, refused with a reason, or read."""
+"""Files that are not a source, and sources inside other text: skipped, refused with a reason, or read."""
 
 import json
 from pathlib import Path
@@ -109,7 +109,7 @@ def table_rows(analysis: Analysis, table: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("before", ["", PROSE, PROSE * (2 * HEAD_BYTES // len(PROSE))], ids=["none", "some", "much"])
 def test_a_named_report_gives_the_table_and_the_matrix_of_its_own_kind(before: str, tmp_path: Path) -> None:
-    """Half as much prose again as table, or a table behind more text than the head of a file."""
+    """One and a half times as much prose as table, or a table after more text than the head of a file."""
     report = tmp_path / "report.md"
     report.write_text(before + "```\n" + HEADER + ROW + "```\n" + PROSE)
     measured = table_rows(analyze(read_inputs([report])), "measurements")

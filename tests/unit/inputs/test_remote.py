@@ -1,4 +1,4 @@
-"""Inputs by URL: read like folders and files of this machine, and errors that say what to do."""
+"""Inputs by URL are read like local files and folders, and errors say what to do."""
 
 import gzip
 import os

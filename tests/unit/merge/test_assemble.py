@@ -1,4 +1,4 @@
-"""What the files of one job gave becomes one run: ranks, groups, facts, and what does not go together."""
+"""The readings of one job become one run: ranks, groups, facts, and warnings about contradictions."""
 
 from collections.abc import Sequence
 from pathlib import Path

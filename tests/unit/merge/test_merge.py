@@ -1,4 +1,4 @@
-"""Several sources of one rank become one timeline: what is certain is joined, what is not is named."""
+"""Several sources of one rank become one timeline: certain values are joined, others are reported."""
 
 from collections.abc import Sequence
 
@@ -137,7 +137,7 @@ def test_a_log_without_calls_adds_nothing_and_is_no_reason_to_warn() -> None:
     assert result.notes == ()
 
 
-# --- what a library calls otherwise than torch does -------------------------------------------------------------------
+# --- calls that a library names differently from torch ----------------------------------------------------------------
 
 
 def test_a_barrier_is_an_all_reduce_of_one_element() -> None:
@@ -609,7 +609,7 @@ steps = st.lists(st.sampled_from([1, 2, 1000, 2000]), min_size=1, max_size=5)
 
 @given(st.lists(steps, min_size=2, max_size=6), st.data())
 def test_what_is_joined_is_what_the_library_did(run: list[list[int]], data: st.DataObject) -> None:
-    """A piece of the run that it holds once gains what the library chose; one that repeats gains nothing."""
+    """A part that occurs once in the run gets the library's choices; a repeated part gets nothing."""
     sizes = [size for each in run for size in each]
     calls = [Call("all_reduce", size) for size in sizes]
     choice = st.sampled_from(["RING", "TREE", None])

@@ -1,4 +1,4 @@
-"""Logs of several runs in one folder: a rank is one process, and what belongs to another run is left out and named."""
+"""Logs of several runs in one folder: a rank is one process, and the logs of another run are left out with a warning."""
 
 import random
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_the_order_of_the_files_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_size_is_left_out_whole(tmp_path: Path) -> None:
-    """Its ranks 2 and 3 contradict nothing, but are of a run that does not count."""
+    """Its ranks 2 and 3 contradict nothing, but are of a run that is dropped."""
     logs(tmp_path, "0xaaa1", 4000, 9)
     logs(tmp_path, "0xbbb1", 5000, 3, ranks=4)
     run = read_inputs([tmp_path])

@@ -1,4 +1,4 @@
-"""Gzip gives the same content and the same words, whichever library decompresses it."""
+"""Gzip data gives the same content and messages with either decompression library."""
 
 import gzip
 import random
@@ -54,7 +54,7 @@ def test_the_fast_library_gives_what_the_standard_one_gives(tmp_path: Path, monk
             without.setattr(bytestream, "_fast_gzip", lambda: None)
             content, *how = read(path, [])
         assert list(found[1:]) == how, what
-        # Before a cut it keeps back what it has not looked up yet: of three letters at once two.
+        # Before a cut the library keeps back up to two bytes that it has not decoded yet.
         short = KEPT_BACK if any("in the middle" in each for each in found[2]) else 0
         assert found[0] == content[: len(found[0])], what
         assert len(content) - len(found[0]) <= short, what
