@@ -1,4 +1,4 @@
-"""Logs of several runs in one folder: a rank is one process, and the logs of another run are left out with a warning."""
+"""Logs of several runs in one folder: a rank is one process, and logs of another run are left out with a warning."""
 
 import random
 from pathlib import Path
