@@ -583,7 +583,7 @@ def test_any_sources_merge_and_the_traces_own_values_stay(
         return
     for before, after in zip(calls, calls_in(result.ranks[0]), strict=True):
         for column in ("op", "elements", "dtype", "size", "seq", "algorithm"):
-            assert getattr(before, column) in (None, getattr(after, column))
+            assert getattr(before, column) in (None, "unknown", getattr(after, column))  # an unknown op may be filled
         assert before.state in (0, after.state)
 
 
