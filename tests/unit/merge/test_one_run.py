@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.formats.nccl_log import READER
 from overlapscope.ingest.merge.assemble import assemble
+from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import size
@@ -111,7 +111,7 @@ def test_a_log_whose_largest_communicator_is_a_part_of_the_traced_job_is_left_ou
     source = Source(path="trace.json", format="kineto")
     traced = Reading(source=source, timelines=(trace([Call("all_reduce", 100)]),), world_size=4)
     paths = logs(tmp_path, "0xaaa1", 4000, 5)
-    logged = [(path, READER.read(path, ReadContext())) for path in paths]
+    logged = [(path, each) for path in paths for each in read_file(path, ReadContext())]
     run = assemble([(Path("trace.json"), traced), *logged], {})
     assert calls_of(run) == {0: 1}
     assert run.world_size == 4
