@@ -1,6 +1,7 @@
-"""What one process found for another: files that nobody else sees, of columns as they are in memory.
+"""Hand a value with large columns from one process to another through private files.
 
-The other maps them instead of reading them.
+The columns are written as they are in memory (pickle protocol 5, out of band), and the other process maps the file
+instead of reading it.
 """
 
 import mmap
@@ -8,28 +9,28 @@ import pickle
 from pathlib import Path
 from typing import Any, Final
 
-_WORDS, _COLUMNS = "words", "columns"
-_ALIGNED: Final = 64
+_PICKLE, _COLUMNS = "pickle", "columns"
+_ALIGNMENT_BYTES: Final = 64
 
 
 def save(value: Any, folder: Path) -> None:
-    """Write a value that holds columns into its folder, made for it. Raises OSError."""
+    """Write a picklable value into `folder`, which is created. Raises OSError."""
     folder.mkdir(exist_ok=True)
     buffers: list[pickle.PickleBuffer] = []
-    words = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     sizes = []
     with open(folder / _COLUMNS, "wb") as file:
         for buffer in buffers:
             with buffer.raw() as raw:
                 sizes.append(raw.nbytes)
                 file.write(raw)
-                file.write(bytes(-raw.nbytes % _ALIGNED))
-    (folder / _WORDS).write_bytes(pickle.dumps((sizes, words), protocol=5))
+                file.write(bytes(-raw.nbytes % _ALIGNMENT_BYTES))
+    (folder / _PICKLE).write_bytes(pickle.dumps((sizes, pickled), protocol=5))
 
 
 def load(folder: Path) -> Any:
-    """Return what was saved; its columns are mapped, so that the folder may go."""
-    sizes, words = pickle.loads((folder / _WORDS).read_bytes())
+    """Return the saved value; its columns are memory-mapped, so the folder may be deleted afterwards."""
+    sizes, pickled = pickle.loads((folder / _PICKLE).read_bytes())
     mapped = memoryview(b"")
     if sum(sizes):
         with open(folder / _COLUMNS, "rb") as file:
@@ -37,5 +38,5 @@ def load(folder: Path) -> Any:
     buffers, at = [], 0
     for size in sizes:
         buffers.append(mapped[at : at + size])
-        at += size + -size % _ALIGNED
-    return pickle.loads(words, buffers=buffers)
+        at += size + -size % _ALIGNMENT_BYTES
+    return pickle.loads(pickled, buffers=buffers)

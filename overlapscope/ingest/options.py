@@ -1,4 +1,4 @@
-"""How to read: what the user says of kernels, ranks and sizes."""
+"""Options for reading, and the checks of what a user of the package passes: kernels, ranks, sizes, paths, workers."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to read. Raises UsageError for a pattern that is no regular expression."""
+    """Options for reading. Raises UsageError for a pattern that is not a regular expression."""
 
     comm: tuple[str, ...] = ()
-    """Patterns of kernel names that communicate, besides the known ones."""
+    """Regular expressions for names of kernels that communicate, in addition to the known ones."""
     compute: tuple[str, ...] = ()
-    """Patterns of kernel names that compute."""
+    """Regular expressions for names of kernels that compute."""
     ranks: Mapping[str, int] = {}
-    """Rank by file name; the name "" stands for a single file."""
+    """Rank by file name; the name "" means the only input file."""
     max_bytes: int = MAX_BYTES
+    """Largest decompressed size of one file."""
 
     def __post_init__(self) -> None:
         Classifier(self.comm, self.compute)
 
 
 def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
-    """Read `3` or `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
+    """Parse `3` and `NAME=3` into a mapping from file name to rank. Raises UsageError for anything else."""
     ranks: dict[str, int] = {}
     for value in values:
         found = re.fullmatch(r"(?:(?P<name>.+)=)?(?P<rank>[0-9]{1,9})", value, re.DOTALL)
@@ -46,7 +47,7 @@ def parse_ranks_option(values: Sequence[str]) -> dict[str, int]:
 def given_options(
     *, ranks: Mapping[str, int] | int | None, comm: str | Iterable[str], compute: str | Iterable[str]
 ) -> ReadOptions:
-    """Return the options as a user of the package writes them. Raises UsageError for what they cannot be."""
+    """Return `ReadOptions` from the arguments of a public function. Raises UsageError for an unusable argument."""
     by_name = {"": ranks} if isinstance(ranks, int) else {} if ranks is None else ranks
     if not isinstance(by_name, Mapping) or not all(
         isinstance(name, str) and isinstance(rank, int) and 0 <= rank <= MAX_RANKS for name, rank in by_name.items()
@@ -56,7 +57,7 @@ def given_options(
 
 
 def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the regular expressions of an argument: one, or several."""
+    """Return the regular expressions of an argument that is one string or several. Raises UsageError."""
     found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(each, str) for each in found):
         raise UsageError(f"{argument}={given!r}: give a regular expression, or several")
@@ -64,23 +65,26 @@ def _patterns(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def given_workers(workers: object) -> int | None:
-    """Return how many processes a user of the package asks for, None for as many as are worth it. Raises UsageError."""
+    """Return a valid number of worker processes; None lets the program choose. Raises UsageError."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise UsageError(f"workers={workers!r}: give a number of processes, 1 at least, or None")
     return workers
 
 
 def given_executor(executor: "Executor | None", workers: int | None) -> "Executor | None":
-    """Return who is to read, None for processes of this machine. Raises UsageError for what cannot, or for both."""
+    """Return a valid executor; None means processes on this machine.
+
+    Raises UsageError for an object without `submit`, or when both an executor and workers are given.
+    """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise UsageError(f"executor={executor!r}: give a concurrent.futures.Executor")
     if executor is not None and workers is not None:
-        raise UsageError("workers are of this machine, and executor has its own: choose one")
+        raise UsageError("workers are processes on this machine, and an executor has its own: choose one")
     return executor
 
 
 def given_paths(call: str, paths: Iterable[object]) -> list[Path]:
-    """Return the paths as a user of the package writes them, one after another. Raises UsageError for what is none."""
+    """Return the arguments of the public function `call` as paths. Raises UsageError for anything else."""
     found = []
     for each in paths:
         if not isinstance(each, (str, PathLike)) or not isinstance(plain := fspath(each), str):

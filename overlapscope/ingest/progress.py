@@ -1,30 +1,30 @@
-"""Who wants to know how far reading has come."""
+"""Callbacks that follow the progress of reading many files."""
 
 from pathlib import Path
 from typing import Protocol
 
 
 class Watch(Protocol):
-    """Follows the reading of many files."""
+    """Receives the progress of reading many files."""
 
     def begin(self, files: int, done: int) -> None:
-        """Learn how many files there are, and how many need not be read again."""
+        """Receive the number of files, and how many of them need not be read again."""
 
     def __call__(self, path: Path, read_bytes: int) -> None:
-        """Learn that so many more bytes of a file were read."""
+        """Receive the number of bytes of a file read since the last call."""
 
     def done(self, path: Path) -> None:
-        """Learn that a file is done with."""
+        """Receive the path of a file that is finished."""
 
 
 class Unwatched:
-    """Nobody."""
+    """Ignores all progress."""
 
     def begin(self, files: int, done: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def __call__(self, path: Path, read_bytes: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def done(self, path: Path) -> None:
-        """Ignore it."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""One file to what it tells: with all readers that know it."""
+"""Read one file, with every reader that recognises it."""
 
 import re
 from pathlib import Path
@@ -16,19 +16,20 @@ NO_MEMORY = "not enough memory to read it"
 
 
 def read_file(path: Path, context: ReadContext) -> list[Reading]:
-    """Read a file with the readers that know it; one that none knows is tried as a trace, which tells what it lacks.
+    """Read a file with the readers that recognise it; at least one reading.
 
-    A log that several readers know gives what each finds; a reader that finds nothing after all is a warning. Raises
-    InputError, whose message begins with the path, when the file gives nothing.
+    A file that no reader recognises is tried as a Kineto trace, whose error names what is missing. A log that several
+    readers recognise gives one reading for each; a reader that then finds nothing becomes a warning. Raises InputError,
+    whose message begins with the path, when no reader finds anything.
     """
     url = url_of(path)
     if url is None:
         return _read_local(path, context)
-    from overlapscope.ingest.inputs.remote import local_copy  # noqa: PLC0415 - for what lies elsewhere
+    from overlapscope.ingest.inputs.remote import local_copy  # noqa: PLC0415 - only for URLs
 
     with local_copy(path, url, context.max_bytes) as copy:
         if head_of(copy).is_archive:
-            raise InputError(f"{shown(path)}: is an archive: copy it to this machine")
+            raise InputError(f"{shown(path)}: is an archive on remote storage: copy it to this machine")
         try:
             readings = _read_local(copy, context)
         except InputError as error:
@@ -40,17 +41,17 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
     try:
         head = head_of(path)
         known = readers_of(head)
-        if not head.content and _ends_at_once(path):
+        if not head.content and _is_cut_gzip(path):
             raise InputError(
                 f"{shown(path)}: is gzip data that is cut before anything of it can be read: copy it again"
             )
-        # Some of the forms that are not read are JSON, for which a trace is the last guess.
+        # Some unsupported forms are JSON, which the Kineto reader accepts as the last guess.
         if known in ([], [kineto.READER]) and (unread := what_unread(head.content)) is not None:
             raise InputError(f"{shown(path)}: {unread}")
         known = known or named_readers_of(head)
         if not known and _is_other_text(head):
             raise InputError(
-                f"{shown(path)}: holds nothing that is read: no trace, "
+                f"{shown(path)}: holds nothing that can be read: no trace, "
                 f"and in its first {FURTHER_BYTES >> 20} MiB no line of a known log or table"
             )
         known = known or [kineto.READER]
@@ -71,22 +72,22 @@ def _read_local(path: Path, context: ReadContext) -> list[Reading]:
 
 
 def _with_format(reading: Reading, name: str) -> Reading:
-    """Return a reading whose source names its format: the reader's, unless it told a more exact one."""
+    """Return a reading whose source names its format: the reader's name, unless the reading names a more exact one."""
     return reading if reading.source.format else replace(reading, source=replace(reading.source, format=name))
 
 
 def reason(error: Exception, path: Path) -> str:
-    """Return what an error says, without the path before it."""
+    """Return the message of an error without the path at its beginning."""
     return str(error).removeprefix(f"{shown(path)}: ")
 
 
-def _ends_at_once(path: Path) -> bool:
-    """Return whether a file is gzip data of which nothing can be had; not that of an empty file."""
+def _is_cut_gzip(path: Path) -> bool:
+    """Return whether a file is gzip data cut before its first byte; False for the gzip data of an empty file."""
     stream = ByteStream(path)
     return not any(stream.blocks()) and stream.truncated
 
 
 def _is_other_text(head: Head) -> bool:
-    """Return whether a file that no reader knows is plain text, which no trace is: it does not begin as JSON would."""
-    begin = head.text.lstrip()[:64]
-    return is_text(head.content) and re.match(r"\{|\[\s*(?:[\[{\]\",]|$)|$", begin) is None
+    """Return whether a file is plain text that cannot be a trace, because it does not begin as JSON does."""
+    beginning = head.text.lstrip()[:64]
+    return is_text(head.content) and re.match(r"\{|\[\s*(?:[\[{\]\",]|$)|$", beginning) is None

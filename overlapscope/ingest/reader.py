@@ -1,4 +1,7 @@
-"""The contract of a source format: how it is recognised, and what reading one file of it gives."""
+"""The reader contract: how a file format is recognised, and what reading one file returns.
+
+The author of a plugin reads this file only.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,21 +25,21 @@ _TAR_MAGIC: Final = (b"ustar", 257)
 _RANK: Final = re.compile(
     r"(?<![dtpec]p)(?<![dtpec]p[-_])(?<!local)(?<!local[-_])(?<!node[-_])rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE
 )
-"""A rank in the world; not `local_rank1`, `dp_rank_1` and their like, which are ranks in something else."""
+"""A global rank in a name; not `local_rank1`, `dp_rank_1` and similar, which count within a node or a group."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of a file, by which readers tell whether it is theirs."""
+    """The beginning of a file, from which readers recognise their format."""
 
     path: Path
     content: bytes
     """Up to HEAD_BYTES, decompressed where the file is gzip."""
     tail: bytes = b""
-    """The last HEAD_BYTES of a longer file that is not gzip: a job's log tells of its end there."""
+    """The last HEAD_BYTES of a longer file that is not gzip: a job's log reports there how the job ended."""
 
     @property
     def text(self) -> str:
-        """The content as text; what is no UTF-8 is replaced."""
+        """Return the content as text; bytes that are not UTF-8 are replaced."""
         return self.content.decode("utf-8", "replace").removeprefix("\ufeff")
 
     @property
@@ -46,46 +49,46 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """Other processes of this machine that may read parts of a file."""
+    """Other processes on this machine that can read parts of a large file."""
 
     executor: Executor
     shares: int
-    """How many processes there are, this one included."""
+    """Number of processes, including this one."""
     folder: Path
-    """Where they leave what they found."""
+    """Folder in which the processes write their results."""
 
 
 class ReadContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reader is given besides the path."""
+    """The arguments that every reader receives besides the path."""
 
     classifier: Classifier = msgspec.field(default_factory=Classifier)
-    """Tells kernels that communicate from those that compute, with the user's own patterns."""
+    """Separates communication kernels from compute kernels, using the user's own patterns first."""
     max_bytes: int = MAX_BYTES
-    """More decompressed bytes than this are refused."""
+    """Files with more decompressed bytes than this are refused."""
     progress: Callable[[int], None] | None = None
-    """To be called with the number of bytes read since the last call."""
+    """Callback for the number of bytes read since the last call."""
     sharing: Sharing | None = None
-    """With whom to read a large file, where that is worth it."""
+    """Processes that share the reading of a large file; None to read it in this process."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file gave. Everything is optional but its source: a topology has no timeline, a trace no links."""
+    """The result of reading one file. Only `source` is required: a topology has no timeline, a trace no links."""
 
     source: Source
     timelines: tuple[RankTimeline, ...] = ()
-    """One for each rank the file tells of; `rank` is UNKNOWN_RANK where it does not say which. A timeline of basis
-    `log` has calls in order, and no spans: its recording window may be NONE to NONE."""
+    """One for each rank in the file; `rank` is UNKNOWN_RANK where the file does not state it. A timeline of basis
+    `log` has calls in order and no spans; its recording window may be NONE to NONE."""
     world_size: int | None = None
     groups: tuple[Group, ...] = ()
     fingerprint: Mapping[str, str | int | None] = {}
     facts: Facts = msgspec.field(default_factory=Facts)
     stands_in: bool = False
-    """Its timelines tell less than another file of the same recording: they count only where that is absent."""
+    """Whether another file of the same recording holds more: these timelines are used only if that file is absent."""
     ranks_assumed: bool = False
-    """The file holds several ranks and does not say which: they are numbered from 0 in its own order."""
+    """Whether the file holds several ranks without stating which: they are then numbered from 0 in file order."""
 
     def relabel_paths(self, renamings: Sequence[tuple[str, str]]) -> "Reading":
-        """Return the reading with the new for each old beginning of paths, wherever it names its file."""
+        """Return the reading with each (old, new) path prefix replaced wherever it names its file."""
         if not renamings:
             return self
         source, facts = self.source, self.facts
@@ -99,43 +102,43 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """One source format.
+    """A source format: how to recognise and how to read it.
 
-    `recognises` looks at the head alone (its tail included), never at the name, and says no when unsure: another reader
-    may know better.
-    `read` raises InputError, naming the file and the place in it, when nothing in it can be used; what it had to
-    repair or leave out stands counted in the reading's source.
+    `recognises` looks at the head alone (including its tail), never at the file name, and returns False when unsure,
+    because another reader may fit better.
+    `read` raises InputError, naming the file and the place in it, when nothing in the file can be used; repaired and
+    dropped parts are counted in the reading's source.
     """
 
     format: str
     recognises: Callable[[Head], bool]
     read: Callable[[Path, ReadContext], Reading]
     holds_some: Callable[[Head], bool] | None = None
-    """Whether a part of a text holds something of the format among other text. Asked only of a file that the user has
-    named and that no reader recognises: in a folder such a file is a report or a README, not the job's own output."""
+    """Return whether a text contains data of the format among other text. Called only for a file that the user named
+    and that no reader recognises: in a folder such a file is a report or a README, not the job's own output."""
     anywhere: bool = False
-    """What it reads are lines that may begin anywhere in a log and stand among others: `recognises` is asked of later
-    parts of a text too, and all readers of this kind that know a file read it."""
+    """Whether the format is lines that may start anywhere in a log, mixed with other lines: `recognises` is then also
+    called for later parts of a text, and all readers of this kind that recognise a file read it."""
 
 
 def lazy(name: str) -> Callable[[Path, ReadContext], Reading]:
-    """Return a `read` that imports `package.module:function` when it is first called.
+    """Return a `read` function that imports `package.module:function` when it is first called.
 
-    A detector names its reader so: what reads a format is loaded for a file of that format alone, and never imports the
-    other way round.
+    A detector refers to its reader in this way: the reader module is loaded only for a file of its format, and
+    imports go in one direction.
     """
     module, function = name.split(":")
 
     def read(path: Path, context: ReadContext) -> Reading:
-        found: Any = getattr(import_module(module), function)
-        reading: Reading = found(path, context)
+        read_format: Any = getattr(import_module(module), function)
+        reading: Reading = read_format(path, context)
         return reading
 
     return read
 
 
 def relabel_text(text: str, renamings: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the new for each old beginning of paths."""
+    """Return a text with each (old, new) path prefix replaced."""
     for old, new in renamings:
         text = text.replace(old, new)
     return text
@@ -149,7 +152,10 @@ def _relabel_recordings(timeline: RankTimeline, renamings: Sequence[tuple[str, s
 
 
 def rank_from_path(path: Path) -> int | None:
-    """Return the rank in a file's name, else in its folder's name (`rank3`, `rank_03`, `rank-3of8`); None without."""
+    """Return the rank in a file's name, else in its folder's name (`rank3`, `rank_03`, `rank-3of8`); None if absent.
+
+    A name with two different ranks states none.
+    """
     for part in (path.name, path.parent.name):
         found = [int(number) for number in _RANK.findall(part) if int(number) <= MAX_RANKS]
         if found:

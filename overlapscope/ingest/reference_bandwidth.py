@@ -1,4 +1,4 @@
-"""What collectives can reach: a table of the user's own, or a named machine that others measured."""
+"""Reference bandwidths of collectives: the user's own measurements, or a preset of a machine that others measured."""
 
 import tomllib
 from functools import cache
@@ -21,12 +21,12 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_names() -> list[str]:
-    """Return the names of the machines that are known."""
+    """Return the names of the presets."""
     return list(_presets())
 
 
 def reference_bandwidths(name: str) -> Facts:
-    """Return the measurements of a preset, or of a file of any form that is read: nccl-tests' output, a CSV table, ...
+    """Return the measurements of a preset, or of a file in any supported form: nccl-tests' output, a CSV table, ...
 
     Raises UsageError where there is no such preset or file, InputError where the file holds no bandwidths.
     """
@@ -49,19 +49,19 @@ def reference_bandwidths(name: str) -> Facts:
 
 
 def _preset(name: str) -> Facts:
-    told = _presets()[name]
+    preset = _presets()[name]
     names = NameTable()
-    factor = bus_factor(told["op"], told["ranks"])
+    factor = bus_factor(preset["op"], preset["ranks"])
     rows = [
         {
-            "source": f"{name}: {told['machine']} ({told['source']})",
-            "op": told["op"],
-            "ranks": told["ranks"],
+            "source": f"{name}: {preset['machine']} ({preset['source']})",
+            "op": preset["op"],
+            "ranks": preset["ranks"],
             "bytes": volume,
             "busbw_gbs": busbw,
             "algbw_gbs": busbw / factor,
             "time_ns": volume * factor / busbw,
         }
-        for volume, busbw in told["busbw_gbs"]
+        for volume, busbw in preset["busbw_gbs"]
     ]
     return Facts(measurements=fact_table(Measurements, rows, names), names=tuple(names.to_list()))

@@ -1,4 +1,13 @@
-"""Every reader there is: our own, and those that other packages bring by an entry point."""
+"""All readers, built in or from other packages by entry point, and the choice of the reader for a file.
+
+- Built-in readers and those that other packages register under the entry point `overlapscope.readers`.
+  `importlib.metadata` takes as long to load as all reading modules together (30 + 55 ms), nearly always to find
+  nothing. What it would find is listed under the group's name in a package's file `entry_points.txt`: where no such
+  file contains that name, it is not loaded.
+- Recognition from the head of a file, and for logs also from later text: a training log's relevant lines may begin
+  after megabytes of others.
+- Forms that logs and traces often have and that are not read: what they are, and what to do instead.
+"""
 
 import hashlib
 import os
@@ -65,11 +74,11 @@ BUILT_IN: tuple[Reader, ...] = (
     perfetto_export.READER,
     kineto.READER,  # last: takes any JSON
 )
-_METADATA: Final = (".dist-info", ".egg-info")
 FURTHER_BYTES = 4 << 20
-"""How far a text is searched: some ten milliseconds a file, so that a folder of logs stays quick to open."""
-_OVERLAP = 4 << 10
-"""What is looked for may lie across the end of a part; none of it is longer."""
+"""How far a text is searched: about ten milliseconds a file, so that a folder of logs opens quickly."""
+_METADATA_FOLDERS: Final = (".dist-info", ".egg-info")
+_OVERLAP_BYTES = 4 << 10
+"""Overlap of two parts of a text: a pattern may cross the border of a part; none is longer than this."""
 _CONTROL = bytes(byte for byte in range(0x20) if byte not in b"\t\n\r\b\f\x1b")
 _COMPRESSED: Final = (
     (b"\xfd7zXZ\x00", "xz", "xz -d"),
@@ -78,32 +87,32 @@ _COMPRESSED: Final = (
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
 )
 _CHAKRA: Final = (
-    "is a Chakra trace, which holds no times and is not read: give the profiler's trace that it was made from, "
+    "is a Chakra trace, which has no times and is not read: use the profiler trace that it was made from, "
     "or PyTorch's own execution trace"
 )
 _REPORT: Final = (
-    "is a report of nccl-tests (-J) or rccl-tests (-x), which is not read: give the table that the test prints"
+    "is a report of nccl-tests (-J) or rccl-tests (-x), which is not read: use the table that the test prints"
 )
 _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
-_FORMS: Final = (
+_UNREAD_FORMS: Final = (
     (re.compile(rb"(?:[\t\n\r -~]\0){8}"), "is text in UTF-16: make it UTF-8 with `iconv -f UTF-16LE -t UTF-8`"),
     (re.compile(rb"(?:\0[\t\n\r -~]){8}"), "is text in UTF-16: make it UTF-8 with `iconv -f UTF-16BE -t UTF-8`"),
     (
         re.compile(rb"version https://git-lfs\."),
-        "stands in for a file that Git LFS keeps: fetch it with `git lfs pull`",
+        "is a Git LFS pointer, not the file itself: fetch the file with `git lfs pull`",
     ),
     (
         re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE),
-        "is a web page, as of a log-in, and not what stands behind it: download the file itself",
+        "is a web page (perhaps a log-in page), not the file: download the file itself",
     ),
     (
         re.compile(rb"SQLite format 3\0"),
-        "is an SQLite database without the tables that Nsight Systems or Ascend's profiler write",
+        "is an SQLite database without the tables that Nsight Systems or the Ascend profiler write",
     ),
     (
-        # What Docker's driver `json-file` writes: each line of a container's output inside a JSON object.
+        # Docker's log driver `json-file` writes each line of a container's output inside a JSON object.
         re.compile(rb'\{"log":"[^\n]{0,65536}?","stream":"std(?:out|err)"'),
-        "holds a container's output as JSON lines: take the lines out with `jq -j .log`",
+        "is a container's output as JSON lines: extract the lines with `jq -j .log`",
     ),
     (re.compile(rb'\s*\{[^\0]{0,4096}?"workload_graph"\s*:\s*\['), _CHAKRA),
     # Length-delimited protocol buffers: metadata with a version or an attribute `schema`; or none, then a node's number
@@ -118,11 +127,11 @@ _FORMS: Final = (
             rb'\s*\[\s*\{\s*"name"\s*:\s*"[^"]{0,100}"\s*,\s*"cat"\s*:\s*"(?:GROUP|GROUP_API|COLL|COLL_API|P2P|P2P_API'
             rb'|PROXY|NET|NET_IB|NET_SOCK|GPU|KERNEL_LAUNCH|CE_COLL|CE_SYNC|CE_BATCH)"\s*,\s*"ph"\s*:\s*"[be]"'
         ),
-        "holds events of NCCL's example profiler plugin, which are not read: give the records of NCCL Inspector",
+        "holds events of NCCL's example profiler plugin, which are not read: use the records of NCCL Inspector",
     ),
     (
         re.compile(rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<graphs\s+version\s*="),
-        "is a dump of NCCL's graphs (NCCL_GRAPH_DUMP_FILE), which is not read: give the topology "
+        "is a dump of NCCL's graphs (NCCL_GRAPH_DUMP_FILE), which is not read: use the topology "
         "(NCCL_TOPO_DUMP_FILE), or a log with NCCL_DEBUG_SUBSYS=INIT,GRAPH for rings and trees",
     ),
 )
@@ -130,44 +139,44 @@ _FORMS: Final = (
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return all readers in the order in which they are asked: those of other packages first.
+    """Return all readers in the order in which they are tried: those of other packages first.
 
-    Raises InputError, naming the entry point, when one of them cannot be loaded or is no reader.
+    Raises InputError, naming the entry point, when one cannot be loaded or is not a `Reader`.
     """
     if not may_be_brought(ENTRY_POINTS):
         return BUILT_IN
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow to load
 
     points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
-    return (*(_guarded(_whose(point), _loaded(point)) for point in points), *BUILT_IN)
+    return (*(_guarded(_reader_label(point), _load_reader(point)) for point in points), *BUILT_IN)
 
 
-def _whose(point: "EntryPoint") -> str:
+def _reader_label(point: "EntryPoint") -> str:
     package = f" of {point.dist.name}" if point.dist is not None else ""
     return f"the reader {point.name!r}{package} ({point.value})"
 
 
-def _loaded(point: "EntryPoint") -> Reader:
-    with _blamed(f"{_whose(point)} cannot be loaded", "; update or uninstall it"):
+def _load_reader(point: "EntryPoint") -> Reader:
+    with _as_input_error(f"{_reader_label(point)} cannot be loaded", "; update or uninstall it"):
         reader = point.load()
     if not isinstance(reader, Reader):
-        raise InputError(f"{_whose(point)} is no overlapscope.ingest.reader.Reader; update or uninstall it")
+        raise InputError(f"{_reader_label(point)} is no overlapscope.ingest.reader.Reader; update or uninstall it")
     return reader
 
 
-def _guarded(whose: str, reader: Reader) -> Reader:
-    """Return a reader whose failures are errors of ours that name the file and the reader."""
+def _guarded(label: str, reader: Reader) -> Reader:
+    """Return a reader whose failures become InputErrors that name the file and the reader."""
 
-    def guarded(looks: Callable[[Head], bool], head: Head) -> bool:
-        what = f"{shown(head.path)}: {whose} failed to look at it"
-        with _blamed(what, but=(OverlapScopeError, OSError, MemoryError)):
-            return bool(looks(head))
+    def guarded(predicate: Callable[[Head], bool], head: Head) -> bool:
+        failure = f"{shown(head.path)}: {label} failed to look at it"
+        with _as_input_error(failure, passed_on=(OverlapScopeError, OSError, MemoryError)):
+            return bool(predicate(head))
 
     def read(path: Path, context: ReadContext) -> Reading:
-        with _blamed(f"{shown(path)}: {whose} failed", but=(OverlapScopeError, MemoryError)):
+        with _as_input_error(f"{shown(path)}: {label} failed", passed_on=(OverlapScopeError, MemoryError)):
             reading = reader.read(path, context)
         if not isinstance(reading, Reading):
-            raise InputError(f"{shown(path)}: {whose} gave no Reading but {type(reading).__name__}")
+            raise InputError(f"{shown(path)}: {label} returned a {type(reading).__name__}, not a Reading")
         return reading
 
     holds_some = None if reader.holds_some is None else partial(guarded, reader.holds_some)
@@ -175,19 +184,71 @@ def _guarded(whose: str, reader: Reader) -> Reader:
 
 
 @contextmanager
-def _blamed(what: str, todo: str = "", *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raise what another package's code raises as an InputError that says whose it is, `but` errors that say enough."""
+def _as_input_error(failure: str, advice: str = "", *, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise an exception of another package's code as an InputError; `passed_on` types are raised unchanged."""
     try:
         yield
-    except but:
+    except passed_on:
         raise
-    except Exception as error:  # foreign code: whatever it raises, the user must learn whose it is
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{what}: {said}{todo}") from error
+    except Exception as error:  # foreign code: whatever it raises, the message must name the package
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{failure}: {cause}{advice}") from error
+
+
+def may_be_brought(group: str) -> bool:
+    """Return False only if `importlib.metadata.entry_points(group=group)` is certainly empty."""
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return True  # packages may be anywhere
+    return any(_may_have_entry_points(folder or ".", group.encode()) for folder in sys.path)
+
+
+def _may_have_entry_points(folder: str, group: bytes) -> bool:
+    """Return whether a package in an import folder may register something; True where the folder cannot be listed."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return any(
+        _may_contain(os.path.join(folder, name, "entry_points.txt"), group)
+        for name in names
+        if name.lower().endswith(_METADATA_FOLDERS) or name.lower() == "egg-info"
+    )
+
+
+def _may_contain(path: str, text: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return text in file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+@cache
+def read_by() -> str:
+    """Return a digest that changes whenever our code or a reader of another package changes.
+
+    Columns that other code wrote are not reused. Raises InputError where such a reader cannot be loaded.
+    """
+    readers()
+    parts = [source_digest("overlapscope.ingest", "overlapscope.timeline")]
+    if may_be_brought(ENTRY_POINTS):
+        from importlib.metadata import entry_points  # noqa: PLC0415 - takes longer to load than all else here
+
+        parts += sorted(map(_reader_version, entry_points(group=ENTRY_POINTS)))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _reader_version(point: "EntryPoint") -> str:
+    version = point.dist.version if point.dist is not None else ""
+    return f"{point.name} {point.value} {version} {module_digest(point.module)}"
 
 
 def head_of(path: Path) -> Head:
-    """Read the beginning and end of a file. Raises OSError; damaged gzip data gives what precedes the damage."""
+    """Read the beginning and the end of a file; of damaged gzip data, the part before the damage. Raises OSError."""
     tail = b""
     with open(path, "rb") as file:
         content = file.read(HEAD_BYTES)
@@ -205,7 +266,7 @@ def head_within(path: Path, content: bytes) -> Head:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress what a head needs; of damaged data what precedes the damage, but for the last call's output."""
+    """Decompress up to HEAD_BYTES; of damaged data the part before the damage, less the output of the failing call."""
     content, member = b"", zlib.decompressobj(wbits=31)
     with suppress(zlib.error):
         while data and not member.eof and len(content) < HEAD_BYTES:
@@ -215,135 +276,83 @@ def _inflated(data: bytes) -> bytes:
 
 
 def reader_of(head: Head) -> Reader | None:
-    """Return the first reader that knows the file; None when none does."""
+    """Return the first reader that recognises the file; None if there is none."""
     return next(iter(readers_of(head)), None)
 
 
 def readers_of(head: Head) -> list[Reader]:
-    """Return the readers that know the file: one, or all whose lines stand in a log, which may be of several."""
+    """Return the readers that recognise the file: one, or for a log all whose lines occur in it."""
     known = next((reader for reader in readers() if reader.recognises(head)), None)
     if known is not None and not known.anywhere:
         return [known]
-    of_lines = [reader for reader in readers() if reader.anywhere]
-    found = [reader for reader in of_lines if reader.recognises(head)]
-    found += in_later_text(head, [reader for reader in of_lines if reader not in found])
-    return found + (_in_part(head) if found else [])
+    line_readers = [reader for reader in readers() if reader.anywhere]
+    found = [reader for reader in line_readers if reader.recognises(head)]
+    found += _recognising_later_text(head, [reader for reader in line_readers if reader not in found])
+    return found + (_partial_readers(head) if found else [])
 
 
 def named_readers_of(head: Head) -> list[Reader]:
-    """Give the readers that know a file that the user has named: where none does, the first whose lines stand in it."""
-    return readers_of(head) or _in_part(head)[:1]
+    """Return the readers of a file that the user has named: if none recognises it, the first whose data it contains."""
+    return readers_of(head) or _partial_readers(head)[:1]
 
 
-def _in_part(head: Head) -> list[Reader]:
-    """Give the readers whose tables stand in a text among other things, such as what a benchmark printed into a log."""
-    of_some = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
-    return [reader for reader, holds_some in of_some if in_text(head, holds_some)]
+def _partial_readers(head: Head) -> list[Reader]:
+    """Return the readers whose data occurs in a text among other text, such as a benchmark's table in a log."""
+    candidates = [(reader, reader.holds_some) for reader in readers() if reader.holds_some is not None]
+    return [reader for reader, holds_some in candidates if _text_matches(head, holds_some)]
 
 
-def may_be_brought(group: str) -> bool:
-    """Return whether `importlib.metadata.entry_points(group=group)` may give any; no is certain."""
-    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
-        return True  # packages may be anywhere
-    return any(_may_bring(folder or ".", group.encode()) for folder in sys.path)
-
-
-def _may_bring(folder: str, group: bytes) -> bool:
-    """Whether a package in a place of modules may bring something; where that is no folder, nobody has looked."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return any(
-        _stands_in(os.path.join(folder, name, "entry_points.txt"), group)
-        for name in names
-        if name.lower().endswith(_METADATA) or name.lower() == "egg-info"
-    )
-
-
-def _stands_in(path: str, text: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return text in file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-
-
-@cache
-def read_by() -> str:
-    """Return what is another one as soon as our code, or a reader of another package, is another one.
-
-    Raises InputError where such a reader cannot be loaded.
-    """
-    readers()
-    words = [source_digest("overlapscope.ingest", "overlapscope.timeline")]
-    if may_be_brought(ENTRY_POINTS):
-        from importlib.metadata import entry_points  # noqa: PLC0415 - takes longer to load than all else here
-
-        words += sorted(map(_reader, entry_points(group=ENTRY_POINTS)))
-    return hashlib.blake2b("\0".join(words).encode(), digest_size=16).hexdigest()
-
-
-def _reader(point: "EntryPoint") -> str:
-    version = point.dist.version if point.dist is not None else ""
-    return f"{point.name} {point.value} {version} {module_digest(point.module)}"
-
-
-def in_later_text(head: Head, readers: Sequence[Reader]) -> list[Reader]:
-    """Return the readers that recognise a later part of a text; none where the file is no text."""
+def _recognising_later_text(head: Head, candidates: Sequence[Reader]) -> list[Reader]:
+    """Return those of the readers that recognise a later part of a text; none where the file is not text."""
     found: list[Reader] = []
-    if not readers or len(head.content) < HEAD_BYTES or not is_text(head.content):
+    if not candidates or len(head.content) < HEAD_BYTES or not is_text(head.content):
         return found
     try:
-        for part in _parts(head.path):
+        for part in _text_parts(head.path):
             later = Head(path=head.path, content=part)
-            found += [reader for reader in readers if reader not in found and reader.recognises(later)]
-            if len(found) == len(readers):
+            found += [reader for reader in candidates if reader not in found and reader.recognises(later)]
+            if len(found) == len(candidates):
                 break
     except InputError:
-        pass  # reading it will tell what is wrong
+        pass  # reading the file will report what is wrong
     return found
 
 
-def in_text(head: Head, holds: Callable[[Head], bool]) -> bool:
-    """Whether a text's beginning, or a later part of it, is what `holds` looks for; no where the file is no text."""
+def _text_matches(head: Head, matches: Callable[[Head], bool]) -> bool:
+    """Return whether `matches` accepts the beginning or a later part of a text; False where the file is not text."""
     if not is_text(head.content):
         return False
     if len(head.content) < HEAD_BYTES:
-        return holds(head)
+        return matches(head)
     try:
-        return any(holds(Head(path=head.path, content=part)) for part in _parts(head.path))
+        return any(matches(Head(path=head.path, content=part)) for part in _text_parts(head.path))
     except InputError:
-        return False  # reading it will tell what is wrong
+        return False  # reading the file will report what is wrong
 
 
-def _parts(path: Path) -> Iterator[bytes]:
-    """Yield the text from its beginning, in parts that overlap."""
-    seen = 0
+def _text_parts(path: Path) -> Iterator[bytes]:
+    """Yield the first FURTHER_BYTES of a text in parts that overlap."""
+    size = 0
     before = b""
     for block in ByteStream(path).blocks():
         yield before + block
-        seen += len(block)
-        if seen >= FURTHER_BYTES:
+        size += len(block)
+        if size >= FURTHER_BYTES:
             return
-        before = block[-_OVERLAP:]
+        before = block[-_OVERLAP_BYTES:]
 
 
 def is_text(content: bytes) -> bool:
-    """Return whether the beginning of a file has hardly a byte that no text has."""
+    """Return whether the beginning of a file is text: at most one byte in a thousand is a control character."""
     return len(content) - len(content.translate(None, _CONTROL)) <= len(content) // 1000
 
 
 def what_unread(content: bytes) -> str | None:
-    """Return what a file is that begins so, and what to do; None where it is no such form."""
+    """Return what kind of unsupported file begins with `content`, and what to do about it; None for any other."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     for magic, name, command in _COMPRESSED:
         if content.startswith(magic):
             return f"is compressed by {name}, which is not read (gzip is): unpack it with `{command}`"
     if content.startswith(_UTF_16):
         return "is text in UTF-16: make it UTF-8 with `iconv -f UTF-16 -t UTF-8`"
-    return next((said for form, said in _FORMS if form.match(content)), None)
+    return next((text for pattern, text in _UNREAD_FORMS if pattern.match(content)), None)

@@ -14,16 +14,17 @@ from overlapscope.timeline.store.run_folder import put_aside
 
 
 def runs_of(path: Path) -> tuple[list[Path], list[Path]]:
-    """Give the runs that a path names: the run directories right inside a folder, else itself; and what is beside them.
+    """Return the runs that a path names, and the other entries of its folder.
 
-    A folder of traces is one run, as is a run directory; a link to a run that stands beside it is no second one.
+    The runs are the run directories directly inside a folder, else the path itself: a folder of traces is one run, and
+    so is a run directory. A link to a run in the same folder is not a second run. Raises InputError.
     """
     try:
         if not path.is_dir() or is_run_directory(path):
             return [path], []
         inside = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
-        # Links first: what they point to takes their place, if it is here too.
-        # Path.resolve raises RuntimeError for links in a circle.
+        # Links come first, so that their target replaces them if it is in this folder too.
+        # os.path.realpath, because Path.resolve raises RuntimeError for links in a circle.
         found = {os.path.realpath(entry): entry for entry in sorted(inside, key=Path.is_symlink, reverse=True)}
         runs = sorted(entry for entry in found.values() if entry.is_dir() and is_run_directory(entry))
     except OSError as error:
@@ -39,9 +40,9 @@ def read_side(
     note: Callable[[str], None] | None = None,
     left_out: list[str] | None = None,
 ) -> Iterator[tuple[str, Run]]:
-    """Read the runs of a side as `read_runs` does, each with its name as text."""
-    for place, run in read_runs(path, options, progress=progress, note=note, left_out=left_out):
-        yield shown(place), run
+    """Yield the runs of a side as `read_runs` does, each with its name as text."""
+    for run_path, run in read_runs(path, options, progress=progress, note=note, left_out=left_out):
+        yield shown(run_path), run
 
 
 def read_runs(
@@ -52,20 +53,20 @@ def read_runs(
     note: Callable[[str], None] | None = None,
     left_out: list[str] | None = None,
 ) -> Iterator[tuple[Path, Run]]:
-    """Read the runs of a side one after another, each with its path, so that only one need be in memory.
+    """Yield the runs of a side one after another, each with its path, so that only one need be in memory.
 
-    One of several that cannot be read costs only itself; `note` is told, as it is of what is no run, and `left_out`
-    takes the reason. Raises InputError when none can be read.
+    A run that cannot be read is skipped: `note` is called with a sentence about it, as about entries that are not runs,
+    and the reason is appended to `left_out`. Raises InputError when no run can be read.
     """
     paths, others = runs_of(path)
-    tell = note or (lambda _: None)
+    report = note or (lambda _: None)
     if others:
         few = listed([shown_name(each) for each in others], 3)
-        tell(f"{shown(path)}: a folder of {len(paths)} runs; not read: {few}")
-    for words in put_aside(path):
-        tell(words)
+        report(f"{shown(path)}: a folder of {len(paths)} runs; not read: {few}")
+    for sentence in put_aside(path):
+        report(sentence)
         if left_out is not None:
-            left_out.append(words)
+            left_out.append(sentence)
     usable = 0
     for each in paths:
         try:
@@ -73,7 +74,7 @@ def read_runs(
         except InputError as error:
             if each == paths[-1] and not usable:
                 raise
-            tell(f"left out: {error}")
+            report(f"left out: {error}")
             if left_out is not None:
                 left_out.append(" ".join(str(error).split()))
             continue

@@ -1,4 +1,4 @@
-"""A rank's calls in order, without times, as a timeline of basis `log`."""
+"""Build the timeline of a rank's logged calls: in order, without times of device work, basis `log`."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ _NUMBERS = ("group_size", "seq", "elements", "bytes", "record_function_id")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective that a log names; None for what it does not tell."""
+    """One collective in a log; None for values that the log does not state."""
 
     op: str
     group: str | None = None
@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) -> RankTimeline:
-    """Return the timeline of a log: its calls in order, no spans, no times."""
+    """Return the timeline of a log's calls, in order, without spans and times."""
     names = NameTable()
     place = names.code(source)
     columns = {key: [getattr(call, key) for call in calls] for key in (*_NAMES, *_NUMBERS)}
@@ -52,7 +52,7 @@ def call_timeline(calls: Sequence[Call], source: str, rank: int = UNKNOWN_RANK) 
 def calls_alone(
     calls: Collectives, names: NameTable, *, rank: int, source: int, has_device: bool, truncated: bool = False
 ) -> RankTimeline:
-    """Return the timeline; `source` is the code of the log's name among `names`."""
+    """Return the timeline of calls that are already columns; `source` is the code of the log's name in `names`."""
     return RankTimeline(
         rank=rank,
         basis="log",

@@ -1,6 +1,6 @@
-"""What the profiler writes about a collective: operation, sizes, group; of all torch versions.
+"""Parse what the profiler writes about a collective (operation, sizes, group), for all torch versions.
 
-Since torch 2.4 kernels carry `Collective name`, `In msg nelems`, ...; before, sizes stand only in the `Input Dims` of
+Since torch 2.4 kernels have `Collective name`, `In msg nelems`, ...; before, sizes are only in the `Input Dims` of
 the host annotation, and group size and sequence number in the positional `Concrete Inputs` of `record_param_comms`
 (tensor, sequence, process group, rank, operation, splits, splits, world size: torch 2.0 to 2.3).
 """
@@ -41,7 +41,7 @@ MAX_NESTED: Final = 8
 
 
 class CollectiveArgs(msgspec.Struct, gc=False):
-    """Arguments of a kernel, `record_param_comms` or an annotation, as they stand; None where absent."""
+    """Raw arguments of a kernel, `record_param_comms` or an annotation; None where absent."""
 
     collective_name: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=None, name="In msg nelems")
@@ -85,34 +85,34 @@ def count(value: object) -> int | None:
 
 
 def function_id(args: CollectiveArgs) -> int | None:
-    """Return the number of the host operation that these are arguments of; None where absent, or 0, which is none."""
+    """Return the record function id of the host operation with these arguments; None if absent or 0."""
     return count(args.record_function_id) or None
 
 
 def peer(args: CollectiveArgs) -> int | None:
-    """Return the rank of the world that a send goes to or a recv comes from.
+    """Return the global rank that a send goes to or a recv comes from; None if not recorded.
 
     torch translates the rank in the group itself (`saveNcclMeta` in torch/csrc/profiler/util.cpp).
     """
-    told = count(args.target_rank)
-    return count(args.source_rank) if told is None else told
+    target = count(args.target_rank)
+    return count(args.source_rank) if target is None else target
 
 
 _CALLED_PEER = 2
 
 
 def called_peer(args: CollectiveArgs, members: Sequence[int]) -> int | None:
-    """Return the rank of the world that `c10d::send` or `c10d::recv_` names by its place among the group's members.
+    """Return the global rank that `c10d::send` or `c10d::recv_` names by its index among the group's members.
 
     Their arguments are (tensors, group, rank in the group, tag); written where shapes are recorded.
     """
     values = args.concrete_inputs
-    place = count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
-    return members[place] if place is not None and place < len(members) else None
+    index = count(values[_CALLED_PEER]) if isinstance(values, list) and len(values) > _CALLED_PEER else None
+    return members[index] if index is not None and index < len(members) else None
 
 
 def elements_of(dims: object, depth: int = 0) -> int | None:
-    """Return the elements of one tensor's dims, or the sum over a list of tensors; None where no dims stand."""
+    """Return the number of elements of one tensor's dims, or the sum over a list of tensors; None without dims."""
     if not isinstance(dims, list) or not dims or depth > MAX_NESTED:
         return None
     if all(isinstance(size, int) for size in dims):
@@ -123,7 +123,7 @@ def elements_of(dims: object, depth: int = 0) -> int | None:
 
 
 def input_elements(args: CollectiveArgs, position: int = 0) -> int | None:
-    """Return the elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
+    """Return the number of elements of the tensor (or list of tensors) at `position` of the recorded inputs."""
     dims = args.input_dims if args.input_dims is not None else args.old_input_dims
     return elements_of(dims[position]) if isinstance(dims, list) and len(dims) > position else None
 
@@ -167,7 +167,7 @@ def group_ranks(args: CollectiveArgs, config: dict[str, tuple[int, ...]]) -> tup
 
 
 def _shows(ranks: tuple[int, ...], listed: tuple[int, ...]) -> bool:
-    """Whether a cut list shows these ranks: their beginning, then one that is the 30th (old form) or the last (new)."""
+    """Return whether a cut list fits these ranks: their first ones, then the 30th (old form) or the last (new form)."""
     if not listed or len(listed) > len(ranks):
         return False
     ends = (ranks[len(listed) - 1], ranks[-1])
@@ -175,7 +175,7 @@ def _shows(ranks: tuple[int, ...], listed: tuple[int, ...]) -> bool:
 
 
 def parse_ranks(text: object) -> tuple[tuple[int, ...] | None, bool]:
-    """Read a list of ranks, written as a list or as text; the second value tells whether `...` cut it."""
+    """Parse ranks written as a list or as text; return them (None if unreadable) and whether `...` cut the list."""
     if isinstance(text, list):
         return (tuple(text), False) if all(isinstance(rank, int) for rank in text) else (None, False)
     if not isinstance(text, str) or not text.strip().startswith("["):

@@ -1,4 +1,4 @@
-"""Communication spans to collectives: which call each belongs to, and what it moved."""
+"""Build collectives from communication spans: the call to which each span belongs, and what it moved."""
 
 import re
 from collections.abc import Mapping
@@ -43,18 +43,18 @@ _RANGES = {
     "symmetric": SYMMETRIC_MEMORY,
     "api": API_RANGE,
 }
-"""Host ranges that tell of the collective launched inside them."""
+"""Host ranges that describe the collective launched inside them."""
 
 
 class GroupBook:
-    """The process groups met in one trace: first from its own configuration, then from collectives."""
+    """Collects the process groups of one trace: first from its own configuration, then from collectives."""
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
         self._groups = {group.name: group for group in groups}
         self._config = {group.name: group.ranks for group in groups if group.ranks is not None}
 
     def size_of(self, name: str | None, args: CollectiveArgs) -> int | None:
-        """Return the group's size, from the collective or from the group; learn the group on the way."""
+        """Return the group's size, from the collective's arguments or from the group, and add the group if it is new."""
         size = count(args.group_size) or None
         if name is None:
             return size
@@ -74,7 +74,7 @@ class GroupBook:
         return size or known.size
 
     def groups(self) -> tuple[Group, ...]:
-        """Return all groups met."""
+        """Return all groups found so far."""
         return tuple(self._groups.values())
 
 
@@ -83,8 +83,9 @@ def assemble(
 ) -> tuple[Collectives, Ints]:
     """Return the collectives of a trace, and for each device span its row among them (NONE for other spans).
 
-    One call may run several device spans (copies of a copy-engine collective); those launched within the same
-    recorded call are one collective. Spans that a mark of ours alone tells are none. Times are in the trace's own base.
+    One call may run several device spans (memcpys of a copy-engine collective); those launched within the same
+    recorded call are one collective. Spans that communicate only according to our mark are not collectives. Times are
+    relative to the trace's own base.
     """
     comm = np.flatnonzero((spans.kind == COMM) & ~spans.marked)
     names = columns.names.to_list()
@@ -109,8 +110,8 @@ def assemble(
         call_of_span[span] = row
     calls = _table(columns, spans, rows, comm, call_of_span)
     lane = _launch_lanes(spans, comm, call_of_span[comm], calls.launch_ns)
-    told = launch_context(columns.host, columns.names, calls.op, lane, calls.launch_ns)
-    return replace(calls, phase=told.phase, module=told.module, dimension=told.dimension), call_of_span
+    context = launch_context(columns.host, columns.names, calls.op, lane, calls.launch_ns)
+    return replace(calls, phase=context.phase, module=context.module, dimension=context.dimension), call_of_span
 
 
 def _launch_lanes(spans: DeviceSpans, comm: Ints, call: Ints, launch_ns: Ints) -> Ints:
@@ -146,7 +147,7 @@ def _describe(
     classifier: Classifier,
     book: GroupBook,
 ) -> dict[str, int | str | None]:
-    """Put together what the evidence says of one call, the strongest first."""
+    """Return the values of one call, each from the strongest evidence that has it."""
     kernel = columns.device_collectives.get(int(spans.row[span]), _NO_ARGS)
     record = columns.host_args.get(around["record"], _NO_ARGS)
     full = kernel if kernel.collective_name is not None else record
@@ -163,8 +164,8 @@ def _describe(
     size = book.size_of(name, full) or old_size
     moved_in, moved_out, dtype = count(full.in_elements), count(full.out_elements), dtype_name(full.dtype)
     if moved_in is None and moved_out is None:
-        moved_in, moved_out, told = _moved_by_arguments(columns, around, call, op, size)
-        dtype = dtype or told
+        moved_in, moved_out, argument_dtype = _moved_by_arguments(columns, around, call, op, size)
+        dtype = dtype or argument_dtype
     elements = full_elements(op, moved_in, moved_out, size)
     moved_bytes = volume_bytes(elements, dtype)
     return {
@@ -186,14 +187,14 @@ def _describe(
 def _moved_by_arguments(
     columns: TraceColumns, around: Mapping[str, int], call: CollectiveArgs, op: str, size: int | None
 ) -> tuple[int | None, int | None, str | None]:
-    """Give elements in and out and their type, as older torch has them: by the annotation's or the caller's tensors."""
+    """Return elements in, elements out and dtype for older torch: from the annotation's or the caller's tensors."""
     source = columns.host_args.get(around["library"], _NO_ARGS)
     moved_in, moved_out = input_elements(source), None
     if moved_in is None and around["symmetric"] != NOWHERE:
         source = columns.host_args.get(around["symmetric"], _NO_ARGS)
         moved_in = input_elements(source)
     if op in ("all_gather", "reduce_scatter") and size is None:
-        # Without a group size only the caller's (output, input) tells the gathered size.
+        # Without a group size only the caller's (output, input) gives the gathered size.
         shapes = (input_elements(call, 1), input_elements(call, 0))
         moved_in, moved_out = shapes if shapes[1] is not None else (moved_in, None)
         if op == "all_gather" and moved_out is None:

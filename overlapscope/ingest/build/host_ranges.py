@@ -1,4 +1,8 @@
-"""Which host range was innermost at a given moment on a given thread."""
+"""Find the innermost host range at a moment on a thread, and the context of a collective's launch.
+
+The context is the phase of the step, the module, and the parallel dimension, from ranges that torch's autograd engine,
+FSDP, DDP, the optimizers, Lightning or the user set. It is only evidence: a launch outside all of them has no phase.
+"""
 
 import re
 from typing import Final
@@ -32,9 +36,9 @@ _PHASES: Final = {
 """Ranges of each phase. Recomputing activations is a forward inside a backward: it counts as backward."""
 _SHARDING: Final = re.compile(r"^FSDP::")
 _MODULE: Final = re.compile(r"^FSDP::\w+ (?:\((?P<of>[^()]+)\)|for (?P<next>.+))$|^nn\.Module: (?P<module>\S.*)$")
-"""FSDP writes its module's name in brackets, the root without any; a prefetch says whom it is for."""
+"""FSDP writes its module's name in brackets, and no name for the root; a prefetch names the module it is for."""
 _ACCUMULATES: Final = re.compile(r"^autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad\b")
-"""Hooks on a gradient run here: DDP's and FSDP's, and those written after their example."""
+"""Hooks on a gradient run here: DDP's, FSDP's and similar ones."""
 _SUMS: Final = ("all_reduce", "reduce_scatter")
 Mask = npt.NDArray[np.bool_]
 
@@ -44,8 +48,8 @@ def innermost(
 ) -> Ints:
     """Return, for each moment `at` on lane `at_lanes`, the row of the innermost range [start, end) around it.
 
-    Innermost is the one that started last; of those that started together, the shortest. Ranges need not be
-    properly nested. `chosen` limits the ranges looked at. NOWHERE where there is none.
+    Innermost is the range that started last; of those that started together, the shortest. Ranges need not be
+    properly nested. The mask `chosen` limits the ranges. NOWHERE where there is none. All arrays are int64.
     """
     found = np.full(at.size, NOWHERE, np.int64)
     rows = np.arange(starts.size) if chosen is None else np.flatnonzero(chosen)
@@ -58,18 +62,18 @@ def innermost(
         if first == last:
             continue
         on_lane = order[first:last]
-        asked = np.flatnonzero(at_lanes == lane)
-        begun = np.searchsorted(starts[on_lane], at[asked], side="right") - 1
-        position = _last_reaching(ends[on_lane], begun, at[asked])
+        moments = np.flatnonzero(at_lanes == lane)
+        begun = np.searchsorted(starts[on_lane], at[moments], side="right") - 1
+        position = _last_reaching(ends[on_lane], begun, at[moments])
         hit = position >= 0
-        found[asked[hit]] = on_lane[position[hit]]
+        found[moments[hit]] = on_lane[position[hit]]
     return found
 
 
 def _last_reaching(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
-    """Return the last position <= upto whose end lies past `beyond`; negative where there is none.
+    """Return the last position <= upto whose end is after `beyond`; negative where there is none.
 
-    A few steps back find most; the rest climb and descend a tree of block maxima.
+    A few steps back find most; the others are searched in a tree of block maxima.
     """
     position = upto.copy()
     for _ in range(4):
@@ -84,7 +88,7 @@ def _last_reaching(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
 
 
 def _search_tree(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
-    """Do the search of `_last_reaching` in O(log n) vector steps."""
+    """Return the result of `_last_reaching` in O(log n) vector steps."""
     lowest = np.iinfo(np.int64).min
     levels = [ends]
     while levels[-1].size > 1:
@@ -92,8 +96,8 @@ def _search_tree(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
         if below.size % 2:
             below = np.append(below, lowest)
         levels.append(np.maximum(below[0::2], below[1::2]))
-    # Climb: blocks up to and with `node` are still to be searched. An odd one completes its parent, so its parent
-    # stands for both; an even one is looked into, and if it fails, the parents before it remain.
+    # Climb: blocks up to and including `node` are still to be searched. An odd node completes its parent, so the parent
+    # is searched instead; an even node is tested itself, and if it fails, the parents before it remain.
     node = upto.copy()
     found_at = np.full(upto.size, -1, np.int64)
     for depth, maxima in enumerate(levels):
@@ -118,16 +122,19 @@ def _search_tree(ends: Ints, upto: Ints, beyond: Ints) -> Ints:
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One row a launch; -1 where its thread's ranges do not tell."""
+    """Name codes, one row for each launch; -1 where the ranges of its thread do not state it."""
 
     phase: Codes
     module: Codes
     dimension: Codes
-    """`data` for what shards parameters or sums gradients."""
+    """`data` for collectives that shard parameters or sum gradients."""
 
 
 def launch_context(host: Ranges, names: NameTable, ops: Codes, lane: Ints, at_ns: Ints) -> LaunchContext:
-    """Look around each launch (thread and time, NONE where unknown) of an operation; adds the names it gives."""
+    """Return the context of each launch (`lane` and `at_ns`, NONE where unknown) of operations `ops`.
+
+    Names that it uses are added to `names`.
+    """
     spelled = names.to_list()
     known = (lane != NONE) & (at_ns != NONE)
 
@@ -175,7 +182,7 @@ def _modules(host: Ranges, names: NameTable, spelled: list[str], rows: Ints) -> 
     found = np.full(rows.size, -1, np.int32)
     of_row = np.append(host.name, np.int32(-1))[rows]
     for code in unique(of_row[of_row >= 0]).tolist():
-        told = _MODULE.match(spelled[code])
-        if told:
-            found[of_row == code] = names.code(next(each for each in told.groups() if each))
+        match = _MODULE.match(spelled[code])
+        if match:
+            found[of_row == code] = names.code(next(each for each in match.groups() if each))
     return found

@@ -1,4 +1,4 @@
-"""What a kernel is by its name, and which host ranges speak of communication. The names are data, beside this file."""
+"""Classify kernels and host ranges by name; the tables of names are the TOML files in this folder."""
 
 import re
 import tomllib
@@ -12,29 +12,29 @@ import msgspec
 from overlapscope.errors import UsageError
 
 UNPLACED, COMPUTES, COMMUNICATES, FUSES = range(4)
-"""What the rules say of a kernel: nothing, computes, communicates, does both."""
+"""Result of the rules for a kernel: not known, computes, communicates, does both."""
 
 MAX_NAME: Final = 4096
-"""A kernel is known by as much of its name; templates' reach some thousand characters."""
+"""Characters of a kernel's name that are examined; names of templates have some thousand characters."""
 RECORD: Final = "record_param_comms"
 LIBRARY_RANGE: Final = re.compile(r"^(?:[a-z0-9]*ccl|ucc|mpi):(?P<op>\S+)")
 """Host annotations that a process group sets around a device collective: `nccl:all_reduce`, `xccl:broadcast`, ..."""
 HOST_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc):(?P<op>\S+)")
 """Ranges of collectives that run on host threads."""
 CALL: Final = re.compile(r"^c10d::(?P<op>\w+)")
-"""Operations through which a caller enters a collective."""
+"""Operations with which a caller starts a collective."""
 ENTERS: Final = re.compile(r"^(?:c10d|_c10d_functional(?:_autograd)?)::")
-"""Operations in which a host thread enqueues a collective or waits for one; it computes nothing there."""
+"""Operations in which a host thread enqueues a collective or waits for one, and computes nothing."""
 API_RANGE: Final = re.compile(
     r"^nccl(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AllToAllv?|AlltoAll|Gather|Scatter|Send|Recv"
     r"|GroupEnd)$"
 )
-"""Ranges that NCCL and RCCL set around their own calls that launch; a group launches when it ends."""
+"""Ranges of NCCL's and RCCL's own calls that launch kernels; a group launches them when it ends."""
 SYMMETRIC_MEMORY: Final = re.compile(r"^symm_mem::(?P<op>\w+)")
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What is known of a kernel by its name: what it does, and which operation if it communicates."""
+    """A kernel's role, and its operation if it communicates."""
 
     role: int
     op: str | None = None
@@ -45,11 +45,11 @@ class _Rule(msgspec.Struct, frozen=True):
     role: int
     op: str | None = None
     contains: tuple[str, ...] = ()
-    """Texts in lower case, of which one stands in every name that matches; without them, every name is searched."""
+    """Lower-case texts, one of which is in every name that matches; if empty, every name is searched."""
 
 
 class Classifier:
-    """Places kernels by name; the user's own patterns come before the tables.
+    """Classifies kernels by name; the user's own patterns are tried before the tables.
 
     Raises UsageError when a user's pattern is no regular expression.
     """
@@ -66,31 +66,31 @@ class Classifier:
         """Return a kernel's placement, and whether one of the user's patterns decided it."""
         known = self._known.get(name)
         if known is None:
-            telling = name[:MAX_NAME]
-            own = _first_match(self._own, telling)
+            examined = name[:MAX_NAME]
+            own = _first_match(self._own, examined)
             if own:
-                self._matched |= {rule.pattern for rule, _ in _matches(self._own, telling)}
-            known = self._known[name] = (own, True) if own else (_placed_by_table(telling), False)
+                self._matched |= {rule.pattern for rule, _ in _matches(self._own, examined)}
+            known = self._known[name] = (own, True) if own else (_placed_by_table(examined), False)
         return known
 
     @property
     def idle_patterns(self) -> list[str]:
-        """The user's patterns that no kernel so far has matched."""
+        """Return the user's patterns that no kernel has matched so far."""
         return [rule.pattern for rule in self._own if rule.pattern not in self._matched]
 
 
 def speaks_of_comm(name: str) -> bool:
-    """Return whether a host range's arguments may tell of a collective."""
+    """Return whether a host range's arguments may describe a collective."""
     return name == RECORD or any(each.match(name) for each in (LIBRARY_RANGE, HOST_COLLECTIVE, CALL, SYMMETRIC_MEMORY))
 
 
 def surrounds_collective(name: str) -> bool:
-    """Return whether a kernel launched directly inside this host range is a collective's."""
+    """Return whether a kernel launched directly inside this host range belongs to a collective."""
     return name == RECORD or LIBRARY_RANGE.match(name) is not None or API_RANGE.match(name) is not None
 
 
 def operation(spelling: object) -> str | None:
-    """Return the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if it is not known."""
+    """Return the canonical operation (`all_reduce`, `all_gather`, ...) of a spelling; None if not known."""
     if not isinstance(spelling, str) or not spelling:
         return None
     return _canonical(spelling)
@@ -107,8 +107,8 @@ def _canonical(spelling: str) -> str | None:
 
 
 def _matches(rules: Sequence[_Rule], name: str) -> Iterator[tuple[_Rule, re.Match[str]]]:
-    """Yield the rules that match a name, with what they found."""
-    lowered, is_ascii = name.lower(), name.isascii()  # other letters have more than two cases
+    """Yield the rules that match a name, with the match."""
+    lowered, is_ascii = name.lower(), name.isascii()  # lower() is reliable for ASCII only
     for rule in rules:
         for text in rule.contains:
             if text in lowered:
@@ -139,8 +139,8 @@ def _user_pattern(text: str, argument: str) -> str:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        said = f"{argument} {text!r} is not a regular expression: {error}"
-        raise UsageError(said, in_shell=f"--{said}") from error
+        message = f"{argument} {text!r} is not a regular expression: {error}"
+        raise UsageError(message, in_shell=f"--{message}") from error
     return text
 
 
@@ -161,7 +161,7 @@ def _comm_rules() -> tuple[_Rule, ...]:
 
 @cache
 def _compute_rules() -> tuple[_Rule, tuple[_Rule, ...]]:
-    """Return the rule for names that are never placed, and the rules for names that compute."""
+    """Return the rule for names that must stay unclassified, and the rules for names that compute."""
     table = _table("compute_names.toml")
     return _rule(table["never"], COMPUTES), tuple(_rule(row, COMPUTES) for row in table["rule"])
 

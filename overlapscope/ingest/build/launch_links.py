@@ -1,4 +1,4 @@
-"""Device events to spans: link each to its launch and host operation, and tell communication from computation."""
+"""Turn device events into spans: link each to its launch and host operation, and classify communication and compute."""
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """One row a device span that counts; `row` points into the device columns of the trace."""
+    """One row for each device span; `row` is its row in the device columns of the trace."""
 
     row: Ints
     kind: Small
@@ -32,16 +32,17 @@ class DeviceSpans(msgspec.Struct, frozen=True, kw_only=True):
     launch_lane: Ints
     """Host lane of the launch; NONE without one."""
     host_row: Ints
-    """Innermost host range around the launch; NOWHERE without one."""
+    """Row of the innermost host range around the launch; NOWHERE without one."""
     device_note: Ints
-    """Library range projected on the device, for spans without a launch; NOWHERE without one."""
+    """Row of the library range projected on the device, for spans without a launch; NOWHERE without one."""
     last_launch_ns: int
+    """Latest launch that has a device span, NONE without one."""
     lost_launch_ns: int
     """Earliest kernel launch after all that have a device span, NONE without one."""
     marked: Mask
-    """Spans that communicate by a mark of ours alone, no collective of any library."""
+    """Whether a span communicates only according to our mark, and is not a collective of any library."""
     ambiguous: int
-    """Spans whose correlation stands in several processes of one file, left without a launch."""
+    """Number of spans left without a launch because several processes of the file use their correlation id."""
 
 
 def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSpans:
@@ -56,7 +57,7 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
     row = np.flatnonzero(~waits[columns.device_name]) if waits.any() else np.arange(columns.device_name.size)
     launch, ambiguous = _launches(columns, columns.device_correlation[row])
     linked = launch != NOWHERE
-    # The appended last place stands for NOWHERE (-1).
+    # The appended last element is the value for NOWHERE (-1).
     launch_ns = np.append(columns.launch_start_ns, NONE)[launch]
     launch_lane = np.append(columns.launch_lane, NONE)[launch]
     host_row = np.full(row.size, NOWHERE, np.int64)
@@ -83,9 +84,10 @@ def link_and_classify(columns: TraceColumns, classifier: Classifier) -> DeviceSp
 
 
 def _launches(columns: TraceColumns, correlation: Ints) -> tuple[Ints, int]:
-    """Return each span's launch (row of the launch columns), by correlation; graphs give many spans one launch.
+    """Return each span's launch (row of the launch columns) by correlation id, and the number of ambiguous spans.
 
-    A correlation that several processes of the file use says nothing: those spans stay without a launch.
+    Many spans of a CUDA graph share one launch. A correlation id that several processes of the file use is ambiguous:
+    its spans stay without a launch.
     """
     known = np.flatnonzero(columns.launch_correlation != NONE)
     if known.size == 0:
@@ -108,16 +110,16 @@ def _process_codes(lanes: list[tuple[str, str]]) -> list[int]:
     return [codes.setdefault(process, len(codes)) for process, _ in lanes]
 
 
-def _device_notes(columns: TraceColumns, names: list[str], row: Ints, asked: Mask) -> Ints:
-    """Return the library range on the same stream that holds a span, for the spans asked for."""
+def _device_notes(columns: TraceColumns, names: list[str], row: Ints, wanted: Mask) -> Ints:
+    """Return the library range on the same stream around each span in the mask `wanted`; NOWHERE for others."""
     notes: Ranges = columns.device_notes
     found = np.full(row.size, NOWHERE, np.int64)
-    if notes.name.size == 0 or not asked.any():
+    if notes.name.size == 0 or not wanted.any():
         return found
     is_library = np.array([LIBRARY_RANGE.match(name) is not None for name in names], np.bool_)[notes.name]
-    at = row[asked]
+    at = row[wanted]
     # Projected ranges are padded by 1 to 2 ns, so the span's own start lies inside.
-    found[asked] = innermost(
+    found[wanted] = innermost(
         notes.lane, notes.start_ns, notes.end_ns, columns.device_lane[at], columns.device_start_ns[at], is_library
     )
     inside = found != NOWHERE
@@ -134,7 +136,7 @@ def _kinds(
     device_note: Ints,
     marked: Mask,
 ) -> tuple[Small, Small, Mask]:
-    """Return kind and note of each span, and which communicate by a mark of ours alone."""
+    """Return kind and note of each span, and a mask of those that communicate only according to our mark."""
     name = columns.device_name[row]
     sort = columns.device_sort[row]
     used = unique(name)
@@ -150,7 +152,7 @@ def _kinds(
 
     has_args = np.zeros(columns.device_name.size, np.bool_)
     has_args[list(columns.device_collectives)] = True
-    # The last place stands for NOWHERE (-1).
+    # The last element is the value for NOWHERE (-1).
     surrounds = np.array([surrounds_collective(each) for each in names] + [False], np.bool_)
     host_name = np.append(columns.host.name, np.int32(-1))[host_row]
     launched_by_collective = (surrounds[host_name] & (host_row != NOWHERE)) | (device_note != NOWHERE)
@@ -170,13 +172,13 @@ def _kinds(
 
 
 def _runs_framework_op(names: list[str], host_name: npt.NDArray[np.int32]) -> Mask:
-    """Return whether the span was launched by an operation of torch itself, which computes."""
+    """Return a mask of the spans launched by an operation of torch itself, which computes."""
     own = np.array([name.startswith(("aten::", "autograd::")) for name in names] + [False], np.bool_)
     return np.asarray(own[host_name], np.bool_)
 
 
 def _on_compute_lanes(columns: TraceColumns, row: Ints, lane: Ints, kind: Small, unknown: Mask) -> Mask:
-    """Whether the span's lane is one that computes: it holds a known compute kernel, or the most compute time."""
+    """Return a mask of the spans on compute lanes: with a known compute kernel, or with the most compute time."""
     lanes = len(columns.lanes)
     busy = np.zeros(lanes, np.int64)
     computing = kind == COMPUTE

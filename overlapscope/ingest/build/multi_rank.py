@@ -1,4 +1,9 @@
-"""One recording of several processes and devices to a timeline for each rank in it."""
+"""Split one recording of several processes and devices into a timeline for each rank.
+
+A rank is a process on a device. A process that works on several devices is several ranks, except where it merely
+touches a device on which another process does more (a context on GPU 0 is a common accident), or only copies there:
+that work counts with the process's own device. A process that runs no kernel is not a rank.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,7 +33,7 @@ class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels and copies of all processes."""
 
     process: Ints
-    """A key of the process; NONE where the recording does not tell it."""
+    """Key of the process; NONE where the recording does not state it."""
     device: Ints
     stream: Ints
     sort: Any
@@ -38,7 +43,7 @@ class DeviceWork(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Ints
     correlation: Ints
     opaque: Mask
-    """Work whose parts were not recorded, such as a whole graph."""
+    """Whether the parts of the work were not recorded, such as those of a CUDA graph."""
 
 
 class Launches(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +69,7 @@ class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one file recorded."""
+    """The contents of one recording."""
 
     names: NameTable
     work: DeviceWork
@@ -73,10 +78,11 @@ class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     payloads: Mapping[int, Payload]
     """By row of the ranges."""
     process_ids: Mapping[int, int]
-    """Process id by process key; a key that is absent stands for itself."""
+    """Process id by process key; an absent key is the process id itself."""
     stream_word: str = "stream"
+    """The profiler's word for a stream, used in the names of lanes."""
     base_ns: int = 0
-    """To be added to all times."""
+    """Added to all times."""
 
 
 class RankUnit(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +131,7 @@ def rank_timelines(
             end_ns=ranges.end_ns[found.row] + recording.base_ns,
         )
         linked = link_and_classify(columns, classifier)
-        hidden = opaque[linked.row]
-        linked = replace(linked, note=np.where(hidden, np.int8(UNCLASSIFIED), linked.note))
+        linked = replace(linked, note=np.where(opaque[linked.row], np.int8(UNCLASSIFIED), linked.note))
         one = device_timeline(
             columns, linked, classifier, steps, groups, base_ns=recording.base_ns, source=source, truncated=truncated
         )
@@ -138,10 +143,10 @@ def rank_timelines(
 
 
 def order_note(built: list[RankBuilt], why: str = "") -> str:
-    """Tell that ranks were numbered in the order of devices, and which device became which."""
-    shown = ", ".join(f"device {each.unit.device} (process {each.process_id})" for each in built[:MAX_SHOWN])
+    """Return a note that the ranks were numbered in the order of devices, listing the devices."""
+    devices = ", ".join(f"device {each.unit.device} (process {each.process_id})" for each in built[:MAX_SHOWN])
     more = f" and {len(built) - MAX_SHOWN} more" if len(built) > MAX_SHOWN else ""
-    return f"it does not name its ranks; assumed to be, in order, {shown}{more}{why}"
+    return f"it does not name its ranks; assumed to be, in order, {devices}{more}{why}"
 
 
 def _process_id(recording: DeviceRecording, key: int) -> int:
@@ -149,7 +154,7 @@ def _process_id(recording: DeviceRecording, key: int) -> int:
 
 
 def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[TraceColumns, Mask, Ints]:
-    """Return one rank's columns, which of its device events are opaque, and the rows of its host ranges."""
+    """Return one rank's columns, a mask of its opaque device events, and the rows of its host ranges."""
     work, launches, ranges = recording.work, recording.launches, recording.ranges
     anyone = unit.process == NONE
     calls = _launches(recording, unit, rows)
@@ -199,7 +204,7 @@ def _columns(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> tuple[Tr
 
 
 def _launches(recording: DeviceRecording, unit: RankUnit, rows: Ints) -> Ints:
-    """Return one rank's launches: what its process launched on other devices is not lost, but another rank's."""
+    """Return the rows of one rank's launches, without those of its process on other devices, which are other ranks'."""
     work, launches = recording.work, recording.launches
     anyone = unit.process == NONE
     calls = np.arange(launches.process.size) if anyone else np.flatnonzero(launches.process == unit.process)
@@ -234,7 +239,7 @@ def _shown(number: int) -> str:
 
 
 def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the two columns of the distinct pairs, sorted, and for each row the place of its pair."""
+    """Return the two columns of the sorted distinct pairs, and for each row the index of its pair."""
     firsts, seconds = np.unique(first), np.unique(second)
     packed = np.searchsorted(firsts, first) * seconds.size + np.searchsorted(seconds, second)
     pairs = np.unique(packed)
@@ -246,9 +251,9 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
 def rank_units(
     process: Ints, device: Ints, is_kernel: npt.NDArray[np.bool_], duration_ns: Ints
 ) -> tuple[list[RankUnit], Ints]:
-    """Return the ranks, by device and then process, and for each device event the place of its rank or NO_RANK.
+    """Return the ranks, sorted by device and then process, and for each device event the index of its rank or NO_RANK.
 
-    Where nothing ran a kernel, every process on every device is a rank.
+    If no kernel was recorded, every process on every device is a rank.
     """
     of_process, of_device, at = distinct_pairs(process, device)
     kernels = np.bincount(at[is_kernel], minlength=of_process.size)

@@ -1,7 +1,7 @@
-"""Which collective each range of NCCL's or RCCL's own launched: a call alone, or a group, which launches at its end.
+"""Find the collective launched in each of NCCL's or RCCL's own ranges: a single call, or a group, launched at its end.
 
 PyTorch and most others call inside `ncclGroupStart` ... `ncclGroupEnd`; kernels are then launched in the range
-`ncclGroupEnd`, behind the ranges of the calls themselves.
+`ncclGroupEnd`, after the ranges of the calls themselves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from overlapscope.timeline.operations import possible
 
 GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PER_MEMBER = frozenset({"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"})
-"""Operations whose call names the count of one member's part."""
+"""Operations whose call states the count of one member's part."""
 _UNEVEN = "ncclAllToAllv"
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """What a library attached to one of its ranges; None where it did not."""
+    """Values that a library attached to one of its ranges; None where absent."""
 
     group: str | None = None
     members: int | None = None
@@ -44,10 +44,11 @@ def api_calls(
     payloads: Mapping[int, Payload],
     sizes: Mapping[str, int],
 ) -> dict[int, ApiCall]:
-    """Return what each launching range tells, by row of the ranges given (thread, name code and start of each).
+    """Return the call of each launching range, by row of the ranges (`lane`, `name` code and `start_ns` of each).
 
-    `payloads` by row; `sizes` holds the members of each communicator that is known. A group of one operation tells it,
-    one of sends and receives is `send_recv` of what is sent; any other mix tells nothing.
+    `payloads` is by row; `sizes` is the number of members of each known communicator. A group whose calls are all of
+    one operation is a call of it; sends and receives together are a `send_recv` of the bytes sent; for any other mix
+    the operation is None.
     """
     wanted = {
         code: text for code, text in enumerate(names) if text in (GROUP_START, GROUP_END) or API_RANGE.match(text)

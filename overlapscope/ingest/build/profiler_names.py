@@ -1,4 +1,4 @@
-"""What Kineto has called its categories and names since torch 1.8; only data and patterns."""
+"""Kineto's names of categories and events since torch 1.8: only data and patterns."""
 
 import re
 from typing import Final
@@ -6,8 +6,8 @@ from typing import Final
 from overlapscope.ingest.build.trace_columns import KERNEL, MEMCPY, MEMSET
 
 DEVICE, LAUNCH, HOST, DEVICE_NOTE, WINDOW = range(5)
-"""What an event is to us: device work, an API call that enqueues it, a host range, a range projected on the device,
-the profiler's own range."""
+"""Kinds of events: device work, an API call that enqueues it, a host range, a range projected on the device, the
+profiler's own range."""
 OPERATION, ANNOTATION = range(2)
 
 SORT_OF: Final = {
@@ -34,19 +34,19 @@ SORT_OF: Final = {
 """Category to (sort, detail), for complete events (phase X)."""
 STACK: Final = "python_function"
 MODULE_CALL: Final = "nn.Module: "
-"""Stacks of the host hold a range for each call of a module: of a stack these alone are read, as annotations."""
+"""Host stacks hold a range for each call of a module: only these ranges of a stack are read, as annotations."""
 UNREAD: Final = frozenset({STACK, "overhead", "cuda_sync", "cuda_event", "xpu_sync", "cpu_instant_event"})
-"""Known categories that say nothing about device work: host stacks, the profiler's own cost, synchronisation."""
+"""Known categories without information on device work: host stacks, the profiler's own cost, synchronisation."""
 
 SYNCHRONISATION: Final = re.compile(r"^(?:Stream|Event|Context|Device)\s*(?:Wait|Sync)", re.IGNORECASE)
-"""Synchronisation records that some writers file under kernels; nothing computes there."""
+"""Synchronisation records that some writers file under kernels although nothing computes there."""
 LAUNCHES_KERNEL: Final = re.compile(r"Launch(?:Kernel|CooperativeKernel|Graph)|GraphLaunch|AppendLaunch", re.IGNORECASE)
 """API calls that enqueue a kernel; cudaLaunchHostFunc does not."""
 BETWEEN_DEVICES: Final = re.compile(r"\b(?:DtoD|PtoP)\b|Device -> Device|Peer")
-"""Copies that can carry a collective done by copy engines."""
+"""Memcpys that can be part of a collective done by copy engines."""
 STEP: Final = re.compile(r"^(?P<by>ProfilerStep|overlapscope\.step)#(?P<number>[0-9]{1,18})$")
 COMM_MARK: Final = re.compile(r"^overlapscope\.comm:(?P<name>.*)$", re.DOTALL)
-"""Our mark around communication that torch does not know of."""
+"""Our mark around communication that torch does not record."""
 OLD_ANNOTATION: Final = re.compile(
     r"^(?:ProfilerStep#|overlapscope\.(?:step#|comm:)|Optimizer\.|enumerate\(DataLoader|DistributedDataParallel\.)"
     r"|^(?:nn\.Module:|\[pl\]|## )"

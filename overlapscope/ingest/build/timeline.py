@@ -1,4 +1,4 @@
-"""The columns of one recorded trace to a rank's timeline."""
+"""Build a rank's timeline from the columns of one recorded trace."""
 
 import msgspec
 import numpy as np
@@ -30,12 +30,12 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A timeline without a rank, and what building it showed."""
+    """A timeline whose rank is not set yet, with the groups and problems found while building it."""
 
     timeline: RankTimeline
     groups: tuple[Group, ...]
     unlinked: int
-    """Device spans without a launch."""
+    """Number of device spans without a launch."""
     notes: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ def device_timeline(
     source: str,
     truncated: bool,
 ) -> Built:
-    """Return the timeline of a trace with device work; `base_ns` is added to its times. `steps` have it added."""
+    """Return the timeline of a trace with device work; `base_ns` is added to its times, and is already in `steps`."""
     book = GroupBook(groups)
     collectives, call_of_span = assemble(columns, linked, classifier, book)
     row = linked.row
@@ -103,7 +103,10 @@ def trace_timeline(
     last_launch_ns: int = NONE,
     lost_launch_ns: int = NONE,
 ) -> RankTimeline:
-    """Return spans, collectives and steps, whose times are final, with the trace's lanes, annotations and window."""
+    """Return the timeline of spans, collectives and steps, whose times are final.
+
+    Lanes, annotations and the recording window come from the trace's columns, to whose times `base_ns` is added.
+    """
     spans = with_marks(spans, columns, steps, base_ns)
     window = columns.window or _seen(columns)
     last, lost = shift(np.array([last_launch_ns, lost_launch_ns], np.int64), base_ns).tolist()
@@ -157,7 +160,7 @@ def _annotations(columns: TraceColumns, base_ns: int) -> Annotations:
 
 
 def _marked(columns: TraceColumns) -> Ints:
-    """Return the rows of annotations, and of the operations by which torch.compile marks its graphs."""
+    """Return the rows of annotations, and of the operations with which torch.compile marks its graphs."""
     compiled = np.array([COMPILED.match(name) is not None for name in columns.names.to_list()], np.bool_)
     host = columns.host
     return (
@@ -168,9 +171,9 @@ def _marked(columns: TraceColumns) -> Ints:
 
 
 def _host_waits(columns: TraceColumns) -> Ints:
-    """Return the rows of the calls that waited for the device, on threads that also give it work.
+    """Return the rows of the calls that waited for the device, on threads that also launch device work.
 
-    Other threads, a watchdog's for one, hold nobody up by waiting.
+    Waits on other threads, such as a watchdog's, delay nothing.
     """
     waits = np.array([WAITS_FOR_DEVICE.fullmatch(name) is not None for name in columns.names.to_list()], np.bool_)
     if not waits.any():
@@ -181,14 +184,14 @@ def _host_waits(columns: TraceColumns) -> Ints:
 
 
 def _seen(columns: TraceColumns) -> tuple[int, int]:
-    """Return the first start and last end of anything kept, where the trace has no window of its own."""
+    """Return the first start and the last end of all ranges, used if the trace does not state its window."""
     starts = [columns.device_start_ns, columns.launch_start_ns, columns.host.start_ns]
     ends = [columns.device_end_ns, columns.launch_start_ns, columns.host.end_ns]
     return min(int(each.min()) for each in starts if each.size), max(int(each.max()) for each in ends if each.size)
 
 
 def placed(collectives: Collectives, steps: Steps, base_ns: int) -> Collectives:
-    """Return collectives with `base_ns` added to their times, and the step that launched each."""
+    """Return the collectives with `base_ns` added to their times and with the step that launched each."""
     launch_ns = shift(collectives.launch_ns, base_ns)
     return replace(
         collectives,

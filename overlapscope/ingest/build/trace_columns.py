@@ -1,4 +1,7 @@
-"""What is kept of one recorded trace, whatever wrote it: device work, the calls that enqueued it, host ranges."""
+"""Columns of one recorded trace from any profiler: device work, the calls that enqueued it, host ranges.
+
+They grow piece by piece while a trace is read and are joined at the end.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,12 +16,12 @@ from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.names import Codes, NameTable
 
 KERNEL, MEMCPY, MEMSET = range(3)
-"""What a device event is."""
+"""Kinds of device events."""
 T = TypeVar("T")
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True):
-    """Timed host or device ranges: thread (code of its lane), name code, start and end."""
+    """Timed host or device ranges, one row each: lane (code of the thread or stream), name code, start and end."""
 
     lane: Ints
     name: Codes
@@ -31,16 +34,16 @@ _COLUMNS: Final = Ranges.__struct_fields__
 
 
 class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a communication library's own range around a call tells of it; None where it does not."""
+    """A collective as described by a communication library's own range around the call; None where not stated."""
 
     op: str | None = None
     group: str | None = None
     bytes: int | None = None
-    """The whole buffer, as DESIGN counts it."""
+    """Size of the whole buffer, as docs/definitions.md counts it."""
 
 
 class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is kept of one trace, or of one rank in it. Times are nanoseconds in the trace's own base."""
+    """The columns of one trace, or of one rank in it. Times are nanoseconds relative to the trace's own base."""
 
     lanes: list[tuple[str, str]]
     """(process, thread) of each lane code."""
@@ -53,9 +56,9 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     device_end_ns: Ints
     device_correlation: Ints
     device_blocks: Ints
-    """Thread blocks of each kernel's grid."""
+    """Number of thread blocks of each kernel's grid; NONE if not recorded."""
     device_collectives: Mapping[int, CollectiveArgs]
-    """Collective arguments by row of the device columns, where there are any."""
+    """Collective arguments by row of the device columns, where present."""
     launch_lane: Ints
     launch_name: Codes
     launch_start_ns: Ints
@@ -63,12 +66,13 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
     launch_correlation: Ints
     host: Ranges
     host_args: Mapping[int, CollectiveArgs]
-    """Arguments of host ranges whose name speaks of communication, by row."""
+    """Arguments of host ranges whose name refers to communication, by row."""
     api_calls: Mapping[int, ApiCall] = {}
-    """What the host ranges of a communication library itself tell, by row."""
+    """Collectives described by the communication library's own host ranges, by row."""
     device_notes: Ranges
+    """Host annotations that the profiler projected onto the device."""
     window_times: tuple[int, ...] = ()
-    """Moments at which the profiler was on: where the trace tells any, they are two or more."""
+    """Times at which the profiler was on: none, or two or more."""
     events: int
     repaired: int
     dropped: int
@@ -77,7 +81,7 @@ class TraceColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """When the profiler was on, where the trace says so."""
+        """Return (start, end) of profiling in ns, None if the trace does not state it."""
         return (min(self.window_times), max(self.window_times)) if len(self.window_times) > 1 else None
 
 
@@ -89,7 +93,7 @@ _ARRAYS: Final = tuple(
 
 
 def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
-    """Put parts of one trace together, in their order; names and lanes are numbered as they come."""
+    """Return the parts of one trace concatenated in order; names and lanes are numbered in order of appearance."""
     if len(parts) == 1:
         return parts[0]
     names = NameTable()
@@ -119,7 +123,7 @@ def behind_each_other(parts: Sequence[TraceColumns]) -> TraceColumns:
 
 
 def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str], int]) -> TraceColumns:
-    """Return a part with codes of common tables of names and lanes, which grow."""
+    """Return a part with codes of the common tables of names and lanes, to which its own are added."""
     name = np.array([names.code(each) for each in part.names.to_list()], np.int32)
     lane = np.array([lanes.setdefault(each, len(lanes)) for each in part.lanes], np.int64)
     ranges: dict[str, Any] = {
@@ -137,13 +141,13 @@ def _renumbered(part: TraceColumns, names: NameTable, lanes: dict[tuple[str, str
 
 
 def _by_row(parts: Sequence[tuple[Mapping[int, T], int]]) -> dict[int, T]:
-    """Put what is told by row together; of each part with its number of rows."""
-    found: dict[int, T] = {}
+    """Return the values by row of the concatenated parts; each part is (values by its own row, its number of rows)."""
+    values: dict[int, T] = {}
     first = 0
-    for told, rows in parts:
-        found.update((first + row, each) for row, each in told.items())
+    for part, rows in parts:
+        values.update((first + row, each) for row, each in part.items())
         first += rows
-    return found
+    return values
 
 
 class Growing(msgspec.Struct):
@@ -152,11 +156,11 @@ class Growing(msgspec.Struct):
     parts: dict[str, list[Any]] = {}
 
     def add(self, **columns: Any) -> None:
-        """Put one piece of each column behind what is there."""
+        """Append one piece to each column."""
         for name, values in columns.items():
             self.parts.setdefault(name, []).append(values)
 
     def joined(self, name: str, dtype: type = np.int64) -> Any:
-        """Return a column as one array, and forget it."""
+        """Remove a column and return it as one array."""
         parts = self.parts.pop(name, None)
         return np.concatenate(parts) if parts else np.empty(0, dtype)

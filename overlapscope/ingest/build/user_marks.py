@@ -1,7 +1,25 @@
-"""Communication that torch does not know of, told by a mark of ours: `overlapscope.comm:NAME`.
+"""Ranges that a user or the profiler sets: communication marks, training steps, and names of NVTX and roctx ranges.
 
-The thread that holds the mark waits in it for the communication, so the mark's own time communicates, and so does
-device work that is launched inside it; what the thread runs inside it computes nothing.
+Communication that torch does not record is marked by our range `overlapscope.comm:NAME`. The thread waits inside the
+mark for the communication, so the mark's own time is communication, and so is device work launched inside it; the
+thread's other ranges inside it compute nothing.
+
+Steps are annotated (`ProfilerStep#4`, `overlapscope.step#4`), or found among NVTX or roctx ranges. A family is the
+ranges of one thread whose names are equal except for a number at the end: `train_step/3`, `step 12`, `iteration 7/100`.
+It marks steps when
+
+- its name's last word is step, iteration, iter or batch;
+- nothing in the name refers to a part of a step or something else: optimizer, micro batch, validation, ...;
+- it is not a method's name, such as `AdamW.step`;
+- its ranges do not overlap; they may touch;
+- without a number (`train_step`), it is repeated and covers at least half of the time from the first to the last: a
+  range `step` around the optimizer alone does not.
+
+Of several families, our own marks come first, then the profiler's, then numbered ones, then the one that covers the
+most time. Rising numbers are the steps' numbers; otherwise steps are counted from 0 in order.
+
+`torch.autograd.profiler.emit_nvtx` writes `aten::mul, seq = 12, op_id = 990346, sizes = [[8, 8]]`: a different name for
+each call. The additions are cut off, because a long recording would otherwise hold millions of names.
 """
 
 import re
@@ -37,13 +55,13 @@ _OPERATION: Final = re.compile(rf"(?:[a-z_][a-z0-9_]*::|nccl[A-Z]|{RECORD}$)")
 
 
 def marks(columns: TraceColumns) -> npt.NDArray[np.bool_]:
-    """Say of each host range whether it is such a mark."""
+    """Return a mask of the host ranges that are communication marks."""
     named = np.array([COMM_MARK.match(name) is not None for name in columns.names.to_list()], np.bool_)
     return np.asarray(named[columns.host.name] & columns.host.is_annotation, np.bool_)
 
 
 def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -> npt.NDArray[np.bool_]:
-    """Say of each launch (lane and time) whether a mark is around it on its own thread."""
+    """Return a mask of the launches (lane and time) inside a communication mark on their own thread."""
     chosen = marks(columns)
     if not chosen.any():
         return np.zeros(launch_ns.size, np.bool_)
@@ -53,9 +71,9 @@ def launched_inside(columns: TraceColumns, launch_lane: Ints, launch_ns: Ints) -
 
 
 def with_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) -> Spans:
-    """Add the marks to the spans, as communicating ones on the lanes of their threads.
+    """Return the spans and the communication marks, as communication spans on the lanes of their threads.
 
-    `base_ns` is added to the trace's times; spans and steps have it added.
+    `base_ns` is added to the times of the marks; it is already in spans and steps.
     """
     rows = np.flatnonzero(marks(columns))
     if rows.size == 0:
@@ -79,9 +97,10 @@ def with_marks(spans: Spans, columns: TraceColumns, steps: Steps, base_ns: int) 
 
 
 def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps, int]:
-    """Return the annotated steps in order of time; our own marks where there are any, else the profiler's.
+    """Return the annotated steps in order of time: our own marks if there are any, else the profiler's.
 
-    `base_ns` is added to all times. Also gives how many marks repeat the number of an earlier step that had ended.
+    `base_ns` is added to all times. The second value is the number of marks that repeat the number of an earlier step
+    which had ended.
     """
     matches = {code: found for code, name in enumerate(names) if (found := STEP.match(name))}
     rows = np.flatnonzero(np.isin(host.name, list(matches)))
@@ -111,7 +130,7 @@ def host_steps(host: Ranges, names: list[str], base_ns: int = 0) -> tuple[Steps,
 
 
 def repeated_steps(repeated: int) -> list[str]:
-    """Return the warning about marks that `host_steps` left out, if there were any."""
+    """Return a warning about marks that `host_steps` left out, none if there are none."""
     if not repeated:
         return []
     return [
@@ -120,7 +139,7 @@ def repeated_steps(repeated: int) -> list[str]:
 
 
 def step_at(steps: Steps, at_ns: Ints) -> Ints:
-    """Return the number of the step whose annotation [start, end) holds each time; NONE outside all."""
+    """Return, for each time, the number of the step whose annotation [start, end) contains it; NONE outside all."""
     if size(steps) == 0:
         return np.full(at_ns.size, NONE, np.int64)
     row = np.searchsorted(steps.start_ns, at_ns, side="right") - 1
@@ -129,18 +148,18 @@ def step_at(steps: Steps, at_ns: Ints) -> Ints:
 
 
 class StepRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranges that mark steps, in order of time: rows of the ranges given, and the number of each."""
+    """The ranges that mark steps, in order of time: their rows, and the number of each."""
 
     row: Ints
     number: Ints
     note: str | None = None
-    """What the user should know of how they were found; None when they are numbered marks."""
+    """How the steps were found, for the user; None if they are numbered marks."""
 
 
 def step_ranges(
     lane: Ints, name: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints, names: Sequence[str]
 ) -> StepRanges:
-    """Return the ranges that mark steps, by the rule above; none when no family qualifies."""
+    """Return the ranges that mark steps, by the rules in the module's docstring; none if no family qualifies."""
     marks = {code: mark for code, text in enumerate(names) if (mark := _mark(text)) is not None}
     rows = np.flatnonzero(np.isin(name, list(marks))) if marks else np.empty(0, np.int64)
     families: dict[tuple[str, bool], list[int]] = {}
@@ -152,8 +171,8 @@ def step_ranges(
         chosen = _on_one_thread(np.array(members, np.int64), lane, start_ns, end_ns)
         if not _qualifies(chosen, start_ns, end_ns, numbered=key[1]):
             continue
-        favour = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
-        order = (-favour, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))
+        preference = _FAVOURED.index(key[0]) if key[0] in _FAVOURED else len(_FAVOURED)
+        order = (-preference, int(key[1]), int((end_ns[chosen] - start_ns[chosen]).sum()))
         if best is None or order > best[0]:
             best = (order, key, chosen)
     if best is None:
@@ -184,10 +203,10 @@ def _mark(text: str) -> tuple[str, int | None] | None:
 
 
 def _on_one_thread(rows: Ints, lane: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the rows of the thread that has the most, in order of time."""
+    """Return the rows of the thread that has most of them, in order of time."""
     lanes, counts = np.unique(lane[rows], return_counts=True)
     rows = rows[lane[rows] == lanes[counts.argmax()]]
-    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range stands before one that begins with it
+    return rows[np.lexsort((end_ns[rows], start_ns[rows]))]  # an empty range sorts before one with the same start
 
 
 def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> bool:
@@ -199,7 +218,7 @@ def _qualifies(rows: Ints, start_ns: Ints, end_ns: Ints, *, numbered: bool) -> b
 
 
 class RangeNames:
-    """Turns texts of ranges into codes of names, and remembers which are operations."""
+    """Converts texts of ranges to codes of names, and remembers which are operations."""
 
     def __init__(self, names: NameTable) -> None:
         self._names = names
@@ -209,11 +228,11 @@ class RangeNames:
         """Return the code of a range's name."""
         name = _ADDED.sub("", text) if ", " in text else text
         code = self._names.code(name)
-        # Only what autograd recorded as an operation has a sequence number.
+        # Only ranges that autograd recorded as operations have a sequence number.
         if code not in self._operations and (_OPERATION.match(name) or _SEQUENCE.search(text)):
             self._operations.add(code)
         return code
 
     def annotations(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Tell for each code whether it names an annotation."""
+        """Return a mask of the codes that name annotations."""
         return ~np.isin(codes, list(self._operations))

@@ -1,4 +1,4 @@
-"""Paths to files: of folders, of archives, and of what lies elsewhere."""
+"""Find the input files of the given paths: in folders, in archives, and on remote storage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +11,17 @@ from overlapscope.ingest.registry import head_of
 __all__ = ["MAX_UNPACKED_BYTES", "Inputs", "Unpacked", "discover", "unpacked"]
 
 MAX_UNPACKED_BYTES: Final = 64 << 30
-"""Of all members of all archives together."""
+"""Limit for all members of all archives together."""
 
 
 @contextmanager
 def unpacked(
     paths: list[Path], max_bytes: int = MAX_UNPACKED_BYTES, *, within: Path | None = None
 ) -> Iterator[Unpacked]:
-    """Find the inputs as `discover` does, with the members of archives for as long as the context lasts.
+    """Yield the inputs as `discover` finds them, with the members of archives, which are deleted at the end.
 
-    Members lie in a folder `within` another one, else where temporary files go. Raises InputError as `discover` does.
+    Members are unpacked into a folder `within` another one, else into the temporary folder. Raises InputError as
+    `discover` does.
     """
     inputs = discover(paths)
     archives = [path for path in (*inputs.files, *inputs.passed_over) if _is_archive(path)]

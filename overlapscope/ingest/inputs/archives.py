@@ -1,8 +1,8 @@
-"""Archives: tar, plain or gzip, and zip, known by content; the members that a reader knows, while they are read.
+"""Unpack the members of archives that a reader recognises, for as long as they are read.
 
-They are unpacked into a private folder, as plain files alone, within one budget for all archives: members, bytes, and
-bytes for each byte of the archive. What is read shows the name `archive.tar.gz/member`. Archives inside archives are
-passed over.
+Archives are tar, plain or gzip, and zip, recognised by content. Only plain files are unpacked, into a private folder,
+within one budget for all archives: members, bytes, and bytes for each byte of the archive. Messages show the name
+`archive.tar.gz/member`. Archives inside archives are skipped.
 """
 
 import os
@@ -34,17 +34,17 @@ from overlapscope.timeline.store.run_directory import MANIFEST, RANK_ENTRY
 FORMAT: Final = "archive"
 MAX_MEMBERS: Final = 100_000
 MAX_HEADER_BYTES: Final = 1 << 20
-"""No member's name, and no list of its properties, is longer."""
+"""Longest accepted name, or list of properties, of a member."""
 _DAMAGE: Final = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError, IndexError, RuntimeError,
 )  # fmt: skip
-"""What the standard library raises for archives that are cut, damaged, encrypted or packed in unknown ways."""
+"""Exceptions of the standard library for archives that are cut, damaged, encrypted or packed in unknown ways."""
 _UNPACK_IT: Final = "unpack the archive and name the folder"
 
 
 @contextmanager
 def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: Path | None) -> Iterator[Unpacked]:
-    """Unpack those of the inputs that are `archives` into a folder `within` another one, until the context ends."""
+    """Unpack the `archives` among the inputs into a folder `within` another one, which is deleted at the end."""
     with held_folder(within or Path(tempfile.gettempdir()), "overlapscope-unpacked-") as temporary:
         folders: dict[Path, Path] = {}
         notes: list[Source] = []
@@ -52,16 +52,16 @@ def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: P
         passed_over = [each for each in inputs.passed_over if each not in archives]
         budget = _Budget(members=MAX_MEMBERS, bytes=min(max_bytes, shutil.disk_usage(temporary).free // 2))
         for number, path in enumerate(archives):
-            # A rank may stand in the archive's own name, as in a folder's.
+            # The archive's own name may state a rank, as a folder's name may.
             folder = temporary.resolve() / str(number) / (path.name or "archive")
             folder.mkdir(parents=True)
             folders[folder] = path
             unpacking = _Unpacking(folder=folder, budget=budget)
             inside, note = _unpack(path, unpacking)
             if not (inside.files or note) and path in inputs.passed_over:
-                inside = replace(inside, passed_over=(path,))  # not a trace's archive: a checkpoint, a wheel, ...
+                inside = replace(inside, passed_over=(path,))  # not an archive of traces: a checkpoint, a wheel, ...
             elif not inside.files:
-                note = note or "holds no file that is read"
+                note = note or "holds no file that can be read"
             files += inside.files
             passed_over += inside.passed_over
             if note:
@@ -73,7 +73,7 @@ def unpack_among(inputs: Inputs, archives: list[Path], max_bytes: int, within: P
 
 
 def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
-    """Unpack one archive; return its files, and what the user has to know of it."""
+    """Unpack one archive; return its files, and a note on what could not be read, "" if nothing."""
     nothing = Inputs(runs=(), files=(), passed_over=())
     if not hasattr(tarfile, "data_filter"):
         return nothing, f"archives are read by Python 3.11.4 or later: {_UNPACK_IT}"
@@ -85,7 +85,7 @@ def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
         (_unzip if is_zip else _untar)(path, unpacking)
     except _DAMAGE as error:
         so_far = "read up to there" if unpacking.files else "copy or pack it again"
-        notes.append(f"the archive is damaged: {_what_damage(error)}; {so_far}")
+        notes.append(f"the archive is damaged: {_describe_damage(error)}; {so_far}")
     except OSError as error:
         notes.append(f"cannot be unpacked: {error.strerror or error}")
     except _BudgetError as error:
@@ -106,11 +106,11 @@ def _unpack(path: Path, unpacking: "_Unpacking") -> tuple[Inputs, str]:
 
 
 class _BudgetError(Exception):
-    """A limit on what is unpacked was reached."""
+    """A limit on unpacking was reached."""
 
 
 class _Budget(msgspec.Struct):
-    """What may still be unpacked from all archives together."""
+    """The members and bytes that may still be unpacked, for all archives together."""
 
     members: int
     bytes: int
@@ -143,27 +143,27 @@ class _Unpacking(msgspec.Struct):
         self.refused.append(f"{name!r} ({why})")
 
     def take(self, name: str, read: Callable[[int], bytes]) -> None:
-        """Write one member, if a reader knows it; `read` returns its next bytes.
+        """Write one member, if a reader recognises it; `read` returns its next bytes.
 
-        What damage cuts short stays, for readers use what is whole of it. Raises _BudgetError.
+        A member cut short by damage is kept, because readers use its whole parts. Raises _BudgetError.
         """
-        place = _safe_place(self.folder, name)
-        if place is None:
-            self.refuse(name, "its name leads elsewhere")
+        target = _safe_target(self.folder, name)
+        if target is None:
+            self.refuse(name, "its name leads outside the archive")
             return
-        inside = place.relative_to(self.folder)
+        inside = target.relative_to(self.folder)
         if any(part.startswith(".") for part in inside.parts):
             return
         block = b""
         while len(block) < HEAD_BYTES and (more := read(HEAD_BYTES - len(block))):
             block += more
-        if not _is_wanted(place, block):
-            (self.nested if head_within(place, block).is_archive else self.passed_over).append(str(inside))
+        if not _is_wanted(target, block):
+            (self.nested if head_within(target, block).is_archive else self.passed_over).append(str(inside))
             return
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            file = open(place, "wb")  # noqa: SIM115 - closed below; only the opening may be refused
-        except OSError as error:  # a name that is too long, or a folder's and a file's
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = open(target, "wb")  # noqa: SIM115 - closed below; only the opening may be refused
+        except OSError as error:  # a name that is too long, or that is both a folder's and a file's
             self.refuse(name, str(error.strerror))
             return
         self.files += 1
@@ -175,7 +175,7 @@ class _Unpacking(msgspec.Struct):
                     block = read(BLOCK_BYTES)
             except (_BudgetError, InputError):
                 self.files -= 1
-                place.unlink(missing_ok=True)
+                target.unlink(missing_ok=True)
                 raise
 
     def _spend(self, size: int) -> None:
@@ -183,15 +183,15 @@ class _Unpacking(msgspec.Struct):
         self.unpacked_bytes += size
         if self.unpacked_bytes > max(RATIO_GRACE_BYTES, MAX_RATIO * self.packed_bytes):
             shutil.rmtree(self.folder)
-            self.files = 1  # this one, which does not stay either
+            self.files = 1  # the caller subtracts this file, which is deleted too
             raise _BudgetError(
                 f"expands more than {MAX_RATIO} times, like a decompression bomb; nothing of it is read: "
                 "unpack it yourself if it is meant, and name the folder"
             )
 
 
-def _safe_place(folder: Path, name: str) -> Path | None:
-    """Return where a member goes; None for a name that leads elsewhere, or would on another system."""
+def _safe_target(folder: Path, name: str) -> Path | None:
+    """Return the path for a member; None for a name that leads outside the folder on this or another system."""
     try:
         safe = tarfile.data_filter(tarfile.TarInfo(name), str(folder)).name
     except (tarfile.FilterError, ValueError):
@@ -200,26 +200,26 @@ def _safe_place(folder: Path, name: str) -> Path | None:
     return None if safe != name or not parts or ".." in parts or "\\" in name or name[1:2] == ":" else folder / name
 
 
-def _is_wanted(place: Path, begin: bytes) -> bool:
-    if not begin.strip(b"\x00 \t\r\n"):
-        return False  # readers give the benefit of the doubt to a blank beginning; a checkpoint has many
-    head = head_within(place, begin)
-    own = place.name in (MANIFEST, RANK_ENTRY) or place.suffix == ".parquet"
+def _is_wanted(target: Path, beginning: bytes) -> bool:
+    if not beginning.strip(b"\x00 \t\r\n"):
+        return False  # readers accept a blank beginning, but here it is usually part of a checkpoint
+    head = head_within(target, beginning)
+    own = target.name in (MANIFEST, RANK_ENTRY) or target.suffix == ".parquet"
     return not head.is_archive and (own or reader_of(head) is not None)
 
 
 class _DamagedHeaderError(ValueError):
-    """No header where one has to be: nothing that the library goes on behind."""
+    """A required header is damaged. Not a tarfile.HeaderError, after which the library would continue."""
 
 
 class _Member(tarfile.TarInfo):
-    """A tar header that raises where the library takes damage for the end, and bounds what the library reads whole."""
+    """A tar header that raises where the library would treat damage as the end, and limits texts read into memory."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
         try:
             member: Self = super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # of Python's own, and not in its stubs
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # exists in Python, but not in its stubs
             raise
         except tarfile.HeaderError as error:
             cut = len(buf) < tarfile.BLOCKSIZE
@@ -241,8 +241,8 @@ def _untar(path: Path, unpacking: _Unpacking) -> None:
             if content is not None:
                 unpacking.take(member.name, content.read)
             elif not member.isdir():
-                unpacking.refuse(member.name, "no plain file")
-    for _ in blocks:  # the checksum of all before it stands at the end
+                unpacking.refuse(member.name, "not a plain file")
+    for _ in blocks:  # read to the end, where the gzip checksum is
         pass
     if stream.truncated:
         raise tarfile.ReadError(stream.warnings[-1])
@@ -262,7 +262,7 @@ def _unzip(path: Path, unpacking: _Unpacking) -> None:
             if member.is_dir():
                 continue
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                unpacking.refuse(member.filename, "no plain file")
+                unpacking.refuse(member.filename, "not a plain file")
                 continue
             try:
                 # The library unpacks the other methods without a limit: 1 KB of bzip2 may need gigabytes of memory.
@@ -273,19 +273,19 @@ def _unzip(path: Path, unpacking: _Unpacking) -> None:
             except _DAMAGE as error:
                 unpacking.unread.append(member.filename)
                 how = "" if isinstance(error, RuntimeError) else "damaged: "
-                unpacking.refuse(member.filename, how + _what_damage(error))
+                unpacking.refuse(member.filename, how + _describe_damage(error))
 
 
-def _what_damage(error: Exception) -> str:
-    """Return in our words why an archive or a member cannot be read."""
-    said = str(error).strip().split("\n")[0]
+def _describe_damage(error: Exception) -> str:
+    """Return in plain words why an archive or a member cannot be read."""
+    message = str(error).strip().split("\n")[0]
     if isinstance(error, RuntimeError):
-        encrypted = "encrypted" in said or "password" in said
-        return f"it is {'encrypted' if encrypted else 'packed by a method that is not read'}: {_UNPACK_IT}"
-    if isinstance(error, EOFError) or "unexpected end of data" in said or "truncated header" in said:
+        encrypted = "encrypted" in message or "password" in message
+        return f"it is {'encrypted' if encrypted else 'packed by a method that is not supported'}: {_UNPACK_IT}"
+    if isinstance(error, EOFError) or "unexpected end of data" in message or "truncated header" in message:
         return "it ends early"
     if isinstance(error, zlib.error):
         return "its compressed data is damaged"
-    if "CRC" in said:
+    if "CRC" in message:
         return "its content does not match its checksum"
-    return (said or type(error).__name__)[:200]
+    return (message or type(error).__name__)[:200]

@@ -1,4 +1,4 @@
-"""The files that given paths mean: folders are walked, and what no reader knows in them is passed over."""
+"""Find the input files of the given paths: folders are walked, and files in them that no reader recognises skipped."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the given paths hold."""
+    """The files and run directories in the given paths."""
 
     runs: tuple[Path, ...]
     """Run directories."""
     files: tuple[Path, ...]
-    """Files that were named, or that lie in a named folder and that a reader knows."""
+    """Files that were named, and files in a named folder that a reader recognises."""
     passed_over: tuple[Path, ...]
-    """Files of a named folder that no reader knows."""
+    """Files in a named folder that no reader recognises."""
     remote: "Mapping[Path, Version]" = {}
-    """Those of `files` that lie elsewhere."""
+    """Those of `files` on remote storage, with their versions."""
     unreadable: Mapping[Path, str] = {}
-    """Folders in a named one that cannot be listed, links to nothing or in a circle; and why."""
+    """Subfolders that cannot be listed, links to missing files and circular links, each with the reason."""
 
 
 class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs with the files of archives among them."""
+    """The inputs, including the files of unpacked archives."""
 
     inputs: Inputs
     folders: dict[Path, Path] = {}
-    """Where each archive was unpacked."""
+    """Archive by the folder into which it was unpacked."""
     notes: tuple[Source, ...] = ()
-    """Archives, or parts of them, that could not be used, and why."""
+    """Archives, or parts of them, that could not be used, with the reason as a warning."""
 
     def shown_path(self, path: Path) -> Path:
         """Return the path to show for a file: `archive.tar.gz/member` for a member."""
@@ -46,7 +46,7 @@ class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
         return Path(shown(archive)) / member if member is not None else path
 
     def origin(self, path: Path) -> tuple[Path, Path | None]:
-        """Return the file that a file comes from: itself, or an archive and the place in it."""
+        """Return (path, None) for an ordinary file, (archive, path in it) for a member."""
         for folder, archive in self.folders.items():
             if path.is_relative_to(folder):
                 return archive, path.relative_to(folder)
@@ -54,14 +54,14 @@ class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def renamings(self) -> tuple[tuple[str, str], ...]:
-        """Where members were unpacked, and what to say in its place."""
+        """Return (folder, archive) pairs: messages show the archive instead of the folder it was unpacked into."""
         return tuple((str(folder), shown(archive)) for folder, archive in self.folders.items())
 
 
 def discover(paths: list[Path]) -> Inputs:
     """Return the run directories and candidate files below `paths`, sorted by name.
 
-    Files that are named are always candidates; in folders, hidden files and what no reader knows are not.
+    Named files are always candidates; in folders, hidden files and files that no reader recognises are not.
     Raises InputError for a path that does not exist and for a folder that holds no file.
     """
     runs: list[Path] = []
@@ -73,11 +73,11 @@ def discover(paths: list[Path]) -> Inputs:
         try:
             url = url_of(path)
             if url is not None:
-                from overlapscope.ingest.inputs.remote import list_url  # noqa: PLC0415 - most inputs lie here
+                from overlapscope.ingest.inputs.remote import list_url  # noqa: PLC0415 - most inputs are local
 
-                there, others = list_url(path, url)
-                remote |= there
-                files += there
+                recognised, others = list_url(path, url)
+                remote |= recognised
+                files += recognised
                 passed_over += others
                 continue
             _require_input(path)
@@ -88,8 +88,8 @@ def discover(paths: list[Path]) -> Inputs:
             else:
                 found_runs, inside = _walk(path, unreadable)
                 if not found_runs and not inside:
-                    but = [f"; {shown(each)} {why}" for each, why in unreadable.items() if each.is_relative_to(path)]
-                    raise InputError(f"{shown(path)}: the folder holds no file{''.join(but[:1])}")
+                    causes = [f"; {shown(each)} {why}" for each, why in unreadable.items() if each.is_relative_to(path)]
+                    raise InputError(f"{shown(path)}: the folder holds no file{''.join(causes[:1])}")
                 runs += found_runs
                 for file in inside:
                     (files if _is_known(file) else passed_over).append(file)
@@ -105,25 +105,21 @@ def discover(paths: list[Path]) -> Inputs:
 
 
 def _require_input(path: Path) -> None:
-    """Raise InputError where there is nothing to read, or only a part of a run."""
+    """Raise InputError if the path does not exist, is a pipe or a device, or is only a part of a run directory."""
+    if path == Path("-") and not path.exists():
+        raise InputError("-: standard input cannot be read, because files are read more than once: save it as a file")
     if not path.exists():
-        from overlapscope.timeline.store.run_folder import where_is  # noqa: PLC0415 - for what is not there
+        from overlapscope.timeline.store.run_folder import where_is  # noqa: PLC0415 - only for missing paths
 
-        raise InputError(f"{shown(path)}: {_no_stdin(path) or where_is(path)}")
-    run = _run_around(path)
+        raise InputError(f"{shown(path)}: {where_is(path)}")
+    run = _enclosing_run(path)
     if run is not None:
         raise InputError(f"{shown(path)}: is a part of the run {shown(run)}; name that folder")
     if not path.is_dir() and not path.is_file():
-        raise InputError(f"{shown(path)}: is a pipe or a device; save what it gives as a file, and name that")
+        raise InputError(f"{shown(path)}: is a pipe or a device; save its content as a file, and name that file")
 
 
-def _no_stdin(path: Path) -> str:
-    if path != Path("-"):
-        return ""
-    return "standard input is not read: save what it gives as a file, for files are read more than once, and name that"
-
-
-def _run_around(path: Path) -> Path | None:
+def _enclosing_run(path: Path) -> Path | None:
     """Return the run directory that a rank's folder or a file of columns belongs to; None for anything else."""
     if path.is_dir():
         return path.parent if (path / RANK_ENTRY).is_file() else None
@@ -135,10 +131,10 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _walk(folder: Path, unreadable: dict[Path, str]) -> tuple[list[Path], list[Path]]:
-    """Return run directories and files below a folder, each once; links come last and add what lies nowhere else.
+    """Return run directories and files below a folder, each once; links are followed last and add only new files.
 
-    So a link `latest` beside what it points to is no second recording, and links in a circle come to an end. What
-    cannot be read costs itself and goes into `unreadable`.
+    So a link `latest` beside its target is not a second recording, and circular links end. A folder that cannot be
+    read is skipped and added to `unreadable`.
     """
     runs: list[Path] = []
     files: list[Path] = []
@@ -164,7 +160,7 @@ def _walk(folder: Path, unreadable: dict[Path, str]) -> tuple[list[Path], list[P
                 elif entry.is_file():
                     (links if is_link else files).append(entry)
                 elif is_link and not entry.exists():
-                    unreadable[entry] = "is a link to what is not there"
+                    unreadable[entry] = "is a link to a missing file"
         except OSError as error:
             if here == folder:
                 raise

@@ -1,7 +1,8 @@
-"""Inputs by URL: `s3://`, `gs://`, `https://`, whatever fsspec reaches.
+"""Inputs by URL: `s3://`, `gs://`, `https://` and everything else that fsspec supports.
 
-Folders are listed and looked into from afar. A file is copied to the temporary folder of whoever reads it for as long
-as that takes: some formats are read more than once, or from their end.
+Folders are listed remotely, and only the beginning of each file is fetched to recognise it. To be read, a file is
+copied to the temporary folder of the reading machine and deleted afterwards, because some formats are read more than
+once, or from their end.
 """
 
 import os
@@ -29,9 +30,9 @@ from overlapscope.ingest.registry import head_within, reader_of
 from overlapscope.timeline.store.run_directory import MANIFEST
 
 WAIT_SECONDS: Final = 60.0
-"""Without an answer for so long, a request is given up."""
+"""A request without an answer for this long is abandoned."""
 SLOWEST_BYTES: Final = 16 << 10
-"""A second: what gives less is given up, for it may be meant never to end."""
+"""Bytes a second: a slower source is abandoned, because a hostile one may never end."""
 BLOCK_BYTES: Final = 2 << 20
 MAX_FILES: Final = 100_000
 MAX_WEB_FOLDERS: Final = 1_000
@@ -39,45 +40,45 @@ MAX_NAME_BYTES: Final = 200
 _WEB: Final = ("http://", "https://")
 _AT_ONCE: Final = 16
 _NOT_BELOW: Final = re.compile(r"[a-z]+:|[^#]*\?", re.IGNORECASE)
-"""Links of a page that lead to no file below it: `mailto:`, or the same page in another order."""
+"""Links of a page that do not lead to a file below it: `mailto:`, or the same page sorted differently."""
 _VERSIONS: Final = (
     "etag", "ETag", "Content-MD5", "Digest", "md5Hash", "generation", "Last-Modified", "LastModified", "last_modified",
     "mtime", "updated", "created", "ino",
 )  # fmt: skip
-"""What filesystems call that by which a file's content is told from an earlier one's."""
+"""Names that file systems use for the version of a file's content."""
 PACKAGES: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "http": "aiohttp", "https": "aiohttp", "github": "requests", "webhdfs": "requests", "sftp": "paramiko",
     "ssh": "paramiko", "smb": "smbprotocol", "webdav": "webdav4", "hf": "huggingface_hub", "oci": "ocifs",
 }  # fmt: skip
-"""What has to be installed beside fsspec, by the scheme of a URL."""
+"""Package to install in addition to fsspec, by the scheme of a URL."""
 _NO_FILE: Final = "no such file or folder"
 _CAUSES: Final = (
     (r"^SSLCertVerificationError: (.*)", "the certificate of {host} is not trusted: {0}"),
     (r"connection ?refused", "{host} refuses the connection: is the server running, and is the port the right one?"),
     (r"gaierror|name or service not known|failed to resolve|nodename nor servname|name resolution",
-     "{host} is a name that no machine is known by: check the URL, and the network of this machine"),
+     "the host name {host} cannot be resolved: check the URL, and the network of this machine"),
     (r"\[Errno (?:101|113)\]", "{host} cannot be reached from this machine: check its network, or a proxy"),
     (r"^status (?:404|410)", _NO_FILE),
-    (r"^status (40[13].*)", "access is denied ({0}): does the URL lack a token, or has it run out?"),
+    (r"^status (40[13].*)", "access is denied ({0}): does the URL lack a token, or has it expired?"),
     (r"^status (5\d\d.*)", "the server fails ({0}): try again later"),
     (r"^\w*timeout\w*:", "no answer within {seconds:.0f} s"),
     (r"^\w*credential\w*:",
      "no credentials were found: set them as {package} documents, in the environment or its own files"),
     (r"^PermissionError: (.*)", "access is denied: check the credentials and the name ({0})"),
     (r"^ValueError: Protocol not known",
-     "nothing reads {scheme}://: known are s3://, gs://, az://, https:// and what else fsspec reaches; "
-     "what lies on this machine is named by its path alone"),
+     "{scheme}:// is not supported: use s3://, gs://, az://, https:// or another scheme of fsspec; "
+     "name a file on this machine by its path alone"),
 )  # fmt: skip
-"""What the errors of storage, each a line `Type: text` or `status number text`, mean; the first that matches counts."""
+"""Meaning of storage errors, each line `Type: text` or `status number text`; the first pattern that matches counts."""
 Version = tuple[str | int, ...]
 T = TypeVar("T")
 
 
 def list_url(path: Path, url: str) -> tuple[dict[Path, Version], list[Path]]:
-    """Return the file at a URL or the files below it that a reader knows, with their versions, and the others below.
+    """Return the file at a URL, or the files below it that a reader recognises, with their versions; and the others.
 
-    Hidden files are left out. Raises InputError when there is none, nobody answers, or what reaches such URLs is not
+    Hidden files are skipped. Raises InputError when there is no file, no answer, or the package for such URLs is not
     installed.
     """
     files, root = _open_storage(url, WAIT_SECONDS)
@@ -102,73 +103,73 @@ def list_url(path: Path, url: str) -> tuple[dict[Path, Version], list[Path]]:
         raise InputError(f"{shown(path)}: is a run directory: copy it to this machine; it is small")
     known: dict[Path, Version] = {}
     others: list[Path] = []
-    look = _look_into_web if url.startswith(_WEB) else partial(_look_into, url, below)
-    for name, (told, head) in zip(names, look(files, names), strict=True):
-        place = Path(files.unstrip_protocol(name))
-        if head is not None and reader_of(head_within(place, head[:HEAD_BYTES])) is None:
-            others.append(place)
-        else:  # reading a file that cannot be looked into reports why
-            known[place] = _version(told)
+    read_heads = _web_heads if url.startswith(_WEB) else partial(_heads, url, below)
+    for name, (properties, head) in zip(names, read_heads(files, names), strict=True):
+        file = Path(files.unstrip_protocol(name))
+        if head is not None and reader_of(head_within(file, head[:HEAD_BYTES])) is None:
+            others.append(file)
+        else:  # if the head cannot be read, reading the file reports why
+            known[file] = _version(properties)
     return known, others
 
 
 @contextmanager
 def local_copy(path: Path, url: str, max_bytes: int) -> Iterator[Path]:
-    """Return a copy of the file for as long as the context lasts, under its own name and its folder's.
+    """Yield a temporary copy of the file, under its own name and its folder's name.
 
-    Raises InputError when it cannot be read, or is larger than `max_bytes` or half of the room there is.
+    Raises InputError when it cannot be read, or is larger than `max_bytes` or half of the free disk space.
     """
     files, root = _open_storage(url, None)
     with held_folder(Path(tempfile.gettempdir()), WHILE_READING) as folder:
-        place = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
-        place.parent.mkdir()
-        room = min(max_bytes, shutil.disk_usage(folder).free // 2)
+        target = Path(folder, _short(path.parent.name) or "folder", _short(path.name.partition("?")[0]) or "file")
+        target.parent.mkdir()
+        limit = min(max_bytes, shutil.disk_usage(folder).free // 2)
         try:
-            with open(place, "wb") as copy, closing(_blocks(url, files, root)) as blocks:
+            with open(target, "wb") as copy, closing(_blocks(url, files, root)) as blocks:
                 for block in blocks:
-                    if copy.tell() + len(block) > room:
+                    if copy.tell() + len(block) > limit:
                         raise InputError(
-                            f"{shown(path)}: holds more than {size_text(room)}, which is what may be copied"
+                            f"{shown(path)}: holds more than {size_text(limit)}, the most that may be copied"
                         )
                     copy.write(block)
         except OSError as error:
             raise InputError(f"{shown(path)}: cannot be copied to {folder}: {error.strerror or error}") from error
-        yield place
+        yield target
 
 
 def _short(name: str) -> str:
-    """Return the end of a name, as long as names of files may be: on storage, and signed, they are longer."""
+    """Return the end of a name, short enough for a file name: remote and signed names may be longer."""
     return os.fsdecode(os.fsencode(name)[-MAX_NAME_BYTES:])
 
 
 def _version(info: Mapping[str, Any]) -> Version:
     found = [str(info[key]) for key in _VERSIONS if info.get(key) is not None]
-    # Without any of them nobody knows whether the file is the one of before.
+    # Without a version every read counts as a new file: a random token never matches an earlier one.
     return (int(info.get("size") or 0), *(found or [secrets.token_hex(8)]))
 
 
-def _look_into(
+def _heads(
     url: str, below: Mapping[str, Mapping[str, Any]], files: Any, names: list[str]
 ) -> Iterator[tuple[Mapping[str, Any], bytes | None]]:
-    """Yield what is known of each file, and its first bytes; None for one that cannot be read."""
-    for begin in range(0, len(names), 4 * _AT_ONCE):
-        some = names[begin : begin + 4 * _AT_ONCE]
+    """Yield the listed properties and the first bytes of each file; None for bytes that cannot be read."""
+    for first in range(0, len(names), 4 * _AT_ONCE):
+        some = names[first : first + 4 * _AT_ONCE]
         ask = partial(files.cat_ranges, some, [0] * len(some), [HEAD_BYTES] * len(some), on_error="return")
         for name, head in zip(some, _answer(url, ask), strict=True):
             yield below[name], head if isinstance(head, bytes) else None
 
 
-def _look_into_web(files: Any, names: list[str]) -> Iterator[tuple[Mapping[str, Any], bytes | None]]:
-    """Yield the same of files on a web server, which need not give parts of files."""
+def _web_heads(files: Any, names: list[str]) -> Iterator[tuple[Mapping[str, Any], bytes | None]]:
+    """Yield the same for files on a web server, which may not support requests for parts of files."""
 
-    def look(name: str) -> tuple[Mapping[str, Any], bytes | None]:
+    def read_head(name: str) -> tuple[Mapping[str, Any], bytes | None]:
         try:
             return _answer(name, lambda: files.info(name)), _first_bytes(name, files, name, HEAD_BYTES)
         except InputError:
             return {}, None
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield from pool.map(look, names)
+        yield from pool.map(read_head, names)
 
 
 def _folder_of_page(url: str) -> str:
@@ -178,12 +179,12 @@ def _folder_of_page(url: str) -> str:
 
 
 def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
-    """Return the files below `root` that its page and those of the folders on it link to; no other link is followed.
+    """Return the files below `root` linked from its page and from the pages of its subfolders.
 
-    Raises InputError where there is none, or no end of files or folders.
+    No other link is followed. Raises InputError if there is no file, or too many files or folders.
     """
     folders, found = [root], dict[str, None]()
-    for folder in folders:  # grows meanwhile
+    for folder in folders:  # grows during the loop
         here = folder.rstrip("/") + "/"
         for name in _answer(url, partial(files.ls, folder, detail=False)):
             if _NOT_BELOW.match(name.removeprefix(here)):
@@ -198,14 +199,12 @@ def _files_on_pages(url: str, files: Any, root: str) -> list[str]:
                 f"{without_secrets(url)}: more than {MAX_WEB_FOLDERS} folders or {MAX_FILES} files; name one"
             )
     if not found:
-        raise InputError(
-            f"{without_secrets(url)}: is a web page without links to files below it: of a folder, or to log in?"
-        )
+        raise InputError(f"{without_secrets(url)}: is a web page without links to files below it: is it a log-in page?")
     return list(found)
 
 
 def _open_storage(url: str, seconds: float | None) -> tuple[Any, str]:
-    """Return the file system of a URL, whose web requests may take so long in all, and the URL's name in it."""
+    """Return the file system of a URL and the URL's name in it; a web request may take `seconds` in total."""
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -218,7 +217,7 @@ def _open_storage(url: str, seconds: float | None) -> tuple[Any, str]:
             from aiohttp import ClientTimeout  # noqa: PLC0415 - an extra's extra
 
             timeout = ClientTimeout(total=seconds, sock_connect=WAIT_SECONDS, sock_read=WAIT_SECONDS)
-            # What is stored, as it is stored: readers limit decompression.
+            # The stored bytes without decompression, because the readers limit that.
             as_stored = {"headers": {"Accept-Encoding": "identity"}, "auto_decompress": False}
             options["client_kwargs"] = {"timeout": timeout, **as_stored}
     found: tuple[Any, str] = _answer(url, lambda: url_to_fs(url, **options))
@@ -237,31 +236,29 @@ def _first_bytes(url: str, files: Any, name: str, size: int) -> bytes:
 def _blocks(url: str, files: Any, name: str) -> Generator[bytes, None, None]:
     """Yield the content of a file, block by block. Raises InputError.
 
-    Not by `get`, which has no limits: neither on size nor on time.
+    fsspec's `get` is not used, because it limits neither size nor time.
     """
-    # Of the web as one stream: many servers give no parts of files.
-    how = {"block_size": 0, "size": 1} if url.startswith(_WEB) else {"block_size": BLOCK_BYTES}
-    source = _answer(url, lambda: files.open(name, "rb", **how))
-    # Storage asks for the next block with each, and gives both or nothing.
+    # From the web as one stream, because many servers do not support requests for parts of files.
+    options = {"block_size": 0, "size": 1} if url.startswith(_WEB) else {"block_size": BLOCK_BYTES}
+    source = _answer(url, lambda: files.open(name, "rb", **options))
+    # fsspec requests the next block together with each block, and returns both or nothing.
     seconds = WAIT_SECONDS + 2 * BLOCK_BYTES / SLOWEST_BYTES
-    begin, given = time.monotonic(), 0
+    start, received_bytes = time.monotonic(), 0
     try:
         while block := _answer(url, lambda: source.read(BLOCK_BYTES), seconds):
             yield block
-            given += len(block)
-            if (time.monotonic() - begin - WAIT_SECONDS) * SLOWEST_BYTES > given:
-                raise InputError(
-                    f"{without_secrets(url)}: gives less than {SLOWEST_BYTES >> 10} KiB a second: given up"
-                )
+            received_bytes += len(block)
+            if (time.monotonic() - start - WAIT_SECONDS) * SLOWEST_BYTES > received_bytes:
+                raise InputError(f"{without_secrets(url)}: sends less than {SLOWEST_BYTES >> 10} KiB a second: stopped")
     finally:
         with suppress(InputError):
             _answer(url, source.close)
 
 
 def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
-    """Return what a request returns. Raises InputError when it fails, or takes longer than so many seconds."""
+    """Return the result of a request. Raises InputError when it fails, or takes longer than `seconds`."""
     answer: Future[T] = Future()
-    patience = WAIT_SECONDS if seconds is None else seconds
+    timeout = WAIT_SECONDS if seconds is None else seconds
 
     def run() -> None:
         try:
@@ -269,9 +266,9 @@ def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
         except Exception as error:  # noqa: BLE001 - foreign code, in a thread: it is raised where the answer is awaited
             answer.set_exception(error)
 
-    Thread(target=run, daemon=True).start()  # no executor's, for the end of the process would wait for it
-    if not wait([answer], patience).done:
-        raise InputError(f"{without_secrets(url)}: no answer within {patience:.0f} s")
+    Thread(target=run, daemon=True).start()  # not an executor's thread: the process would wait for it at its end
+    if not wait([answer], timeout).done:
+        raise InputError(f"{without_secrets(url)}: no answer within {timeout:.0f} s")
     error = answer.exception()
     if error is not None:
         raise InputError(f"{without_secrets(url)}: cannot be read: {explain(error, url)}") from error
@@ -279,7 +276,7 @@ def _answer(url: str, ask: Callable[[], T], seconds: float | None = None) -> T:
 
 
 def explain(error: BaseException, url: str) -> str:
-    """Return what an error of storage means and what to do, else its own words; without secrets."""
+    """Return what a storage error means and what to do, else its own message; without secrets."""
     scheme = url.partition(":")[0]
     package = PACKAGES.get(scheme)
     if isinstance(error, ImportError):
@@ -295,13 +292,13 @@ def explain(error: BaseException, url: str) -> str:
             return meaning.format(*found.groups(), **facts)
     if isinstance(error, FileNotFoundError):
         why = error.__cause__
-        # Of the web fsspec says of everything that it is not found: a redirection, an answer that is none.
+        # For the web fsspec raises FileNotFoundError for every failure: a redirection, an invalid answer.
         return _NO_FILE if why is None or isinstance(why, FileNotFoundError) else f"{type(why).__name__}: {_words(why)}"
     return _words(error) or type(error).__name__
 
 
 def _chain(error: BaseException) -> Iterator[str]:
-    """Yield an error and what led to it, a line each."""
+    """Yield an error and its causes, a line each."""
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -1,1 +1,1 @@
-"""Readings of one job to one run: traces, logs and dumps of the same ranks joined."""
+"""Combine the readings of one job into a run: join traces, logs and dumps of the same ranks."""

@@ -1,4 +1,4 @@
-"""What the files of one job gave, put together: each timeline gets its rank, those of one rank become one."""
+"""Combine the readings of one job into a run: assign a rank to each timeline, and join the timelines of one rank."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from overlapscope.display import shown, shown_name
 from overlapscope.errors import InputError, UsageError
-from overlapscope.ingest.merge.same_job import doubts, of_one_run, of_that_size
+from overlapscope.ingest.merge.same_job import keep_matching_size, keep_one_run, same_job_doubts
 from overlapscope.ingest.merge.sources import merge_sources
 from overlapscope.ingest.reader import Reading, rank_from_path
 from overlapscope.timeline.dimensions import fill_group_columns
@@ -18,15 +18,16 @@ from overlapscope.timeline.run import UNKNOWN_RANK, Group, RankTimeline, Run
 
 
 def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> Run:
-    """Return the run that the readings are parts of; at least one. `given` holds ranks by file name, as the user says.
+    """Return the run that consists of the readings (at least one). `given` is the user's rank by file name.
 
-    Raises UsageError where `given` names no input, InputError where no timeline has a rank or two of one rank overlap.
+    Raises UsageError where `given` names a file that is not an input, InputError where no timeline has a rank or two
+    recordings of a rank overlap.
     """
-    readings = of_one_run(of_that_size(_with_ranks(_without_stand_ins(readings), given)))
-    doubted = doubts(readings)
-    readings = _apart(readings)
+    readings = keep_one_run(keep_matching_size(_with_ranks(_without_stand_ins(readings), given)))
+    doubts = same_job_doubts(readings)
+    readings = _with_distinct_group_names(readings)
     parts: dict[int, list[RankTimeline]] = {}
-    told: list[Reading] = []
+    used: list[Reading] = []
     sources = []
     for _, reading in readings:
         known = [timeline.rank for timeline in reading.timelines if timeline.rank != UNKNOWN_RANK]
@@ -36,13 +37,13 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
         for timeline in reading.timelines:
             if timeline.rank != UNKNOWN_RANK:
                 parts.setdefault(timeline.rank, []).append(timeline)
-        told.append(reading)
+        used.append(reading)
     facts = join_facts([reading.facts for _, reading in readings])
-    merged = merge_sources(parts, _groups(told), facts)
-    fingerprint = _fingerprint(told)
-    sizes = sorted({reading.world_size for reading in told if reading.world_size})
+    merged = merge_sources(parts, _groups(used), facts)
+    fingerprint = _fingerprint(used)
+    sizes = sorted({reading.world_size for reading in used if reading.world_size})
     world_size = max([*sizes, max(merged.ranks, default=-1) + 1]) if sizes else None
-    notes = [*merged.notes, *doubted, *_differences(sizes, world_size, fingerprint)]
+    notes = [*merged.notes, *doubts, *_differences(sizes, world_size, fingerprint)]
     sources[0] = replace(sources[0], warnings=(*sources[0].warnings, *notes))
     return Run(
         world_size=world_size,
@@ -54,10 +55,10 @@ def assemble(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> 
     )
 
 
-def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
-    """Return the groups by name, each as the first tells it that names its ranks, else the first of all."""
+def _groups(readings: Sequence[Reading]) -> tuple[Group, ...]:
+    """Return the groups sorted by name, each from the first reading that states its ranks, else from the first."""
     groups: dict[str, Group] = {}
-    for reading in told:
+    for reading in readings:
         for group in reading.groups:
             before = groups.get(group.name)
             if before is None or (before.ranks is None and group.ranks is not None):
@@ -65,9 +66,9 @@ def _groups(told: Sequence[Reading]) -> tuple[Group, ...]:
     return tuple(groups[name] for name in sorted(groups))
 
 
-def _fingerprint(told: Sequence[Reading]) -> dict[str, str | int | None]:
+def _fingerprint(readings: Sequence[Reading]) -> dict[str, str | int | None]:
     fingerprint: dict[str, str | int | None] = {}
-    for reading in told:
+    for reading in readings:
         for key, value in reading.fingerprint.items():
             fingerprint.setdefault(key, value)
             if fingerprint[key] != value:
@@ -78,22 +79,22 @@ def _fingerprint(told: Sequence[Reading]) -> dict[str, str | int | None]:
 def _differences(
     sizes: Sequence[int], world_size: int | None, fingerprint: Mapping[str, str | int | None]
 ) -> list[str]:
-    """Say what of the sources looks like several jobs; `sizes` are the worlds that they name, the largest last."""
+    """Return notes on differences that suggest several jobs; `sizes` are the stated world sizes, the largest last."""
     notes = []
     if sizes and world_size and world_size > sizes[-1]:
-        beyond = f"rank {world_size - 1} is none of a world of {sizes[-1]}, which the sources name"
-        notes.append(f"{beyond}: {world_size} ranks are taken; are they of one job?")
+        beyond = f"rank {world_size - 1} does not fit the world size {sizes[-1]} that the sources state"
+        notes.append(f"{beyond}: {world_size} ranks are assumed; are they of one job?")
     different = [key for key in ("device", "backend") if fingerprint.get(key) == "mixed"]
     if different:
         notes.append(f"the sources differ in {' and '.join(different)}: are they of one job?")
     if len(sizes) > 1:
         listed = ", ".join(map(str, sizes))
-        notes.append(f"the sources name different world sizes ({listed}): are they of one job?")
+        notes.append(f"the sources state different world sizes ({listed}): are they of one job?")
     return notes
 
 
 def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
-    """Leave out the timelines of files that stand in for one that is here: of the same folder, or of the same rank."""
+    """Drop the timelines of stand-in files where the better file is present, in the same folder or of the same rank."""
     folders = set()
     ranks: set[int] = set()
     for path, reading in readings:
@@ -111,15 +112,15 @@ def _without_stand_ins(readings: list[tuple[Path, Reading]]) -> list[tuple[Path,
 
 
 def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) -> list[tuple[Path, Reading]]:
-    """Return each timeline its rank: as its source says, else as the file's name says, else as the user says.
+    """Assign each timeline its rank: from its content, else from the file's name, else from the user's option.
 
-    One alone that says nothing is rank 0; one among many is left out, with the reason.
+    A single timeline without a rank is rank 0; one among several is left out, with a warning.
     """
     unused = set(given) - {path.name for path, _ in readings} - {""}
     files = len({path for path, _ in readings})
     if unused or ("" in given and files > 1):
-        raise _unfitting(min(unused, default=""), given, files)
-    of_ranks = [path for path, reading in readings if reading.timelines]
+        raise _unusable_rank(min(unused, default=""), given, files)
+    with_timelines = [path for path, reading in readings if reading.timelines]
     timed = sum(any(each.basis != "log" for each in reading.timelines) for _, reading in readings)
     readings = [
         (path, _numbered(path, reading, given.get(path.name, given.get("")), alone=timed == 1))
@@ -128,38 +129,38 @@ def _with_ranks(readings: list[tuple[Path, Reading]], given: Mapping[str, int]) 
         for path, reading in readings
     ]
     ranked = [
-        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(of_ranks) == 1))
+        (path, _ranked(path, reading, given.get(path.name, given.get("")), alone=len(with_timelines) == 1))
         for path, reading in readings
     ]
     known = [timeline.rank for _, reading in ranked for timeline in reading.timelines]
     if known and all(rank == UNKNOWN_RANK for rank in known):
         for path, reading in readings:
-            if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank could only say of one whose it is
-                why = "; ".join(reading.source.warnings) or "it does not say which ranks they are"
+            if len(reading.timelines) > 1 and not reading.ranks_assumed:  # --rank can only set the rank of one
+                why = "; ".join(reading.source.warnings) or "it does not state which ranks they are"
                 raise InputError(f"{shown(path)}: its {len(reading.timelines)} ranks are not known: {why}")
-        names = [shown_name(path) for path in of_ranks]
-        of_first = len(next(reading.timelines for path, reading in readings if path == of_ranks[0]))
-        first = {name: number * of_first for number, name in enumerate(names[:2])}
+        names = [shown_name(path) for path in with_timelines]
+        ranks_per_file = len(next(reading.timelines for path, reading in readings if path == with_timelines[0]))
+        first = {name: number * ranks_per_file for number, name in enumerate(names[:2])}
         options = (f"--rank {name}={rank}" for name, rank in first.items())
-        said = f"none of the {len(names)} traces says which rank it is; use"
-        raise InputError(f"{said} ranks={first}", in_shell=f"{said} {' '.join(options)} ...")
+        problem = f"none of the {len(names)} traces says which rank it is; use"
+        raise InputError(f"{problem} ranks={first}", in_shell=f"{problem} {' '.join(options)} ...")
     return ranked
 
 
-def _unfitting(wrong: str, given: Mapping[str, int], files: int) -> UsageError:
-    """Return the error of a rank that is given for no input, or that may be of several."""
-    rank = given[wrong]
-    if wrong:
+def _unusable_rank(name: str, given: Mapping[str, int], files: int) -> UsageError:
+    """Return the error for a rank given for a file that is not an input, or without a file name for several inputs."""
+    rank = given[name]
+    if name:
         why = "no input has that name"
-        return UsageError(f"ranks={{{wrong!r}: {rank}}}: {why}", in_shell=f"--rank {wrong}={rank}: {why}")
+        return UsageError(f"ranks={{{name!r}: {rank}}}: {why}", in_shell=f"--rank {name}={rank}: {why}")
     why = f"there are {files} inputs; say whose rank it is with"
     return UsageError(f"ranks={rank}: {why} {{'FILE': {rank}}}", in_shell=f"--rank {rank}: {why} FILE={rank}")
 
 
-def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
-    """Number the ranks of a file that does not say which they are: from where the user says, else from 0 if alone."""
-    if said is not None:
-        moved = tuple(replace(each, rank=said + at) for at, each in enumerate(reading.timelines))
+def _numbered(path: Path, reading: Reading, given_rank: int | None, *, alone: bool) -> Reading:
+    """Number the ranks of a file that does not state them: from the user's first rank, else from 0 if alone."""
+    if given_rank is not None:
+        moved = tuple(replace(each, rank=given_rank + at) for at, each in enumerate(reading.timelines))
         return replace(reading, timelines=moved)
     if alone:
         return reading
@@ -171,21 +172,23 @@ def _numbered(path: Path, reading: Reading, said: int | None, *, alone: bool) ->
     )
 
 
-def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> Reading:
+def _ranked(path: Path, reading: Reading, given_rank: int | None, *, alone: bool) -> Reading:
+    """Return the reading with the rank of its only timeline, or with a warning why it has none."""
     if len(reading.timelines) != 1:
         unknown = sum(timeline.rank == UNKNOWN_RANK for timeline in reading.timelines)
-        if said is not None and not reading.ranks_assumed:
-            reading = _with_warning(reading, f"--rank {said} is not used: it holds {len(reading.timelines)} ranks")
+        if given_rank is not None and not reading.ranks_assumed:
+            warning = f"--rank {given_rank} is not used: it holds {len(reading.timelines)} ranks"
+            reading = _with_warning(reading, warning)
         if unknown:
             reading = _with_warning(reading, f"{unknown} of its ranks left out: it does not say which they are")
         return reading
     timeline = reading.timelines[0]
     stated = timeline.rank if timeline.rank != UNKNOWN_RANK else None
     rank = stated if stated is not None else rank_from_path(path)
-    if said is not None and rank is not None and said != rank:
+    if given_rank is not None and rank is not None and given_rank != rank:
         where = "it" if stated is not None else "its name"
-        reading = _with_warning(reading, f"--rank {said} is not used: {where} says rank {rank}")
-    rank = said if rank is None else rank
+        reading = _with_warning(reading, f"--rank {given_rank} is not used: {where} says rank {rank}")
+    rank = given_rank if rank is None else rank
     if rank is None and alone:
         reading = _with_warning(reading, "no rank stands in the trace or its name; taken as rank 0")
         rank = 0
@@ -197,18 +200,18 @@ def _ranked(path: Path, reading: Reading, said: int | None, *, alone: bool) -> R
     return replace(reading, timelines=(replace(timeline, rank=rank),), facts=facts)
 
 
-def _apart(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
-    """Tell groups of one name and different ranks apart, by putting the ranks behind the name."""
+def _with_distinct_group_names(readings: list[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Rename groups that have one name but different ranks, by appending the ranks to the name."""
     members: dict[str, set[tuple[int, ...]]] = {}
     for _, reading in readings:
         for group in reading.groups:
             if group.ranks is not None:
                 members.setdefault(group.name, set()).add(group.ranks)
     shared = {name for name, ranks in members.items() if len(ranks) > 1}
-    return [(path, _renamed(reading, shared) if shared else reading) for path, reading in readings]
+    return [(path, _rename_groups(reading, shared) if shared else reading) for path, reading in readings]
 
 
-def _renamed(reading: Reading, shared: set[str]) -> Reading:
+def _rename_groups(reading: Reading, shared: set[str]) -> Reading:
     new = {
         group.name: f"{group.name} {list(group.ranks)}"
         for group in reading.groups
@@ -231,7 +234,7 @@ def _with_names(timeline: RankTimeline, new: Mapping[str, str]) -> RankTimeline:
 
 
 def _recoded(names: Sequence[str], new: Mapping[str, str]) -> tuple[tuple[str, ...], Codes]:
-    """Return the names with the new ones added, and the code of each that it has from now on; that of none is last."""
+    """Return the names with the new ones added, and the new code of each old code; the last code, -1, stays -1."""
     table = NameTable(names)
     codes = np.append(np.arange(len(names), dtype=np.int32), np.int32(-1))
     for old, name in new.items():

@@ -1,7 +1,8 @@
-"""The calls of a rank as sequences of tokens, and where those of one source lie among those of another.
+"""Find the calls of one source among the calls of another source of the same rank, as sequences of tokens.
 
-A profiler records what torch asked for, a library's log what torch called it with: a barrier is an all-reduce of one
-element, an all-to-all is a group of sends and receives, an all-gather of unequal parts is a group of broadcasts.
+A profiler records the operation that torch requested, a library's log the calls that torch made for it: a barrier is an
+all-reduce of one element, an all-to-all is a group of sends and receives, an all-gather of unequal parts is a group of
+broadcasts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,24 +19,24 @@ from overlapscope.timeline.operations import ITEM_BYTES, SENDS
 from overlapscope.timeline.run import RankTimeline
 
 WILD: Final = -1
-"""A token that fits every other."""
-MIN_TOLD: Final = 0.5
-"""Share of the calls that must tell their operation."""
+"""A token that matches every other token."""
+MIN_KNOWN_OPS: Final = 0.5
+"""Share of the calls whose operation must be known."""
 ANY_CALL: Final = ("unknown", "coalesced", "gather", "scatter", "send_recv")
-"""Recorded operations that may be any call, or group of calls, of the library's."""
+"""Recorded operations that may be any call, or group of calls, of the library."""
 BARRIER: Final = "barrier"
 BARRIER_BYTES: Final = 8
 """torch's barrier reduces one element, a float or a byte by version."""
 KNOWN_SHARE: Final = 0.9
-"""Calls of an operation are compared in what at least this share of them tells, on both sides."""
+"""A column of an operation's calls is compared only if at least this share of them states it, on both sides."""
 _PARTS: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
-"""What torch calls a group of one such call for each member: parts of unequal size."""
+"""torch's name for a group of one such call for each member: parts of unequal size."""
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 _ONE_BYTE: Final = "one byte"
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls in order, each one or several rows of the source's table. Names are codes into a table of both sides."""
+    """Calls in order, each made of one or more rows of the source's table. Names are codes of a common table."""
 
     rows: Ints
     """Rows of the source's `Collectives`."""
@@ -52,7 +53,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
         return self.begin.size
 
     def value(self, column: Ints) -> Ints:
-        """Return each call's value of a column of the source, NONE where its rows differ."""
+        """Return each call's value of a column of the source as int64, NONE where its rows differ."""
         if not self.size:
             return np.empty(0, np.int64)
         values = column[self.rows].astype(np.int64)
@@ -61,19 +62,21 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Located(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of a timeline, and where they lie in a log."""
+    """The calls of a timeline and their places in a log."""
 
     short: Calls
+    """The calls of the timeline."""
     long: Calls
+    """The calls of the log."""
     names: NameTable
-    """What the codes in both stand for."""
+    """Names of the codes in both."""
     places: tuple[int, ...] = ()
-    """Calls of the log that the timeline's first one may be; more than two are not looked for."""
+    """Indices of the log's calls that may be the timeline's first call; at most two are searched for."""
     reason: str = ""
-    """Why the calls are not joined, and what to do; empty where there is exactly one place."""
+    """Why the calls are not joined, and what to do; empty if there is exactly one place."""
 
 
-def in_order(timeline: RankTimeline, chosen: Flags) -> Ints:
+def rows_in_call_order(timeline: RankTimeline, chosen: Flags) -> Ints:
     """Return the rows of the chosen calls in the order in which they were made, without those that only wait."""
     calls = timeline.collectives
     waits = [code for code, name in enumerate(timeline.names) if name == "wait"]
@@ -86,38 +89,38 @@ def in_order(timeline: RankTimeline, chosen: Flags) -> Ints:
 
 
 def locate(timeline: RankTimeline, rows: Ints, log: RankTimeline, log_rows: Ints, members: int | None) -> Located:
-    """Find the calls of a timeline as one run among those of a log.
+    """Find the calls of a timeline as one contiguous sequence among those of a log.
 
-    They are compared call by call, and, where they are not found so, with what the library was given at once taken as
-    one call.
+    They are compared call by call; if not found, again with calls that the library received as a group taken as one.
     """
     names = NameTable()
     short, single = calls_of(timeline, rows, names), calls_of(log, log_rows, names)
-    for long in _ways(single, log.collectives.seq[log_rows], members, names):
+    for long in _groupings(single, log.collectives.seq[log_rows], members, names):
         pattern, text = tokens(short, long, names)
-        if (pattern != WILD).mean() < MIN_TOLD:
-            reason = "most of its calls do not tell their operation: record with torch 2.4 or later"
+        if (pattern != WILD).mean() < MIN_KNOWN_OPS:
+            reason = "most of its calls do not state their operation: record with torch 2.4 or later"
             return Located(short=short, long=long, names=names, reason=reason)
         places = find_run(pattern, text)
         if len(places) > 1:
             reason = (
-                f"its {short.size} calls fit the log at several places, as steps repeat; record the "
-                "job's start too, or a step that no other is like"
+                f"its {short.size} calls fit the log at several places, because steps repeat; record the "
+                "job's start too, or a step that is unlike the others"
             )
             return Located(short=short, long=long, names=names, places=places, reason=reason)
         if places:
             return Located(short=short, long=long, names=names, places=places)
     reason = (
-        f"its {short.size} calls are not among the log's {single.size} in one piece: are they of one run, and is the "
-        "log whole (NCCL_DEBUG_SUBSYS with COLL from the start)?"
+        f"its {short.size} calls are not a contiguous part of the log's {single.size} calls: are both of one run, and "
+        "is the log complete (NCCL_DEBUG_SUBSYS with COLL from the start)?"
     )
     return Located(short=short, long=single, names=names, reason=reason)
 
 
 def find_run(pattern: Ints, text: Ints) -> tuple[int, ...]:
-    """Return the first two places of `text` from which on all of `pattern` fits, token by token.
+    """Return the first two places in `text` (int64 tokens) at which all of `pattern` fits, token by token.
 
-    A row of each kind of token, and some spread over the pattern, leave few places in which every row is compared.
+    Comparing one row of each kind of token first, and some rows spread over the pattern, leaves few places for the full
+    comparison.
     """
     places = np.arange(max(text.size - pattern.size + 1, 0))
     known = np.flatnonzero(pattern != WILD)
@@ -136,19 +139,19 @@ def find_run(pattern: Ints, text: Ints) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _ways(single: Calls, seq: Ints, members: int | None, names: NameTable) -> Iterator[Calls]:
-    """Yield the calls one by one, then grouped; each only where it differs from the one before."""
+def _groupings(single: Calls, seq: Ints, members: int | None, names: NameTable) -> Iterator[Calls]:
+    """Yield the calls one by one, then grouped; each form only if it differs from the one before."""
     yield single
     size = single.size
     for collectives in (False, True):
-        together = as_groups(single, seq, members, names, collectives=collectives)
+        together = combine_groups(single, seq, members, names, collectives=collectives)
         if together.size < size:
             yield together
         size = together.size
 
 
 def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:
-    """Return the calls in these rows, one a row; the names of operations and types are added to `names`."""
+    """Return the calls in these rows, one for each row; names of operations and types are added to `names`."""
     table = timeline.collectives
     dtypes = [_plain_type(name) for name in timeline.names]
     twice = np.array([*(name in _COMPLEX for name in timeline.names), False])[table.dtype[rows]]
@@ -164,24 +167,23 @@ def calls_of(timeline: RankTimeline, rows: Ints, names: NameTable) -> Calls:
 
 
 def _plain_type(name: str) -> str:
-    """Return the type a library knows: complex numbers go as pairs, flags and 8-bit floats as bytes."""
+    """Return the type that a library uses: complex numbers are sent as pairs, flags and 8-bit floats as bytes."""
     return _ONE_BYTE if ITEM_BYTES.get(name) == 1 else _COMPLEX.get(name, name)
 
 
-def _coded(codes: Codes, spelled: Sequence[str], names: NameTable) -> Codes:
+def _coded(codes: Codes, describe_call: Sequence[str], names: NameTable) -> Codes:
     used = np.unique(codes[codes >= 0])
-    new = np.full(len(spelled) + 1, -1, np.int32)
-    new[used] = [names.code(spelled[code]) for code in used.tolist()]
+    new = np.full(len(describe_call) + 1, -1, np.int32)
+    new[used] = [names.code(describe_call[code]) for code in used.tolist()]
     return new[codes]
 
 
-def as_groups(calls: Calls, seq: Ints, members: int | None, names: NameTable, *, collectives: bool) -> Calls:
-    """Return the calls with the sends and receives that the library was given at once put together, and with
-    `collectives` the other calls too.
+def combine_groups(calls: Calls, seq: Ints, members: int | None, names: NameTable, *, collectives: bool) -> Calls:
+    """Return the calls with the sends and receives of a library group combined; with `collectives`, other calls too.
 
-    `seq` has the library's own number of each call: calls of one group share it. Newer libraries do not count calls
-    that need no network, so a longer run of sends and receives is cut into groups of one of each a member, where that
-    divides it.
+    `seq` is the library's own number of each call: calls of one group share it. Newer libraries do not count calls
+    that need no network, so a longer sequence of sends and receives is cut into groups of one send and one receive for
+    each member, if its length is a multiple of that.
     """
     size = calls.size
     point_to_point = np.isin(calls.op, [names.code(op) for op in SENDS])
@@ -223,9 +225,9 @@ def _sums(values: Ints, begin: Ints) -> Ints:
 
 
 def tokens(short: Calls, long: Calls, names: NameTable) -> tuple[Ints, Ints]:
-    """Return both sequences as tokens: equal ones may be the same call, and WILD may be any.
+    """Return both sequences as int64 tokens: equal tokens may be the same call, and WILD may be any call.
 
-    Calls of one operation are compared in bytes, elements and type as far as both sides tell them.
+    Calls of one operation are compared in bytes, elements and type as far as both sides state them.
     """
     sides = np.arange(short.size + long.size) < short.size
     op = np.concatenate([short.op, long.op]).astype(np.int64)
@@ -260,8 +262,8 @@ def _known(values: Ints) -> float:
     return float((values != NONE).mean()) if values.size else 1.0
 
 
-def contradict(short: Calls, a: Ints, long: Calls, b: Ints, names: NameTable) -> Flags:
-    """Return whether calls `a` of one side and `b` of the other, pair by pair, tell different things of one call."""
+def contradictions(short: Calls, a: Ints, long: Calls, b: Ints, names: NameTable) -> Flags:
+    """Return a mask of the pairs of calls `a[i]` of one side and `b[i]` of the other that cannot be the same call."""
     any_call = [-1, *(names.code(name) for name in (*ANY_CALL, BARRIER))]
     free = np.isin(short.op[a], any_call) | np.isin(long.op[b], any_call)
     differ: Flags = short.op[a] != long.op[b]
@@ -272,8 +274,8 @@ def contradict(short: Calls, a: Ints, long: Calls, b: Ints, names: NameTable) ->
     return differ
 
 
-def spelled(calls: Calls, call: int, names: NameTable) -> str:
-    """Return one call as people read it."""
+def describe_call(calls: Calls, call: int, names: NameTable) -> str:
+    """Return one call as text: operation, bytes and type."""
     known = names.to_list()
     op, dtype = int(calls.op[call]), int(calls.dtype[call])
     volume = f" of {calls.bytes[call]} bytes" if calls.bytes[call] != NONE else ""

@@ -1,4 +1,8 @@
-"""A flight recorder's dump and a trace of one rank: by torch's own sequence numbers, else by the order of calls."""
+"""Join a flight recorder's dump or an execution trace to a timed recording of the same rank.
+
+A dump is joined by torch's own sequence numbers, else by the order of calls; an execution trace by the id of the
+operation that made each call.
+"""
 
 from typing import Any, Final
 
@@ -6,30 +10,30 @@ import numpy as np
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.merge.call_sequences import calls_of, contradict, in_order, locate, spelled
-from overlapscope.ingest.merge.join_log import VOLUME, join_calls
+from overlapscope.ingest.merge.call_sequences import calls_of, contradictions, describe_call, locate, rows_in_call_order
+from overlapscope.ingest.merge.join_log import VOLUME_COLUMNS, join_calls
 from overlapscope.ingest.merge.one_log import Note
 from overlapscope.timeline.columns import NONE, UNKNOWN, Flags, Ints, column_kinds, recode
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import SENDS
 from overlapscope.timeline.run import RankTimeline
 
-COLUMNS: Final = ("state", "group_size", *VOLUME)
+COLUMNS: Final = ("state", "group_size", *VOLUME_COLUMNS)
 FILLED: Final = ("op", "group", "group_size", "seq", "dtype", "elements", "bytes")
 UNKNOWN_OP: Final = "unknown"
 
 
 def join_flight_recorder(timed: RankTimeline, dump: RankTimeline) -> tuple[RankTimeline, list[Note]]:
-    """Return the timeline with the state of each call, and what else the dump knows and the timeline does not.
+    """Return the timeline with the state of each call and other values missing in it, from the dump.
 
-    The dump holds the last calls before it was written; the others stay as they are.
+    The dump holds the last calls before it was written; earlier calls stay unchanged.
     """
     notes: list[Note] = []
     for code in np.unique(timed.collectives.group).tolist():
         name = timed.names[code] if code >= 0 else None
-        mine = in_order(timed, timed.collectives.group == code)
+        mine = rows_in_call_order(timed, timed.collectives.group == code)
         there = _group_is(dump, name)
-        its = in_order(dump, there)
+        its = rows_in_call_order(dump, there)
         if not mine.size or not its.size:
             continue
         known = timed.collectives.seq[mine] != NONE
@@ -68,16 +72,16 @@ def _by_number(
     names = NameTable()
     short, long = calls_of(timed, mine, names), calls_of(dump, its, names)
     every = np.arange(mine.size)
-    wrong = contradict(short, every, long, every, names)
+    wrong = contradictions(short, every, long, every, names)
     reasons = []
     if wrong.any():
         at = int(np.argmax(wrong))
         reasons.append(
             (
                 "contradiction",
-                f"call number {timed.collectives.seq[mine[at]]} is {spelled(short, at, names)} in the trace and "
-                f"{spelled(long, at, names)} in the flight recorder's dump, and {int(wrong.sum()) - 1} more like it: "
-                "not joined; are they of one run?",
+                f"call number {timed.collectives.seq[mine[at]]} is {describe_call(short, at, names)} in the trace and "
+                f"{describe_call(long, at, names)} in the flight recorder's dump, and {int(wrong.sum()) - 1} more "
+                "like it: not joined; are both of one run?",
             )
         )
     mine, its = mine[~wrong], its[~wrong]
@@ -87,14 +91,14 @@ def _by_number(
 
 
 def _numbers(timeline: RankTimeline, rows: Ints) -> Ints:
-    """Return each call's number; torch counts sends and receives apart."""
+    """Return a unique number for each call: torch counts sends and receives separately from collectives."""
     sent = [code for code, name in enumerate(timeline.names) if name in SENDS]
     seq = timeline.collectives.seq[rows]
     return np.where(seq == NONE, NONE, 2 * seq + np.isin(timeline.collectives.op[rows], sent))
 
 
 def _once(keys: Ints) -> Ints:
-    """Return the positions of the keys that stand there once: the calls of a coalesced group share a number."""
+    """Return the positions of keys that occur once: the calls of a coalesced group share a number."""
     _, first, counts = np.unique(keys, return_index=True, return_counts=True)
     once: Ints = first[(counts == 1) & (keys[first] != NONE)]
     return once
@@ -113,28 +117,28 @@ def _by_order(
 
 
 def join_execution_trace(timed: RankTimeline, log: RankTimeline) -> RankTimeline:
-    """Fill what the timed collectives do not know of themselves from the log's calls of the same id.
+    """Fill missing values of the timed collectives from the log's calls with the same id.
 
-    Nothing that is known is replaced, and no call is added. An id that stands more than once in either tells nothing.
-    Raises InputError when a joined call is known to both and they disagree: then the two are not of one recording,
-    and no id of theirs means the same.
+    No known value is replaced, and no call is added. An id that occurs more than once on either side is not used.
+    Raises InputError when both sides know a value and disagree: then the two are not of one recording, and equal ids
+    do not mean equal calls.
     """
     row, source = _joined(timed.collectives.record_function_id, log.collectives.record_function_id)
     if row.size == 0:
         return timed
     names = NameTable(timed.names)
-    told = recode(log.collectives, log.names, names)
+    logged = recode(log.collectives, log.names, names)
     unknown_op = names.code(UNKNOWN_OP)
-    spelled = names.to_list()
+    texts = names.to_list()
     kinds = column_kinds(timed.collectives)
     columns: dict[str, Any] = {}
     for column in FILLED:
-        here, there = getattr(timed.collectives, column), getattr(told, column)[source]
+        here, there = getattr(timed.collectives, column), getattr(logged, column)[source]
         is_name = kinds[column] == "name"
         absent = [-1 if is_name else NONE, unknown_op if column == "op" else NONE]
         lacks, gives = np.isin(here[row], absent), ~np.isin(there, absent)
         for at in np.flatnonzero(~lacks & gives & (here[row] != there)).tolist():
-            ours, theirs = (spelled[each[at]] if is_name else int(each[at]) for each in (here[row], there))
+            ours, theirs = (texts[each[at]] if is_name else int(each[at]) for each in (here[row], there))
             if column != "group" or not _may_be_one(str(ours), str(theirs)):
                 raise InputError(
                     f"rank {timed.rank}: the execution trace is not of this recording: the call with record function "
@@ -143,17 +147,17 @@ def join_execution_trace(timed: RankTimeline, log: RankTimeline) -> RankTimeline
         filled = here.copy()
         filled[row[lacks & gives]] = there[lacks & gives]
         columns[column] = filled
-    return replace(timed, names=tuple(spelled), collectives=replace(timed.collectives, **columns))
+    return replace(timed, names=tuple(texts), collectives=replace(timed.collectives, **columns))
 
 
 def _may_be_one(a: str, b: str) -> bool:
-    """Whether two names may be of one group: groups of one name get their ranks behind it, where those are known."""
+    """Return whether two names may be of one group: the group's ranks, where known, may be appended."""
     same = a.partition(" [")[0] == b.partition(" [")[0]
     return same and not (a.endswith("]") and b.endswith("]"))
 
 
 def _joined(ours: Ints, theirs: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of both sides whose id is the same and stands once on each side."""
+    """Return the rows of both sides that have the same id, which occurs once on each side."""
     ids, counts = np.unique(ours[ours != NONE], return_counts=True)
     other, other_counts = np.unique(theirs[theirs != NONE], return_counts=True)
     shared = np.intersect1d(ids[counts == 1], other[other_counts == 1])

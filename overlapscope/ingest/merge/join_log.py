@@ -1,4 +1,4 @@
-"""A timeline gains what a log knows of its calls: only what is certain, and nothing that it says itself is replaced."""
+"""Fill missing values of a timeline's calls from a log: only certain values, and never replacing the timeline's own."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from overlapscope.ingest.merge.call_sequences import ANY_CALL, Located, contradict, spelled
+from overlapscope.ingest.merge.call_sequences import ANY_CALL, Located, contradictions, describe_call
 from overlapscope.timeline.columns import MISSING, NONE, UNKNOWN, Ints, column_kinds
 from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.operations import VOLUMELESS
 from overlapscope.timeline.run import RankTimeline
 
-CHOSEN: Final = ("algorithm", "protocol", "channels")
-"""What the library chose: known to its log alone."""
-VOLUME: Final = ("elements", "dtype", "bytes")
+TUNING_COLUMNS: Final = ("algorithm", "protocol", "channels")
+"""What the library chose for a call; only its log records this."""
+VOLUME_COLUMNS: Final = ("elements", "dtype", "bytes")
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,21 +23,21 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     timeline: RankTimeline
     refused: tuple[tuple[str, str], ...]
-    """Kind of reason, and the reason."""
+    """(kind of reason, reason) for each part that was not joined."""
 
 
 def join_calls(
     timeline: RankTimeline, log: RankTimeline, located: Located, columns: Sequence[str], *, with_seq: bool
 ) -> Joined:
-    """Fill `columns` of the calls from their only place in the log, and the sequence number where `with_seq` allows it.
+    """Fill missing values in `columns` of the calls from their place in the log; also sequence numbers if `with_seq`.
 
-    Where one of them contradicts the log, none is joined.
+    If one of the calls contradicts the log, none is joined.
     """
     short, long = located.short, located.long
     rows = short.rows
     every = np.arange(rows.size)
     partner = located.places[0] + every
-    wrong = contradict(short, every, long, partner, located.names)
+    wrong = contradictions(short, every, long, partner, located.names)
     if wrong.any():
         return Joined(timeline=timeline, refused=(_contradiction(located, int(np.argmax(wrong)), int(wrong.sum())),))
     refused = []
@@ -49,31 +49,34 @@ def join_calls(
         kind = column_kinds(log.collectives)[column]
         mine = getattr(timeline.collectives, column)
         values = long.value(getattr(log.collectives, column))[partner]
-        told = (values != NONE) & (values != MISSING[kind])
+        known = (values != NONE) & (values != MISSING[kind])
         if kind == "name":
             codes = np.append(names.encode(log.names), np.int32(-1))
-            values = np.where(told, codes[np.where(told, values, -1)], MISSING[kind])
-        if column in VOLUME:
-            told &= ~volumeless
+            values = np.where(known, codes[np.where(known, values, -1)], MISSING[kind])
+        if column in VOLUME_COLUMNS:
+            known &= ~volumeless
         missing = mine[rows] == (UNKNOWN if kind == "enum" else MISSING[kind])
-        fill = told & missing
+        fill = known & missing
         column_changed = mine.copy()
         column_changed[rows[fill]] = values[fill]
         changed[column] = column_changed
-        if column not in VOLUME and (told & ~missing & (mine[rows] != values)).any():
+        if column not in VOLUME_COLUMNS and (known & ~missing & (mine[rows] != values)).any():
             differ.append(column)
     if with_seq:
         changed["seq"] = _with_seq(timeline.collectives.seq, rows, long.value(log.collectives.seq)[partner])
     if differ:
         listed = " and ".join(differ)
-        refused.append(("differ", f"the log names another {listed} than the trace for some calls: the trace's is kept"))
+        text = f"for some calls the log and the trace name a different {listed}: the trace's value is kept"
+        refused.append(("differ", text))
     result = replace(timeline, names=tuple(names.to_list()), collectives=replace(timeline.collectives, **changed))
     return Joined(timeline=result, refused=tuple(refused))
 
 
 def _with_seq(mine: Ints, rows: Ints, found: Ints) -> Ints:
-    """Return the sequence numbers with those found in the log; all as they were where the log's own numbers repeat:
-    some versions do not count every call.
+    """Return the sequence numbers with those from the log.
+
+    Unchanged if the timeline has numbers, or if the log's are missing or do not rise: some versions do not count every
+    call.
     """
     if (found == NONE).any() or (np.diff(found) <= 0).any() or (mine[rows] != NONE).any():
         return mine
@@ -83,11 +86,11 @@ def _with_seq(mine: Ints, rows: Ints, found: Ints) -> Ints:
 
 
 def _contradiction(located: Located, call: int, count: int) -> tuple[str, str]:
-    mine = spelled(located.short, call, located.names)
-    its = spelled(located.long, located.places[0] + call, located.names)
+    mine = describe_call(located.short, call, located.names)
+    its = describe_call(located.long, located.places[0] + call, located.names)
     more = f", and {count - 1} more like it" if count > 1 else ""
     return (
         "contradiction",
         f"call {call + 1} of {located.short.size} is {mine} in the trace and {its} in the log{more}: not joined; "
-        "are they of one run?",
+        "are both of one run?",
     )

@@ -1,4 +1,7 @@
-"""Several logs of one rank and one kind to one: rotated files, two dumps, the same calls written twice."""
+"""Combine several logs of one rank and kind into one: rotated files, two dumps, the same calls written twice.
+
+Also the notes on what could not be combined: one sentence for each reason and group, with the ranks it holds for.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,21 +16,21 @@ MAX_RANKS = 16
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a user should know of one rank and one group."""
+    """A message to the user about one rank and one group."""
 
     rank: int
     group: str | None
     kind: str
-    """Notes of one kind and group are told once, in the words of the first rank."""
+    """Notes of one kind and group are shown once, with the text of the first rank."""
     text: str
     """What happened, and what to do about it."""
 
 
-def one_log(parts: Sequence[RankTimeline]) -> tuple[RankTimeline, list[Note]]:
-    """Put the logs behind each other where sequence numbers or times tell their order, each call once.
+def concatenate_logs(parts: Sequence[RankTimeline]) -> tuple[RankTimeline, list[Note]]:
+    """Concatenate the logs in the order of their sequence numbers or times, each call once.
 
-    Of a call that two of them hold, the state is the one that had come further. Where nothing tells the order, the log
-    with the most calls is kept, and a note says so.
+    A call that two logs hold gets the more advanced of its two states. Where the order is not known, the log with the
+    most calls is kept, and a note says so.
     """
     notes: list[Note] = []
     result, *rest = sorted(parts, key=lambda part: -size(part.collectives))
@@ -36,12 +39,13 @@ def one_log(parts: Sequence[RankTimeline]) -> tuple[RankTimeline, list[Note]]:
         rows = _ordered(both.collectives, size(result.collectives))
         if rows is None:
             text = (
-                f"{_source(part)} and {_source(result)} are logs of one kind, and nothing tells which calls came first:"
-                f" {_source(part)} is left out; give one of them, or one that holds all"
+                f"{_source(part)} and {_source(result)} are logs of one kind, and it is not known which calls came "
+                f"first: {_source(part)} is left out; pass only one of them, or one that holds all calls"
             )
             notes.append(Note(rank=part.rank, group=None, kind=f"two logs, {_source(part)}", text=text))
         else:
-            result = replace(both, collectives=take(_furthest(both.collectives, size(result.collectives)), rows))
+            calls = _with_latest_state(both.collectives, size(result.collectives))
+            result = replace(both, collectives=take(calls, rows))
     return result, notes
 
 
@@ -51,7 +55,7 @@ def _source(part: RankTimeline) -> str:
 
 
 def _stacked(first: RankTimeline, second: RankTimeline) -> RankTimeline:
-    """Put two logs behind each other as they are; what they say of their own times stays."""
+    """Return two logs concatenated unchanged; each keeps its own recording window."""
     parts = (first, second)
     bare = [replace(p, recordings=replace(p.recordings, start_ns=_none(p), end_ns=_none(p))) for p in parts]
     stacked = join_recordings(bare)
@@ -64,9 +68,9 @@ def _none(part: RankTimeline) -> Ints:
 
 
 def _ordered(calls: Collectives, border: int) -> Ints | None:
-    """Return the rows of both logs in order, each call once; None where nothing tells it.
+    """Return the rows of both logs in order, each call once; None where the order is not known.
 
-    Rows before the border are the first log's, which is not the shorter one.
+    Rows before the border belong to the first log, which has at least as many calls as the second.
     """
     a, b = np.arange(border), np.arange(border, size(calls))
     first_twin, second_twin = _twins(calls, border)
@@ -83,7 +87,7 @@ def _ordered(calls: Collectives, border: int) -> Ints | None:
 
 
 def _spliced(a: Ints, b: Ints, first_twin: Ints, second_twin: Ints) -> Ints | None:
-    """Return the rows in order where one log holds the other, or ends with the calls that the other begins with."""
+    """Return the rows in order where one log contains the other, or where one ends with the other's first calls."""
     if second_twin.size == b.size:
         return a
     if _ends_with(a, first_twin) and _begins_with(b, second_twin):
@@ -94,7 +98,10 @@ def _spliced(a: Ints, b: Ints, first_twin: Ints, second_twin: Ints) -> Ints | No
 
 
 def _twins(calls: Collectives, border: int) -> tuple[Ints, Ints]:
-    """Return the rows of the calls that both hold, by group and sequence number, where these name one call each."""
+    """Return the rows, in each log, of the calls that both hold, by group and sequence number.
+
+    Empty where these numbers are missing or not unique in a log.
+    """
     none = np.empty(0, np.int64)
     key = np.stack([calls.group.astype(np.int64), calls.seq])
     if not size(calls) or (calls.seq == NONE).any():
@@ -124,7 +131,7 @@ def _begins_with(rows: Ints, twins: Ints) -> bool:
 
 
 def _order(calls: Collectives, a: Ints, b: Ints, by: str) -> int:
-    """Return 1 where all of `a` is before all of `b` in every group that both have, -1 where it is after, else 0."""
+    """Return 1 if all of `a` is before all of `b` in every group that both have, -1 if it is after, else 0."""
     values = getattr(calls, by)
     signs = set()
     for group in np.intersect1d(calls.group[a], calls.group[b]).tolist():
@@ -135,16 +142,16 @@ def _order(calls: Collectives, a: Ints, b: Ints, by: str) -> int:
     return signs.pop() if len(signs) == 1 else 0
 
 
-def _furthest(calls: Collectives, border: int) -> Collectives:
-    """Return both copies of a call the state of the one that had come further."""
+def _with_latest_state(calls: Collectives, border: int) -> Collectives:
+    """Return the calls with the more advanced state in both copies of a call."""
     first, second = _twins(calls, border)
     state = calls.state.copy()
     state[first] = state[second] = np.maximum(calls.state[first], calls.state[second])
     return replace(calls, state=state)
 
 
-def sentences(notes: Iterable[Note]) -> tuple[str, ...]:
-    """Return one sentence for each kind and group."""
+def note_sentences(notes: Iterable[Note]) -> tuple[str, ...]:
+    """Return one sentence for each kind of note and group."""
     together: dict[tuple[str, str], list[Note]] = {}
     for note in notes:
         together.setdefault((note.kind, note.group or ""), []).append(note)

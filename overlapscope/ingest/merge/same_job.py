@@ -1,6 +1,13 @@
-"""Whether the recordings that were put together can be of one job: what they say of groups, and when they were made.
+"""Check whether recordings belong to one job and one run.
 
-These are questions to the user, not errors: which of the files do not belong cannot be told.
+- `same_job_doubts`: contradictions in groups and times. These are questions to the user, not errors, because it is not
+  known which of the files do not belong.
+- `keep_one_run`: in a run a rank is one process, so logs that name two processes for a rank are not joined. Folders may
+  keep the logs of yesterday's run, of a job that was restarted, or of processes that share no communicator and so seem
+  to have the same ranks. Logs are of one run if they share a process, or a communicator by its id. Of runs that
+  contradict each other, the one with the most calls is kept. Where communicators have no ids (before NCCL 2.16) it is
+  not known which logs belong together, and none of those that contradict each other is kept.
+- `keep_matching_size`: logs of a job of another size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,32 +24,32 @@ from overlapscope.timeline.columns import NONE, size
 from overlapscope.timeline.run import UNKNOWN_RANK
 
 DAY_NS: Final = 24 * 3600 * 10**9
-"""Recordings of one rank further apart than this are asked about."""
+"""Recordings of one rank with a longer gap between them raise a question."""
 _ID: Final = "0x"
-"""How the names of communicators begin that are known by their id."""
+"""Prefix of the names of communicators that are known by their id."""
 _LIBRARY_LOG: Final = "nccl-log"
-"""The format that takes a rank in its largest communicator for the rank in the world."""
+"""The format that treats a rank in its largest communicator as the global rank."""
 Process = tuple[str, int]
-"""Host and number."""
+"""Host name and process id."""
 
 
-def doubts(readings: Sequence[tuple[Path, Reading]]) -> list[str]:
-    """Say why the readings may be of different jobs; nothing where nothing contradicts it. One of each kind."""
-    return [*_groups_that_differ(readings), *_far_apart(readings)]
+def same_job_doubts(readings: Sequence[tuple[Path, Reading]]) -> list[str]:
+    """Return reasons why the readings may be of different jobs, at most one of each kind."""
+    return [*_contradictory_groups(readings), *_far_apart(readings)]
 
 
-def _groups_that_differ(readings: Sequence[tuple[Path, Reading]]) -> Iterator[str]:
-    """Find a group of which a rank says that another is a member, who gives the group of that name other members."""
-    said: dict[str, dict[tuple[int, ...], dict[int, Path]]] = {}
+def _contradictory_groups(readings: Sequence[tuple[Path, Reading]]) -> Iterator[str]:
+    """Yield at most one group for which a rank names as a member a rank that states other members."""
+    stated: dict[str, dict[tuple[int, ...], dict[int, Path]]] = {}
     for path, reading in readings:
         ranks = {timeline.rank for timeline in reading.timelines}
         if len(ranks) != 1 or UNKNOWN_RANK in ranks:
             continue
         for group in reading.groups:
             if group.ranks is not None:
-                said.setdefault(group.name, {}).setdefault(group.ranks, {}).setdefault(next(iter(ranks)), path)
-    for name, members in said.items():
-        for one, other in _pairs_of(members):
+                stated.setdefault(group.name, {}).setdefault(group.ranks, {}).setdefault(next(iter(ranks)), path)
+    for name, members in stated.items():
+        for one, other in _overlapping_pairs(members):
             claimed = sorted(set(one) & members[other].keys() & set(other))
             if claimed:
                 here, there = next(iter(members[one].items())), members[other][claimed[0]]
@@ -53,10 +60,10 @@ def _groups_that_differ(readings: Sequence[tuple[Path, Reading]]) -> Iterator[st
                 return
 
 
-def _pairs_of(
+def _overlapping_pairs(
     members: Mapping[tuple[int, ...], Mapping[int, Path]],
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the pairs of sets of ranks that share one."""
+    """Yield, in both orders, pairs of different rank lists that share a rank."""
     seen: dict[int, tuple[int, ...]] = {}
     for ranks in members:
         for rank in ranks:
@@ -85,38 +92,40 @@ def _far_apart(readings: Sequence[tuple[Path, Reading]]) -> Iterator[str]:
 
 
 class _Log(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells of which run a log is."""
+    """The properties that show to which run a log belongs."""
 
     at: int
     processes: Mapping[int, Process]
     """By rank."""
     ids: frozenset[str]
+    """Ids of its communicators."""
     calls: int
 
 
-class _Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that is one process in one log and another one in another."""
+class _Conflict(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that is one process in one log and another process in another log."""
 
     rank: int
     here: Process
     there: Process
     other: int
-    """Place of the other log."""
+    """Index of the other log's reading."""
 
 
-def of_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
-    """Leave out the logs of other runs than the one that counts; each tells why in a warning of its own."""
+def keep_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Drop the logs of all runs but one; each dropped reading keeps its source, with the reason as a warning."""
     result = list(readings)
     by_format: dict[str, list[_Log]] = {}
     for at, (_, reading) in enumerate(readings):
         log = _log(at, reading)
         if log.processes:
             by_format.setdefault(reading.source.format, []).append(log)
-    for at, odd in chain.from_iterable(_odd(logs).items() for logs in by_format.values()):
+    for at, conflict in chain.from_iterable(_conflicts(logs).items() for logs in by_format.values()):
         path, reading = readings[at]
+        here, there = conflict.here, conflict.there
         text = (
-            f"left out: rank {odd.rank} is process {odd.here[1]} on {odd.here[0]}, but process {odd.there[1]} on "
-            f"{odd.there[0]} in {shown(readings[odd.other][0])}: are these logs of two runs, or of a job that was "
+            f"left out: rank {conflict.rank} is process {here[1]} on {here[0]}, but process {there[1]} on "
+            f"{there[0]} in {shown(readings[conflict.other][0])}: are these logs of two runs, or of a job that was "
             "restarted? Name those of one"
         )
         source = replace(reading.source, ranks=(), warnings=(*reading.source.warnings, text))
@@ -124,10 +133,10 @@ def of_one_run(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Rea
     return result
 
 
-def of_that_size(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
-    """Leave out logs whose largest communicator is not as large as the job that was recorded.
+def keep_matching_size(readings: Sequence[tuple[Path, Reading]]) -> list[tuple[Path, Reading]]:
+    """Drop logs whose largest communicator has another size than the recorded job.
 
-    Ranks in such a log are those in that communicator: of a part of the job, or of more than it.
+    Ranks in such a log count within that communicator, which is a part of the job or larger than it.
     """
     timed = (each for _, each in readings if any(timeline.basis != "log" for timeline in each.timelines))
     sizes = {reading.world_size for reading in timed} - {None}
@@ -158,38 +167,39 @@ def _log(at: int, reading: Reading) -> _Log:
     return _Log(at=at, processes=processes, ids=frozenset(ids), calls=calls)
 
 
-def _odd(logs: Sequence[_Log]) -> dict[int, _Odd]:
-    """Return the logs that do not count, by their place."""
-    runs = sorted(_runs(logs), key=lambda run: (not _named(run), -sum(log.calls for log in run), run[0].at))
+def _conflicts(logs: Sequence[_Log]) -> dict[int, _Conflict]:
+    """Return the conflict of each log to drop, by the index of its reading."""
+    runs = sorted(_runs(logs), key=lambda run: (not _has_ids(run), -sum(log.calls for log in run), run[0].at))
     owners: dict[int, tuple[Process, list[_Log], int]] = {}
-    found: dict[int, _Odd] = {}
+    found: dict[int, _Conflict] = {}
     for run in runs:
-        odd = [
-            _Odd(rank=rank, here=process, there=owners[rank][0], other=owners[rank][2])
+        conflicts = [
+            _Conflict(rank=rank, here=process, there=owners[rank][0], other=owners[rank][2])
             for log in run
             for rank, process in log.processes.items()
             if rank in owners and owners[rank][0] != process
         ]
-        for log in run if odd else ():
-            own = next((each for each in odd if log.processes.get(each.rank) == each.here), odd[0])
+        for log in run if conflicts else ():
+            own = next((each for each in conflicts if log.processes.get(each.rank) == each.here), conflicts[0])
             found[log.at] = own
-        for each in odd:
+        for each in conflicts:
             others = owners[each.rank][1]
-            for other in () if _named(others) else others:
-                found.setdefault(other.at, _Odd(rank=each.rank, here=each.there, there=each.here, other=run[0].at))
+            for other in () if _has_ids(others) else others:
+                conflict = _Conflict(rank=each.rank, here=each.there, there=each.here, other=run[0].at)
+                found.setdefault(other.at, conflict)
         for log in run:
             for rank, process in log.processes.items():
-                if not odd or not _named(run):
+                if not conflicts or not _has_ids(run):
                     owners.setdefault(rank, (process, run, log.at))
     return found
 
 
-def _named(run: Sequence[_Log]) -> bool:
+def _has_ids(run: Sequence[_Log]) -> bool:
     return any(log.ids for log in run)
 
 
 def _runs(logs: Sequence[_Log]) -> list[list[_Log]]:
-    """Put logs together that share a process or the id of a communicator, directly or over others."""
+    """Return groups of logs that share a process or the id of a communicator, directly or through other logs."""
     run_of: dict[object, list[_Log]] = {}
     for log in logs:
         keys: set[object] = {*log.processes.values(), *log.ids}

@@ -1,1 +1,1 @@
-"""Bytes and text to plain columns; knows no profiler."""
+"""Decode bytes and text into plain columns; nothing here depends on a profiler."""

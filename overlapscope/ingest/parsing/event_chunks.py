@@ -1,9 +1,10 @@
-"""Cut a Chrome trace, of any size, into pieces of whole events.
+"""Cut a Chrome trace of any size into pieces of whole events.
 
 A trace is `{..., "traceEvents": [event, ...], ...}` or a bare array of events, possibly never closed. A piece is the
-text between two commas of that array. Where to cut is guessed, quickly, from how events begin; that the piece then
-decodes is the proof that the guess was right, for a cut inside an event or behind the array leaves brackets open. A
-piece that does not decode is cut again, slowly, by counting brackets; what still does not decode is damaged text.
+text between two commas of that array. The place to cut is first guessed, quickly, from how events begin. The guess was
+right if the piece decodes, because a cut inside an event or after the array leaves brackets open. A piece that does not
+decode is cut again, slowly, by counting brackets, which also works on text that is not valid JSON; text that still does
+not decode is damaged.
 """
 
 import re
@@ -15,19 +16,20 @@ import msgspec
 from overlapscope.errors import NotATraceError
 
 PIECE_BYTES = 1 << 20
-"""Small enough that its text and events stay in a core's cache: of 4 MiB it took a quarter longer."""
+"""Small enough that text and events stay in a core's cache: pieces of 4 MiB took a quarter longer."""
 MAX_HEAD_BYTES = 256 << 20
-"""A document whose events have not begun by then is no trace."""
+"""A document whose events have not begun by here is not a trace."""
 MAX_EVENT_BYTES = 128 << 20
-"""An event that has not ended by then is none; the trace is read up to it."""
+"""An event that has not ended by here is damaged; the trace is read up to it."""
 DAMAGED_BYTES = 8 << 20
-"""Without a whole event in so much text, strings are out of balance: it is cut where an event seems to begin."""
+"""If so much text holds no whole event, its quotes are unbalanced: it is cut where an event seems to begin."""
 _EVENTS_KEY = re.compile(rb'"traceEvents"(?<!\\"traceEvents")\s*:\s*\[')
-"""Not within a string; looking back after the name leaves the name to begin with, which is found many times faster."""
+"""Not inside a string. The lookbehind follows the name, so that the pattern starts with the fixed name: many times
+faster."""
 _BETWEEN = re.compile(rb"\}\s*(,)\s*\{")
 _BETWEEN_KNOWN = re.compile(rb'\}\s*(,)\s*\{\s*"(?:ph|name|cat|pid|tid|ts|id|args)"\s*:')
 _SEARCH_BYTES = 4 << 10, 64 << 10
-"""How much of a piece's end is searched for a place to cut it: nearly always a little does."""
+"""How much of a piece's end is searched for a place to cut: the first size nearly always suffices."""
 _BLANKS = b" \t\r\n\x00"
 _MANY_BLANKS = 64 << 10
 _BOM = b"\xef\xbb\xbf"
@@ -41,17 +43,17 @@ class _Phase(msgspec.Struct):
 _phase = msgspec.json.Decoder(_Phase)
 _objects = msgspec.json.Decoder(list[_Phase])
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
-"""A whole string, a bracket, or a quote whose string the text does not end."""
+"""A whole string, a bracket, or the opening quote of a string that does not end in the text."""
 EVENT = re.compile(
     rb'"ph"\s*:\s*"\w"[^{}]{0,4096}?"(?:ts|pid|tid)"\s*:|"(?:ts|pid|tid)"\s*:[^{}]{0,4096}?"ph"\s*:\s*"\w"'
 )
-"""What surely is an event's text: a phase, and a time, process or thread in the same object."""
-_BEHIND_ARRAY = re.compile(rb'\s*(?:,\s*(?:"(?:[^"\\]++|\\.)*+(?:"\s*(?::|$)|$)|$)|\}|$)', re.DOTALL)
+"""Text that certainly belongs to an event: a phase, and a time, process or thread in the same object."""
+_AFTER_ARRAY = re.compile(rb'\s*(?:,\s*(?:"(?:[^"\\]++|\\.)*+(?:"\s*(?::|$)|$)|$)|\}|$)', re.DOTALL)
 """A comma and a key, the end of the object, or a file that was cut somewhere there."""
 
 
 def _decodes(array: bytes) -> bool:
-    """Return whether the text of an array is whole events."""
+    """Return whether the text of an array decodes as whole events."""
     try:
         _objects.decode(array)
     except _BROKEN:
@@ -60,10 +62,10 @@ def _decodes(array: bytes) -> bool:
 
 
 class EventChunks(msgspec.Struct):
-    """The pieces of one trace; `head` is complete before the first piece, `tail` holds what follows the last.
+    """Cuts one trace into pieces; `head` is complete before the first piece, `tail` after the last.
 
-    `head` is the text before the first event, up to and with the bracket that opens the array; `tail` begins with the
-    last events and holds the array's end and all behind it.
+    `head` is the text before the first event, up to and including the bracket that opens the array; `tail` begins with
+    the last events and holds the end of the array and everything after it.
     """
 
     blocks: Iterator[bytes]
@@ -74,10 +76,10 @@ class EventChunks(msgspec.Struct):
     _buffer: bytes = b""
 
     def pieces(self, take: Callable[[bytes], bool] | None = None) -> Iterator[bytes]:
-        """Yield the pieces that `take` refuses because they do not decode; without `take`, all pieces.
+        """Yield the pieces for which `take` returns False because they do not decode; without `take`, all pieces.
 
-        `take` is given a piece in brackets, as the text of an array. Raises NotATraceError when the text holds no
-        array of events.
+        `take` is called with each piece in brackets, as the text of an array. Raises NotATraceError when the text
+        holds no array of events.
         """
         self._open()
         wanted = self.piece_bytes
@@ -89,7 +91,7 @@ class EventChunks(msgspec.Struct):
                 if found.end is not None:
                     self._fill(MAX_HEAD_BYTES)
                     for _ in self.blocks:
-                        pass  # metadata without end: read on, so that the limits on a file's size hold
+                        pass  # endless metadata: read on, so that the limit on a file's size is still checked
                     break
                 cut = found.objects[-1][1] if found.objects else None
                 piece = self._taken(cut, take)
@@ -98,7 +100,7 @@ class EventChunks(msgspec.Struct):
                 if piece:
                     yield piece
                 continue
-            # Damaged: brackets may be hidden by strings out of balance, so look for how events begin.
+            # Damaged: unbalanced quotes may hide brackets, so search for text that begins like an event.
             if cut is not None or len(self._buffer) >= DAMAGED_BYTES:
                 cut = _seeming_boundary(self._buffer) or cut
             if cut is None:
@@ -119,7 +121,10 @@ class EventChunks(msgspec.Struct):
         return self.head == b"["
 
     def _taken(self, cut: int | None, take: Callable[[bytes], bool] | None) -> bytes | None:
-        """Leave the text before a cut; give it, or nothing where `take` has it. None, and all stays, if broken."""
+        """Remove the text before a cut from the buffer and return it, or b"" where `take` used it.
+
+        Return None and leave the buffer as it is where there is no cut or the text does not decode.
+        """
         if cut is None or not (take or _decodes)(self._array(cut)):
             return None
         piece = b"" if take else self._buffer[:cut]
@@ -130,22 +135,23 @@ class EventChunks(msgspec.Struct):
         return b"".join((b"[", memoryview(self._buffer)[:size], b"]"))
 
     def _drop(self, size: int) -> None:
-        """Leave a piece and the comma behind it."""
+        """Remove a piece and the comma after it from the buffer."""
         rest = self._buffer[size:]
         if rest[:64].lstrip(_BLANKS)[:1] == b",":
             rest = rest[rest.index(b",") + 1 :]
         self._buffer = rest
 
     def _fill(self, size: int) -> bool:
-        """Read until the buffer holds `size` bytes; False when the file ended before."""
-        parts, held = [self._buffer], len(self._buffer)
-        while held < size and (block := next(self.blocks, None)) is not None:
-            parts.append(b" " if _is_blank(block) else block)  # a file may hold gigabytes of them
-            held += len(parts[-1])
+        """Read until the buffer holds `size` bytes; return False when the file ended before."""
+        parts, buffered = [self._buffer], len(self._buffer)
+        while buffered < size and (block := next(self.blocks, None)) is not None:
+            parts.append(b" " if _is_blank(block) else block)  # a file may hold gigabytes of blanks
+            buffered += len(parts[-1])
         self._buffer = b"".join(parts)
-        return held >= size
+        return buffered >= size
 
     def _open(self) -> None:
+        """Read up to the bracket that opens the array of events. Raises NotATraceError."""
         more = True
         searched = 0
         while True:
@@ -164,20 +170,20 @@ class EventChunks(msgspec.Struct):
                 return
             if not more or len(self._buffer) > MAX_HEAD_BYTES:
                 nothing = "holds nothing but blanks" if self._buffer else "is empty"
-                kind = 'holds no "traceEvents"' if start else nothing
-                raise NotATraceError(f"{self.name}: not a trace: it {kind}")
-            # The key may lie across the end of what is here: look again from its beginning on.
+                problem = 'holds no "traceEvents"' if start else nothing
+                raise NotATraceError(f"{self.name}: not a trace: it {problem}")
+            # The key may cross the end of the buffer: search again from where it may begin.
             searched = max(self._buffer.rfind(b'"', 0, max(self._buffer.rfind(b'"'), 0)), 0)
             more = self._fill(len(self._buffer) + max(self.piece_bytes // 4, len(self._buffer)))
 
 
 def _is_blank(block: bytes) -> bool:
-    """Return whether a block is blanks alone, and longer than those inside a name."""
+    """Return whether a block holds only blanks and is too long to be part of a name."""
     return len(block) >= _MANY_BLANKS and not block[:64].strip(_BLANKS) and not block.translate(None, _BLANKS)
 
 
 def _guessed_boundary(buffer: bytes) -> int | None:
-    """Return the place of a late comma that an event stands before."""
+    """Return the place of a comma near the end that follows an event; None if none is found."""
     for searched in _SEARCH_BYTES:
         candidates = list(_BETWEEN.finditer(buffer, max(len(buffer) - searched, 0)))
         for before, after in reversed(list(pairwise(candidates[-65:]))):
@@ -190,16 +196,15 @@ def _guessed_boundary(buffer: bytes) -> int | None:
 
 
 def _seeming_boundary(buffer: bytes) -> int | None:
-    """Return the place of the last comma behind which something begins like an event."""
-    begin = max(len(buffer) - DAMAGED_BYTES, 0)
+    """Return the place of the last comma followed by text that begins like an event; None if none is found."""
     last = None
-    for found in _BETWEEN_KNOWN.finditer(buffer, begin):
+    for found in _BETWEEN_KNOWN.finditer(buffer, max(len(buffer) - DAMAGED_BYTES, 0)):
         last = found.start(1)
     return last
 
 
 def last_event(text: bytes) -> int:
-    """Return the place of the last text that surely is an event's; -1 without one."""
+    """Return the place of the last text that certainly belongs to an event; -1 if there is none."""
     place = -1
     for found in EVENT.finditer(text):
         place = found.start()
@@ -207,11 +212,11 @@ def last_event(text: bytes) -> int:
 
 
 def closes_array(text: bytes, at: int, last: int) -> bool:
-    """Return whether the bracket at `at` may close the event array: metadata or nothing follows, and no event does.
+    """Return whether the bracket at `at` may close the event array: metadata or nothing follows it, and no event.
 
     `last` is `last_event(text)`.
     """
-    return at > last and _BEHIND_ARRAY.match(text, at + 1) is not None
+    return at > last and _AFTER_ARRAY.match(text, at + 1) is not None
 
 
 def object_end(text: bytes, start: int, limit: int) -> int | None:
@@ -232,20 +237,20 @@ def object_end(text: bytes, start: int, limit: int) -> int | None:
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands directly in the array."""
+    """The elements directly inside the array."""
 
     objects: list[tuple[int, int]]
     """Start and end of each whole object."""
     end: int | None
-    """Place of the bracket that closes the array, if it is there."""
+    """Place of the bracket that closes the array; None if it is not in the text."""
     open_at: int | None
-    """Where an element begins that the text does not close."""
+    """Start of an element that the text does not close."""
 
 
 def scan(text: bytes) -> Scan:
-    """Scan the inside of an array, from behind its opening bracket.
+    """Return the elements of an array; the text starts after its opening bracket.
 
-    A closing bracket with events behind it closes nothing: it is taken for damage.
+    A closing bracket followed by events does not close the array: it is treated as damage.
     """
     objects: list[tuple[int, int]] = []
     depth = start = 0

@@ -1,4 +1,4 @@
-"""Rows as readers collect them, to tables of `overlapscope.timeline.facts`."""
+"""Build the tables of `overlapscope.timeline.facts` from the rows that readers collect."""
 
 import math
 from array import array
@@ -14,12 +14,12 @@ from overlapscope.timeline.names import NameTable
 from overlapscope.timeline.run import UNKNOWN_RANK
 
 MAX_FIGURES = 4_000_000
-"""A log of a long run may repeat its figures at every step of every rank; what follows is counted, not kept."""
+"""A log of a long run may repeat its figures at every step of every rank; figures above this limit are only counted."""
 T = TypeVar("T", bound=Columns)
 
 
 def fact_table(table: type[T], rows: Sequence[Mapping[str, Any]], names: NameTable) -> T:
-    """Build a table; names are spelled out in the rows, and what a row lacks, or has as None, is missing."""
+    """Return a table of `rows`, in which names are texts; a key that is absent or None becomes a missing value."""
     columns: dict[str, list[Any]] = {}
     for column, kind in column_kinds(table).items():
         values = [row.get(column) for row in rows]
@@ -31,23 +31,23 @@ def fact_table(table: type[T], rows: Sequence[Mapping[str, Any]], names: NameTab
 
 
 class FigureRows:
-    """Figures that a source reports itself, in the order in which it does; at most `limit` are kept."""
+    """Collects the figures that a source reports itself, in its order; at most `limit` are kept."""
 
     def __init__(self, rank: int = UNKNOWN_RANK, limit: int = MAX_FIGURES) -> None:
         self.rank = rank
-        """Whose the figures are that are added without a rank."""
+        """The rank of figures that are added without one."""
         self._limit = limit
         self._names = NameTable()
         self._rank, self._step = array("q"), array("q")
         self._subject, self._name = array("i"), array("i")
         self._value = array("d")
         self.left_out = 0
-        """How many came behind the limit."""
+        """Number of figures above the limit."""
 
     def add(
         self, subject: str | None, name: str, value: object, *, rank: int | None = None, step: int | None = None
     ) -> bool:
-        """Add one figure, whose name ends in its unit; False, and nothing added, where it is no finite number."""
+        """Add one figure, whose name ends in its unit; return False and add nothing if it is not a finite number."""
         if not _is_finite(value):
             return False
         if len(self._value) >= self._limit:
@@ -62,7 +62,7 @@ class FigureRows:
         return True
 
     def facts(self, source: str) -> Facts:
-        """Return the figures as facts of the file `source`."""
+        """Return the figures as facts from the file `source`."""
         figures = make(
             Figures,
             len(self._value),
@@ -81,5 +81,5 @@ def _is_finite(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer too large for a float
         return False

@@ -1,4 +1,4 @@
-"""The bytes of a file, decompressed where it is gzip, within limits that stop a decompression bomb."""
+"""Stream the bytes or lines of a file, decompressed where it is gzip, with limits that stop a decompression bomb."""
 
 import os
 import zlib
@@ -19,34 +19,33 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_BYTES = 256 << 30
 """More decompressed bytes than this from one file are refused."""
 MAX_RATIO = 300
-"""Deflate can reach 1032:1; traces reach 20 to 60. Past this ratio a file is taken for a decompression bomb."""
+"""Deflate can reach 1032:1; traces reach 20 to 60. Above this ratio a file is treated as a decompression bomb."""
 RATIO_GRACE_BYTES = 64 << 20
-"""The ratio counts only after this much output: a small file of blanks is no danger."""
+"""The ratio is checked only after this much output: a small file of blanks is harmless."""
 DAMAGED = "gzip data is damaged; read up to the damage"
 DIFFERS = "gzip data does not match its own checksum: some of it may be wrong"
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines are cut there: no format here has them, a binary file does."""
+"""Longer lines are cut at this length: no text format here has them, only binary files."""
 
 
 class ByteStream(msgspec.Struct):
-    """Blocks of a file's decompressed bytes; after the last one, `truncated` and `warnings` tell how it ended."""
+    """The decompressed bytes of a file in blocks; after the last block, `truncated` and `warnings` describe the end."""
 
     path: Path
     max_bytes: int = MAX_BYTES
     progress: Callable[[int], None] | None = None
     """Called with the size of each block."""
     consumed: int = 0
-    """How many bytes of the file the blocks so far were made of; from the beginning again where data is damaged."""
+    """Bytes of the file used for the blocks so far; starts again from 0 where data is damaged."""
     state: FileState | None = None
-    """Which file it was when it was opened."""
+    """Identity of the file when it was opened."""
     truncated: bool = False
     warnings: list[str] = []
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content in order.
+        """Yield the content in order, of damaged gzip data the part before the damage.
 
-        Damaged gzip data gives what precedes the damage. Raises InputError when the file cannot be read or
-        exceeds the limits.
+        Raises InputError when the file cannot be read or exceeds the limits.
         """
         try:
             with open(self.path, "rb") as file:
@@ -65,30 +64,31 @@ class ByteStream(msgspec.Struct):
             raise InputError(f"{shown(self.path)}: cannot be read: {error.strerror or error}") from error
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        for block in _from_begin(file):
+        for block in _blocks_from_start(file):
             self.consumed += len(block)
             yield block
 
     def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
-        """Decompress one or several gzip members behind each other."""
-        given = 0
+        """Decompress one or several concatenated gzip members."""
+        yielded_bytes = 0
         fast = _fast_gzip()
         if fast is not None:
-            blocks = self._inflate_quickly(_from_begin(file), fast)
+            blocks = self._inflate_quickly(_blocks_from_start(file), fast)
             try:
                 while True:
                     block = next(blocks)
-                    given += len(block)
+                    yielded_bytes += len(block)
                     yield block
             except StopIteration as end:
                 if end.value:
                     return
-        yield from _behind(self._inflate(_from_begin(file)), given)
+        yield from _skip_bytes(self._inflate(_blocks_from_start(file)), yielded_bytes)
 
     def _inflate_quickly(self, raw: Iterator[bytes], library: ModuleType) -> Generator[bytes, None, bool]:
-        """Decompress what is whole, or cut; False where it is damaged: this library does not tell how much is sound.
+        """Decompress whole or cut data and return True; return False for damaged data.
 
-        Before a cut it keeps back up to two bytes that the standard library would give: with a third of its speed.
+        This library does not report how much of damaged data is sound. Before a cut it keeps back up to two bytes that
+        the standard library would return, but it is three times as fast.
         """
         member = library.decompressobj(wbits=31)
         bytes_in = bytes_out = 0
@@ -126,7 +126,7 @@ class ByteStream(msgspec.Struct):
             )
 
     def _inflate(self, raw: Iterator[bytes]) -> Iterator[bytes]:
-        """Decompress with the library that can go back to where damage begins."""
+        """Decompress with the standard library, which can return to the place where damage begins."""
         member = zlib.decompressobj(wbits=31)
         bytes_in = bytes_out = 0
         begun = fed = False
@@ -165,7 +165,7 @@ class ByteStream(msgspec.Struct):
 
 @cache
 def _fast_gzip() -> ModuleType | None:
-    """Return the library that decompresses three times as fast as zlib; None where there is none for the processor."""
+    """Return a library that decompresses three times as fast as zlib; None where there is none for the processor."""
     try:
         from isal import isal_zlib  # noqa: PLC0415 - for gzip alone
     except ImportError:
@@ -173,21 +173,24 @@ def _fast_gzip() -> ModuleType | None:
     return isal_zlib
 
 
-def _from_begin(file: BinaryIO) -> Iterator[bytes]:
+def _blocks_from_start(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
     return iter(lambda: file.read(BLOCK_BYTES), b"")
 
 
-def _behind(blocks: Iterator[bytes], given: int) -> Iterator[bytes]:
-    """Yield what comes behind so many bytes."""
+def _skip_bytes(blocks: Iterator[bytes], skipped: int) -> Iterator[bytes]:
+    """Yield the blocks without the first `skipped` bytes."""
     for block in blocks:
-        if given < len(block):
-            yield block[given:] if given else block
-        given = max(given - len(block), 0)
+        if skipped < len(block):
+            yield block[skipped:] if skipped else block
+        skipped = max(skipped - len(block), 0)
 
 
 def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
-    """Return what can still be had: an error loses the output of its own call, so calls become small, then one byte."""
+    """Return the bytes before the damage.
+
+    An error loses the output of its own call, so the calls get 512 bytes each, then one byte each.
+    """
     out = bytearray()
     for size in (512, 1):
         before = member.copy()
@@ -209,9 +212,9 @@ def _running_total(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(stream: ByteStream) -> Iterator[bytes]:
-    r"""Yield each line without its end (`\n` or `\r\n`), the last one also when it has none.
+    r"""Yield each line without its end (`\n` or `\r\n`), also a last line that has no end.
 
-    A line longer than MAX_LINE_BYTES is given cut. Raises InputError as `ByteStream.blocks` does.
+    Lines are cut at MAX_LINE_BYTES. Raises InputError as `ByteStream.blocks` does.
     """
     rest = b""
     for block in stream.blocks():

@@ -1,8 +1,8 @@
-"""Mend broken event text where that is sound; count what was mended and what was lost.
+"""Repair broken event text where that is safe, and count the repaired and the dropped events.
 
-Seen in the wild: bare `Infinity`, `NaN`, `N/A` (kineto#105), control characters and invalid UTF-8 (kineto#80,
-pytorch#136180), unescaped quotes in kernel names (pytorch#146900), files cut off in mid-event. Whole events are
-kept untouched, an event that can be mended is, any other is dropped; nothing happens to text that decodes.
+Seen in real traces: bare `Infinity`, `NaN`, `N/A` (kineto#105), control characters and invalid UTF-8 (kineto#80,
+pytorch#136180), unescaped quotes in kernel names (pytorch#146900), files cut in the middle of an event. Text that
+decodes is kept unchanged; a damaged event is repaired if possible, else dropped.
 """
 
 import re
@@ -22,20 +22,21 @@ _BEGIN = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
 _NEXT = re.compile(rb'\}[\s,\x00]*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
 _BLANKS = re.compile(rb"[\s,\x00]*")
 _NO_OBJECT = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+"|[^"\[\]{},])*', re.DOTALL)
-_REACH = 64 << 10
-"""How far a damaged event's brackets are followed."""
+_REACH_BYTES = 64 << 10
+"""How far the brackets of a damaged event are followed."""
 _NO_CONTROL = bytes(byte if byte >= 0x20 else 0x20 for byte in range(256))
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})", re.IGNORECASE
 )
 _BETWEEN_BLANKS = b" \t\r\n\x00,"
-_GROUP = 64
-_MAX_MENDED_BYTES = 1 << 20
-"""Longer text is no event that could be mended."""
+_GROUP_EVENTS = 64
+"""Events that are decoded together to find the damaged ones."""
+_MAX_REPAIRED_BYTES = 1 << 20
+"""Longer text is dropped without an attempt to repair it."""
 
 
 class _AnyEvent(msgspec.Struct):
-    """The least an event must be: an object whose every part is valid JSON."""
+    """The minimum for an event: an object all of whose parts are valid JSON."""
 
     ph: str = ""
     cat: object = None
@@ -48,7 +49,7 @@ class _AnyEvent(msgspec.Struct):
 
 
 class _Phased(_AnyEvent):
-    """An event that surely is one."""
+    """Certainly an event, because it has a phase."""
 
     ph: str
 
@@ -59,14 +60,16 @@ _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Mended(msgspec.Struct, frozen=True, kw_only=True):
-    """Text of whole events, separated by commas; what it took; and what followed the array's end."""
+    """The result of a repair."""
 
     events: bytes
+    """Text of whole events, separated by commas."""
     repaired: int
     dropped: int
     closed: bool
     """Whether the end of the array was seen."""
     tail: bytes
+    """Text after the end of the array."""
 
 
 class _Tally(msgspec.Struct):
@@ -79,11 +82,11 @@ def mend(text: bytes, *, last: bool) -> Mended:
     """Return the whole events of a piece of an event array; the last piece may hold the array's end and more."""
     tally = _Tally(kept=[])
     end: int | None = None
-    for good, start, stop in _regions(text):
-        if good:
+    for decodes, start, stop in _regions(text):
+        if decodes:
             tally.kept.append(text[start:stop])
             continue
-        end = _mend_region(text[start:stop], tally, last=last)
+        end = _repair_region(text[start:stop], tally, last=last)
         if end is not None:
             end += start
             break
@@ -97,23 +100,23 @@ def mend(text: bytes, *, last: bool) -> Mended:
 
 
 def mend_object(text: bytes) -> bytes:
-    """Mend the text of an object that is not an event, such as a trace's metadata; it may still be broken."""
+    """Return the repaired text of an object that is not an event, such as a trace's metadata; it may not decode yet."""
     return _outside_strings(text.decode("utf-8", "replace").encode().translate(_NO_CONTROL))
 
 
 def _regions(text: bytes) -> Iterator[tuple[bool, int, int]]:
-    """Split into (good, start, stop): text that decodes as it is, and text between that has to be looked at.
+    """Yield (decodes, start, stop) of text that decodes as it is, and of the text between that needs a repair.
 
-    Quick for a long text with a few damaged events.
+    Fast for a long text with a few damaged events.
     """
-    places = [0, *(found.end() for found in _BETWEEN.finditer(text)), len(text)]
+    starts = [0, *(found.end() for found in _BETWEEN.finditer(text)), len(text)]
     ends = [*(found.start() for found in _BETWEEN.finditer(text)), len(text)]
     total = len(ends)
     bad_from: int | None = None
-    for row in range(0, total, _GROUP):
-        start, stop = places[row], ends[min(row + _GROUP, total) - 1]
-        # The last group may hold the array's end: it is always looked at.
-        if row + _GROUP < total and _decodes(_many, b"[" + text[start:stop] + b"]"):
+    for row in range(0, total, _GROUP_EVENTS):
+        start, stop = starts[row], ends[min(row + _GROUP_EVENTS, total) - 1]
+        # The last group may hold the end of the array, so it is always examined.
+        if row + _GROUP_EVENTS < total and _decodes(_many, b"[" + text[start:stop] + b"]"):
             if bad_from is not None:
                 yield False, bad_from, start
                 bad_from = None
@@ -124,8 +127,8 @@ def _regions(text: bytes) -> Iterator[tuple[bool, int, int]]:
         yield False, bad_from, len(text)
 
 
-def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
-    """Take the events of damaged text into the tally; give the place of the array's end if it is there."""
+def _repair_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
+    """Add the events of damaged text to the tally; return the place where the array ends, None if it does not."""
     at = 0
     last_at = last_event(text) if last else -1
     while True:
@@ -141,9 +144,9 @@ def _mend_region(text: bytes, tally: _Tally, *, last: bool) -> int | None:
             return at
         elif byte == 0x5B:
             tally.dropped += 1
-            end = object_end(text, at, _REACH)
-            begin = _BEGIN.search(text, at) if end is None else None
-            at = end if end is not None else begin.start() if begin else len(text)
+            end = object_end(text, at, _REACH_BYTES)
+            next_event = _BEGIN.search(text, at) if end is None else None
+            at = end if end is not None else next_event.start() if next_event else len(text)
         else:
             tally.dropped += byte != 0x5D
             at = max(_matched_end(_NO_OBJECT, text, at), at + 1)
@@ -155,13 +158,13 @@ def _matched_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
 
 
 def _take_object(text: bytes, start: int, tally: _Tally, *, last: bool) -> tuple[int, int | None]:
-    """Take the event that begins at `start`; give where to go on, and the array's end if the event ran into it.
+    """Add the event that begins at `start` to the tally; return where to go on, and the array's end if it is reached.
 
-    It ends where its brackets close, or, its strings being out of balance, where the next event seems to begin.
+    The event ends where its brackets close or, if its quotes are unbalanced, where the next event seems to begin.
     """
     following = _NEXT.search(text, start)
     stop = following.start() + 1 if following else len(text)
-    closed = object_end(text, start, max(_REACH, 2 * (stop - start)))
+    closed = object_end(text, start, max(_REACH_BYTES, 2 * (stop - start)))
     ends = [closed, stop] if closed is not None else [stop]
     for end in dict.fromkeys(ends):
         if _decodes(_one, text[start:end]):
@@ -171,15 +174,15 @@ def _take_object(text: bytes, start: int, tally: _Tally, *, last: bool) -> tuple
     if array_end is not None:
         ends = [end for end in ends if end <= start + array_end] + [start + array_end]
     for end in sorted(set(ends)):
-        # Brackets that close far behind the next event have swallowed it.
-        if end <= stop and (mended := _mended(text[start:end].rstrip(_BETWEEN_BLANKS))):
-            tally.kept.append(mended)
+        # Brackets that close far after the start of the next event include that event.
+        if end <= stop and (repaired := _repair_event(text[start:end].rstrip(_BETWEEN_BLANKS))):
+            tally.kept.append(repaired)
             tally.repaired += 1
             return end, None
-    # What looked like the next event may lie inside this one's arguments.
+    # The apparent next event may be part of this one's arguments.
     encloses = closed is not None and closed > stop and not EVENT.search(text, stop, closed)
-    if encloses and (mended := _mended(text[start:closed])):
-        tally.kept.append(mended)
+    if encloses and (repaired := _repair_event(text[start:closed])):
+        tally.kept.append(repaired)
         tally.repaired += 1
         return closed or stop, None
     tally.dropped += 1
@@ -194,9 +197,9 @@ def _decodes(decoder: "msgspec.json.Decoder[Any]", text: bytes) -> bool:
     return True
 
 
-def _mended(text: bytes) -> bytes:
-    """Try the known repairs, mildest first; b"" when none makes an event of the text."""
-    if len(text) > _MAX_MENDED_BYTES:
+def _repair_event(text: bytes) -> bytes:
+    """Return the text after the mildest repair that makes it an event; b"" if none does."""
+    if len(text) > _MAX_REPAIRED_BYTES:
         return b""
     text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROL)
     text = _LONE_SURROGATE.sub(rb"\\ufffd", text)
@@ -205,14 +208,14 @@ def _mended(text: bytes) -> bytes:
             return candidate
     quoted = _escape_inner_quotes(text)
     for candidate in (quoted, _outside_strings(quoted)):
-        # Guessing where strings end can swallow text: what comes out must at least have a one-letter phase.
+        # A wrong guess where a string ends can lose text: the result must at least have a one-letter phase.
         if _decodes(_one, candidate) and len(_one.decode(candidate).ph) == 1:
             return candidate
     return b""
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """Replace barewords that are no JSON by null, leaving strings alone."""
+    """Replace bare words that are not JSON by null (true and false in any case by JSON's), outside strings only."""
     return _STRING_OR_BARE.sub(lambda found: found[0] if found[0][:1] == b'"' else _json_word(found[0]), text)
 
 
@@ -226,7 +229,7 @@ _CLOSES_ITEM = re.compile(rb"\s*(?:,|\])")
 
 
 def _escape_inner_quotes(text: bytes) -> bytes:
-    """Escape quotes inside strings, telling a closing quote by what may follow it there.
+    """Escape quotes inside strings; a closing quote is recognised by the text that may follow it.
 
     A key ends before a colon, a value of an object before `}` or before a comma and the next key, an item of an
     array before a comma or `]`.
@@ -272,7 +275,7 @@ def _escape_inner_quotes(text: bytes) -> bytes:
 
 
 def _array_end(text: bytes) -> int | None:
-    """Return the place of the bracket that closes the event array in text whose strings are out of balance."""
+    """Return the place of the bracket that closes the event array in text with unbalanced quotes; None if absent."""
     last = None
     for found in _ARRAY_END.finditer(text):
         last = found.end() - 1

@@ -1,4 +1,7 @@
-"""Typed decoding of event text: many small JSON values in one call, where an odd one never fails its neighbours."""
+"""Decode JSON values into columns, and JSON files of moderate size as a whole.
+
+Many small values are decoded in one call; where that fails, one by one, so that an unusual value affects only itself.
+"""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -15,17 +18,17 @@ from overlapscope.ingest.parsing.gzip_stream import ByteStream
 from overlapscope.timeline.columns import NONE, Ints
 
 BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding damaged text may raise."""
+"""Exceptions that decoding damaged text may raise."""
 S = TypeVar("S", bound=msgspec.Struct)
 GRID_SIDES: Final = 3
 MOST_BLOCKS: Final = 1 << 50
-"""What a grid holds at most; more is damage."""
+"""Largest plausible number of thread blocks of a grid; a larger one is damage."""
 MAX_BYTES = 1 << 30
-"""Decoded values take several times their text; a format that gets larger than this must be streamed."""
+"""Largest file that is decoded as a whole: decoded values take several times the memory of their text."""
 
 
 def is_utf8(text: bytes) -> bool:
-    """Return whether the text is UTF-8 throughout: the decoder looks only at what it keeps."""
+    """Return whether all of the text is UTF-8: the JSON decoder checks only the values that it keeps."""
     if text.isascii():
         return True
     try:
@@ -36,7 +39,7 @@ def is_utf8(text: bytes) -> bool:
 
 
 def decode_args(raws: Sequence[msgspec.Raw], kind: type[S]) -> list[S]:
-    """Decode the arguments of many events in one call; an odd one, such as null or a list, gives an empty value."""
+    """Decode the arguments of many events in one call; one that is null or a list becomes an empty `kind`."""
     try:
         return msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[kind])  # type: ignore[valid-type]
     except BROKEN:
@@ -51,39 +54,38 @@ def decode_args(raws: Sequence[msgspec.Raw], kind: type[S]) -> list[S]:
 
 
 def correlations(values: Sequence[Any]) -> Ints:
-    """Give what links events to their launches; NONE for 0, which the profiler writes for "none", and for no number."""
+    """Return int64 correlation ids; NONE for 0, which the profiler writes for "none", and for a value that is no id."""
     try:
         numbers = whole_numbers(values)
     except NotWhole:
-        numbers = np.array([value if _fits(value) else 0 for value in values], np.int64)
+        numbers = np.array([value if _fits_int64(value) else 0 for value in values], np.int64)
     return np.where(numbers == 0, NONE, numbers)
 
 
-def _fits(value: object) -> bool:
-    """Return whether it is a whole number of 64 bits."""
+def _fits_int64(value: object) -> bool:
     return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def blocks(grids: Sequence[object]) -> Ints:
-    """Return the thread blocks of each grid; NONE for what is none, or an impossible one."""
+    """Return the number of thread blocks of each grid [x, y, z] as int64; NONE for a missing or impossible grid."""
     rows = [row for row, grid in enumerate(grids) if grid is not None]
-    found = np.full(len(grids), NONE)
+    block_counts = np.full(len(grids), NONE)
     known: list[Any] = [grids[row] for row in rows]
     try:
         sides = whole_numbers(list(chain.from_iterable(known)))
-        whole = set(map(len, known)) == {GRID_SIDES}
+        regular = set(map(len, known)) == {GRID_SIDES}
     except (NotWhole, TypeError):
-        whole = False
-    if whole:
+        regular = False
+    if regular:
         x, y, z = sides.reshape(-1, GRID_SIDES).T
         possible = (x > 0) & (y > 0) & (z > 0) & (x.astype(np.float64) * y * z <= MOST_BLOCKS)
-        found[rows] = np.where(possible, x * y * z, NONE)
+        block_counts[rows] = np.where(possible, x * y * z, NONE)
     else:
-        found[rows] = [_product(grid) for grid in known]
-    return found
+        block_counts[rows] = [_blocks_of_grid(grid) for grid in known]
+    return block_counts
 
 
-def _product(grid: object) -> int:
+def _blocks_of_grid(grid: object) -> int:
     if not isinstance(grid, list) or len(grid) != GRID_SIDES:
         return NONE
     if not all(isinstance(side, int) and 0 < side <= MOST_BLOCKS for side in grid):
@@ -93,13 +95,13 @@ def _product(grid: object) -> int:
 
 
 class NotWhole(Exception):  # noqa: N818 - a signal to the caller, not an error for anybody
-    """One of them is no whole number, or one that takes more than 64 bits."""
+    """A value is not an integer, or needs more than 64 bits."""
 
 
 def whole_numbers(values: Sequence[object]) -> Ints:
-    """Return whole numbers as they are, true and false as 1 and 0. Raises NotWhole.
+    """Return integers as an int64 array, true and false as 1 and 0. Raises NotWhole for any other value.
 
-    `struct` takes nothing but integers, and takes a third of the time of `numpy.array`.
+    `struct` accepts nothing but integers, and takes a third of the time of `numpy.array`.
     """
     try:
         return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
@@ -108,7 +110,7 @@ def whole_numbers(values: Sequence[object]) -> Ints:
 
 
 def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[bytes, ByteStream]:
-    """Return the content of a file as UTF-8 and the stream it came from; other bytes are replaced, with a warning.
+    """Return the content of a file as UTF-8 and the stream it came from; invalid bytes are replaced, with a warning.
 
     Raises InputError when it cannot be read or is too large.
     """
@@ -117,7 +119,7 @@ def json_text(path: Path, max_bytes: int, progress: Callable[[int], None] | None
 
 
 def read_json(path: Path, max_bytes: int, progress: Callable[[int], None] | None) -> tuple[Any, ByteStream]:
-    """Return the decoded content and the stream it came from; bytes that are no UTF-8 are replaced, with a warning.
+    """Return the decoded content and the stream it came from; invalid UTF-8 bytes are replaced, with a warning.
 
     Raises InputError, naming the place, when it cannot be read, is too large, or is not JSON.
     """
@@ -126,7 +128,7 @@ def read_json(path: Path, max_bytes: int, progress: Callable[[int], None] | None
 
 
 def decode_json(content: bytes, stream: ByteStream) -> Any:
-    """Return the decoded content of a stream, of which it notes what was replaced. Raises InputError as `read_json`."""
+    """Return the decoded content of a stream, whose warnings name replaced bytes. Raises InputError as `read_json`."""
     return _decoded(_as_utf8(content, stream), stream)
 
 

@@ -1,9 +1,9 @@
-"""Trace time stamps (microseconds, as JSON numbers or text) to integer nanoseconds, without losing one.
+"""Convert trace time stamps (microseconds, as JSON numbers or text) to integer nanoseconds without losing precision.
 
-A double holds microseconds with three decimals faithfully only below 2**43 (8.8e12): there its spacing is under
-a nanosecond, and the integer part and the fraction, rounded apart, give the nanosecond that was written. Multiplied
-as a whole, a product near 4.4e15 is rounded once more and can be one off. Above 2**43 a double has lost decimals,
-and the number has to be read as text.
+A double holds microseconds with three decimals exactly enough only below 2**43 (8.8e12): there its spacing is under
+a nanosecond, and the integer part and the fraction, rounded separately, give the nanosecond that was written. If the
+whole number is multiplied, a product near 4.4e15 is rounded once more and can be off by one. Above 2**43 a double has
+lost decimals, and the number has to be read as text.
 """
 
 import struct
@@ -19,29 +19,27 @@ from overlapscope.ingest.parsing.json_values import NotWhole, whole_numbers
 FAITHFUL_BELOW_US = float(2**43)
 """Below this many microseconds a double keeps the third decimal (float64 has 53 bits)."""
 _LIMIT_NS = 2**61
-"""Times past this (73 years) are none: the sum of a base, a start and a duration stays within int64."""
-
-
+"""Times above this (73 years) are invalid: the sum of a base, a start and a duration stays within int64."""
 _WHOLE_DIGITS = 16
 _PLAIN_LENGTH = _WHOLE_DIGITS + 4
 
 
 class NeedsText(Exception):  # noqa: N818 - a signal to the reader, not an error for anybody
-    """These numbers were decoded to doubles too coarse to hold a nanosecond: decode their text instead."""
+    """The numbers were decoded to doubles too coarse to hold a nanosecond: decode their text instead."""
 
 
 def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
-    """Convert decoded JSON numbers of microseconds to nanoseconds, exactly.
+    """Return decoded JSON numbers of microseconds as exact int64 nanoseconds.
 
     Integers are exact at any size, doubles below 2**43. Raises NeedsText when a double is larger, or a value is
-    not a number: `text_to_ns` takes those.
+    not a number: use `text_to_ns` for those.
     """
     if len(values) == 0:
         return np.empty(0, np.int64)
     numbers = _numbers(values)
     lowest = numbers.min()
     if lowest <= 1 and bool in set(map(type, values)):
-        raise NeedsText  # true and false are no times, but Python takes them for 1 and 0
+        raise NeedsText  # true and false are not times, but Python treats them as 1 and 0
     if numbers.dtype.kind == "i":
         if numbers.max() >= _LIMIT_NS // 1000 or lowest <= -_LIMIT_NS // 1000:
             raise NeedsText
@@ -54,7 +52,7 @@ def microseconds_to_ns(values: Sequence[object]) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: Sequence[object]) -> npt.NDArray[Any]:
-    """Return whole numbers as they are, others as doubles: all of them, if there are any."""
+    """Return the values as int64 if all are integers, else all as doubles. Raises NeedsText."""
     try:
         return whole_numbers(values)
     except NotWhole:
@@ -66,23 +64,23 @@ def _numbers(values: Sequence[object]) -> npt.NDArray[Any]:
 
 
 def text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Convert decimal texts of microseconds to nanoseconds; beyond the third decimal, to the nearest, ties to even.
+    """Convert decimal texts of microseconds to nanoseconds; digits after the third decimal are rounded, ties to even.
 
-    Gives the nanoseconds and a mask that is False where a text is no finite number of a possible time.
+    Return int64 nanoseconds and a mask that is False where a text is not a finite number or not a possible time.
     """
-    out, good = _plain(tokens)
-    for row in np.flatnonzero(~good).tolist():
+    out, valid = _plain_text_to_ns(tokens)
+    for row in np.flatnonzero(~valid).tolist():
         try:
             ns = (Decimal(tokens[row].strip().strip('"')) * 1000).to_integral_value(ROUND_HALF_EVEN)
-            good[row] = ns.is_finite() and abs(ns) < _LIMIT_NS
-            out[row] = int(ns) if good[row] else 0
+            valid[row] = ns.is_finite() and abs(ns) < _LIMIT_NS
+            out[row] = int(ns) if valid[row] else 0
         except (ArithmeticError, ValueError):
-            good[row] = False
-    return out, good
+            valid[row] = False
+    return out, valid
 
 
-def _plain(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Convert all texts at once that are up to 16 digits, with up to three behind a point; the mask says which.
+def _plain_text_to_ns(tokens: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Convert the texts of up to 16 digits and up to three decimals at once; the mask is True for them.
 
     A trace whose times need their text has millions of them.
     """

@@ -248,7 +248,7 @@ def test_a_visible_rank_that_start_and_stride_do_not_give_makes_the_list_unknown
 
 @pytest.mark.parametrize(("cut", "place", "rank"), [(cut_old, 29, 31), (cut_new, 63, 62)])
 def test_the_last_visible_rank_has_to_agree_as_well(cut, place, rank):
-    """The group is not 0 to 63, though each rank that is shown lies among these."""
+    """The group is not 0 to 63, although every listed rank is one of these."""
     ranks = list(range(64))
     ranks[place] = rank
     assert group_ranks(written(cut(ranks), start=0, stride=1, size=64), {}) is None

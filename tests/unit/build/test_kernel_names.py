@@ -1,4 +1,4 @@
-"""Kernel names and host ranges: the tables hold what they promise, and the user's patterns come first."""
+"""Kernel names and host ranges: the tables are consistent, and the user's patterns come first."""
 
 import re
 import tomllib
@@ -25,8 +25,8 @@ from overlapscope.ingest.build.kernel_names import (
     surrounds_collective,
 )
 
-TABLE = tomllib.loads(files("overlapscope.ingest").joinpath("comm_names.toml").read_text(encoding="utf-8"))
-COMPUTE_TABLE = tomllib.loads(files("overlapscope.ingest").joinpath("compute_names.toml").read_text(encoding="utf-8"))
+TABLE = tomllib.loads(files("overlapscope.ingest.build").joinpath("comm_names.toml").read_text(encoding="utf-8"))
+COMPUTE_TABLE = tomllib.loads(files("overlapscope.ingest.build").joinpath("compute_names.toml").read_text(encoding="utf-8"))
 ROWS = [*TABLE["rule"], COMPUTE_TABLE["never"], *COMPUTE_TABLE["rule"]]
 ROLES = {"comm": COMMUNICATES, "fused": FUSES}
 EXAMPLES = [(place, example) for place, rule in enumerate(TABLE["rule"]) for example in rule["examples"]]

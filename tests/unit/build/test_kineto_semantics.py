@@ -77,12 +77,12 @@ def calls(run: LoadedRun) -> pd.DataFrame:
 def launched(
     at_ns: int, correlation: int, *device: Event, thread: int = BACKWARD, name: str = "cudaLaunchKernel"
 ) -> list[Event]:
-    """A launch, 3 us before which its thread is free for enclosing ranges, and what it launches."""
+    """A launch and its kernel; the 3 us before the launch are free for ranges that enclose it."""
     return [launch(at_ns, correlation, thread=thread, name=name), *device]
 
 
 def around(name: str, at_ns: int, width_us: int = 20, **options: Any) -> Event:
-    """A range on the backward thread that holds the launch at `at_ns`; a wider one lies further out."""
+    """A range on the backward thread around the launch at `at_ns`; a wider range is outside it."""
     sort = "cpu_op" if name.startswith(("aten::", "c10d::", "record", "autograd::")) else "user_annotation"
     return op(name, at_ns - width_us * US, 2 * width_us * US, thread=BACKWARD, sort=sort, **options)
 
@@ -527,7 +527,7 @@ def test_kernels_at_time_0_stay_where_the_recording_begins_there(folder: Path) -
 
 
 def relative(run: LoadedRun) -> dict[str, Any]:
-    """Everything of a run in nanoseconds since its first span, without what a dialect cannot write."""
+    """All data of a run in nanoseconds since its first span, without fields that a dialect cannot express."""
     out: dict[str, Any] = {"ranks": msgspec.to_builtins(run.analysis().ranks)}
     start = int(run.table("spans", 0).start_ns.min())
     for name in ("spans", "collectives", "steps", "recordings"):

@@ -1,4 +1,4 @@
-"""Our own mark of communication in traces: its time communicates, so does what is launched in it."""
+"""Our own mark of communication in traces: its time is communication, and so is device work launched in it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names are stored as numbers, which a run directory gives anew: no figure and no word follows from the numbers."""
+"""Names are stored as numbers, which change in a run directory: no figure and no text may depend on them."""
 
 import msgspec
 import numpy as np

@@ -729,7 +729,7 @@ def test_a_cut_database_gives_what_is_left_and_says_so(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 3])
     reading = read(path)
     assert reading.source.truncated
-    assert any("is damaged behind row" in warning for warning in reading.source.warnings)
+    assert any("is damaged after row" in warning for warning in reading.source.warnings)
     assert 0 < size(reading.timelines[0].spans) < 3000
     assert bool(reading.timelines[0].recordings.truncated[0])
 

@@ -67,12 +67,12 @@ RCCL = b'{"numCycle": 0, "name": "AllReduce", "gpus": 8, "size": 8, "type": "flo
         (b"\x07\n\x050.0.4" + bytes([len(CHAKRA_NODE)]) + CHAKRA_NODE, "Chakra trace"),
         (b"\x20\n\x1e\n\x06schema\xea\x01\x131.0.2-chakra.0.0.4" + CHAKRA_NODE, "Chakra trace"),
         (b"\0" + bytes([len(CHAKRA_NODE)]) + CHAKRA_NODE, "Chakra trace"),
-        (REPORT, "a report of nccl-tests .* give the table that the test prints"),
+        (REPORT, "a report of nccl-tests .* use the table that the test prints"),
         (REPORT[:70], "a report of nccl-tests"),
         (RCCL, "or rccl-tests"),
         (b"[\n" + RCCL + b"\n]", "or rccl-tests"),
         (b"numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw,#wrong\n", "or rccl-tests"),
-        (PLUGIN, "NCCL's example profiler plugin, .* give the records of NCCL Inspector"),
+        (PLUGIN, "NCCL's example profiler plugin, .* use the records of NCCL Inspector"),
         (b'\xef\xbb\xbf<graphs version="1"><graph id="0"/></graphs>', "a dump of NCCL's graphs .* give the topology"),
     ],
     ids=["graph", "et", "old et", "bare et", "-J", "cut -J", "-x", "-x array", "-x csv", "plugin", "graphs"],
@@ -90,14 +90,14 @@ def test_a_format_that_is_not_read_is_refused_in_one_line_that_says_what_to_give
 
 @pytest.mark.parametrize("name", ["nccl_topo_xml/azure_ncv4-graph.xml", "chakra_et/json_trace.tar.gz"])
 def test_real_files_that_are_not_read_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"dump of NCCL's graphs|holds no file that is read"):
+    with pytest.raises(InputError, match=r"dump of NCCL's graphs|holds no file that can be read"):
         read_inputs([shared_file(name)])
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\n<!DOCTYPE html><html><body>Log in</body></html>", "is a web page, as of a log-in"),
+        (b"\n<!DOCTYPE html><html><body>Log in</body></html>", "is a web page"),
         (b"SQLite format 3\0" + bytes(4000), "is an SQLite database without the tables"),
         (bytes(4000), "it holds nothing but blanks"),
         (gzip.compress(LOG.encode())[:12], "is gzip data that is cut before anything of it can be read"),

@@ -1,4 +1,4 @@
-"""Archives among the inputs: read like folders, safely, and nothing left behind."""
+"""Archives among the inputs are read like folders, safely, and leave no files."""
 
 import contextlib
 import gzip
@@ -170,7 +170,7 @@ def test_a_symbolic_link_in_a_zip_is_not_made(tmp_path: Path) -> None:
         archive.writestr("rank0.json", trace(0))
     with unpacked([path]) as found:
         assert [file.name for file in found.inputs.files] == ["rank0.json"]
-        assert "no plain file" in found.notes[0].warnings[0]
+        assert "not a plain file" in found.notes[0].warnings[0]
 
 
 def test_only_members_that_a_reader_knows_are_unpacked(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_bomb_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_many_small_bombs_are_refused_as_one(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each stays below what a single member may expand to; once 110 of them in a zip gave 2.5 GB without a word."""
+    """Each stays below the limit for one member; 110 of them in a zip once expanded to 2.5 GB without an error."""
     for module in (archives, __import__("overlapscope.ingest.parsing.gzip_stream", fromlist=["x"])):
         monkeypatch.setattr(module, "RATIO_GRACE_BYTES", 1 << 20)
     bomb = b'{"traceEvents": [' + b" " * (1 << 19)
@@ -349,7 +349,7 @@ def test_a_zip_that_would_be_unpacked_without_a_limit_on_memory_is_refused_in_on
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("rank0.json", trace(0))
     assert main(["analyze", str(path)]) == 3
-    said = "1 members not read whole: 'rank0.json' (it is packed by a method that is not read: unpack the archive"
+    said = "1 members not read whole: 'rank0.json' (it is packed by a method that is not supported: unpack the archive"
     assert capsys.readouterr().err == f"overlapscope analyze: {path}: {said} and name the folder)\n"
 
 

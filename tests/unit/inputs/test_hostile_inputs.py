@@ -32,11 +32,11 @@ def trace_file(path: Path) -> Path:
 
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
-    """Opening a pipe waits for its writer; what it gives can be read only once."""
+    """Opening a pipe waits for its writer; its content can be read only once."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
-        with pytest.raises(InputError, match="is a pipe or a device; save what it gives as a file"):
+        with pytest.raises(InputError, match="is a pipe or a device; save its content as a file"):
             discover([path])
 
 
@@ -94,8 +94,8 @@ def test_names_that_are_no_text_are_told_all_the_same(tmp_path: Path, capsys: py
             file.write(content)
     assert main(["analyze", "--json", *(str(path) for path in tmp_path.iterdir())]) == 0
     shown = capsys.readouterr()
-    told = json.loads(shown.out)
-    assert {Path(source["path"]).name for source in told["sources"]} == {
+    document = json.loads(shown.out)
+    assert {Path(source["path"]).name for source in document["sources"]} == {
         f"\ufffd\ufffd{name.decode()}" for name in contents
     }
     assert "Traceback" not in shown.err

@@ -1,4 +1,4 @@
-"""Links to nothing, closed folders, files that go before they are read: each costs itself, and is told."""
+"""Broken links, closed folders, files deleted before they are read: each is skipped, and reported."""
 
 import os
 from collections.abc import Iterator
@@ -25,20 +25,20 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def told(place: Path) -> list[tuple[str, tuple[str, ...]]]:
+def warnings_of(place: Path) -> list[tuple[str, tuple[str, ...]]]:
     return [(source.path, source.warnings) for source in overlapscope.load(place).sources if source.warnings]
 
 
 def test_a_link_to_nothing_is_told_and_its_rank_is_not_readable(job: Path) -> None:
     (job / "rank1.json").symlink_to("/nowhere/rank1.json")
     (job / "rank2.json").symlink_to("rank2.json")
-    assert told(job) == [(str(job / f"rank{rank}.json"), ("is a link to what is not there",)) for rank in (1, 2)]
+    assert warnings_of(job) == [(str(job / f"rank{rank}.json"), ("is a link to a missing file",)) for rank in (1, 2)]
     assert overlapscope.load(job).run.unread_ranks == (1, 2)
 
 
 def test_a_folder_of_such_links_alone_says_so(tmp_path: Path) -> None:
     (tmp_path / "rank1.json").symlink_to("/nowhere/rank1.json")
-    with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to what is not there"):
+    with pytest.raises(InputError, match=r"the folder holds no file; .*rank1\.json is a link to a missing file"):
         overlapscope.load(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_listed_costs_itself(job: Path, monkeypatch: pyt
         return listing(self)
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    assert told(job) == [(str(job / "closed"), ("cannot be read: Permission denied",))]
+    assert warnings_of(job) == [(str(job / "closed"), ("cannot be read: Permission denied",))]
     with pytest.raises(InputError, match="closed: cannot be read: Permission denied"):
         discover([job / "closed"])
 
@@ -94,7 +94,7 @@ def test_a_file_that_goes_before_it_is_read_costs_itself(job: Path, monkeypatch:
         return read(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reading, "read_task", gone_before)
-    assert told(job) == [(str(job / "rank1.json"), ("cannot be read: No such file or directory",))]
+    assert warnings_of(job) == [(str(job / "rank1.json"), ("cannot be read: No such file or directory",))]
 
 
 def test_a_pipe_among_traces_is_left_alone(job: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_pipe_among_traces_is_left_alone(job: Path) -> None:
 
 def test_standard_input_is_said_not_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "-"]) == 3
-    assert "-: standard input is not read: save what it gives as a file" in capsys.readouterr().err
+    assert "-: standard input cannot be read" in capsys.readouterr().err
 
 
 def test_a_rank_beyond_the_world_that_is_named_is_told(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_bytes(write(training(), metadata=distributed(7, 2)))
     run = overlapscope.load(tmp_path / "trace.json")
     assert (run.ranks, run.world_size) == ([7], 8)
-    assert any("rank 7 is none of a world of 2" in each for each in run.sources[0].warnings)
+    assert any("rank 7 does not fit the world size 2" in each for each in run.sources[0].warnings)

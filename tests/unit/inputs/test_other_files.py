@@ -1,4 +1,4 @@
-"""Files that are no source, and sources that stand among other text: passed over, refused with a reason, or read."""
+"""Files that are not a source, and sources inside other text: skipped, refused with a reason, or read."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_named_file_of_another_kind_is_refused_in_one_line(
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     is_json = OTHERS[name][0] in "{[" and name != "train.log"
-    expected = ("torch profiler trace", "not a trace") if is_json else ("holds nothing that is read",)
+    expected = ("torch profiler trace", "not a trace") if is_json else ("holds nothing that can be read",)
     assert any(each in said.err for each in expected)
 
 
@@ -103,22 +103,22 @@ def test_a_trace_that_begins_with_foreign_keys_is_read_where_it_is_named(tmp_pat
     assert sorted(read_inputs([path]).ranks) == [0]
 
 
-def told(analysis: Analysis, table: str) -> list[dict[str, Any]]:
+def table_rows(analysis: Analysis, table: str) -> list[dict[str, Any]]:
     return list(analysis.told[table].rows) if table in analysis.told else []
 
 
 @pytest.mark.parametrize("before", ["", PROSE, PROSE * (2 * HEAD_BYTES // len(PROSE))], ids=["none", "some", "much"])
 def test_a_named_report_gives_the_table_and_the_matrix_of_its_own_kind(before: str, tmp_path: Path) -> None:
-    """Half as much prose again as table, or a table behind more text than the head of a file."""
+    """One and a half times as much prose as table, or a table after more text than the head of a file."""
     report = tmp_path / "report.md"
     report.write_text(before + "```\n" + HEADER + ROW + "```\n" + PROSE)
-    measured = told(analyze(read_inputs([report])), "measurements")
+    measured = table_rows(analyze(read_inputs([report])), "measurements")
     assert [(each["op"], each["bytes"], each["ranks"], each["time_ns"]) for each in measured] == [
         ("all_reduce", 33554432, 4, pytest.approx(1048.6e3)),
         ("all_reduce", 33554432, 4, pytest.approx(1000.0e3)),
     ]
     report.write_text(before + "```\n" + MATRIX + "```\n" + PROSE)
-    links = told(analyze(read_inputs([report])), "links")
+    links = table_rows(analyze(read_inputs([report])), "links")
     assert [(each["a"], each["b"], each["kind"], each["lanes"]) for each in links] == [
         ("GPU0", "GPU1", "NVLink", 4),
         ("GPU1", "GPU0", "NVLink", 4),
@@ -129,7 +129,7 @@ def test_a_table_whose_comment_signs_were_lost_is_read(tmp_path: Path) -> None:
     """Markdown makes headings of lines with `#`, so that people leave the signs out."""
     report = tmp_path / "issue.txt"
     report.write_text(PROSE + HEADER.replace("#wrong", "wrong").replace("#", " ") + ROW)
-    assert [each["busbw_gbs"] for each in told(analyze(read_inputs([report])), "measurements")] == [48.0, 50.33]
+    assert [each["busbw_gbs"] for each in table_rows(analyze(read_inputs([report])), "measurements")] == [48.0, 50.33]
 
 
 def test_a_test_that_failed_before_its_first_result_is_told_as_such(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_underlined_header_is_read_with_and_without_its_escape_characters(sta
     path = tmp_path / "topo.txt"
     end = start.replace("4", "0")
     path.write_text(MATRIX.replace("\tGPU0", f"\t{start}GPU0", 1).replace("Affinity", f"Affinity{end}"))
-    assert len(told(analyze(read_inputs([path])), "links")) == 2
+    assert len(table_rows(analyze(read_inputs([path])), "links")) == 2
 
 
 # --- host recordings of jobs whose collectives ran elsewhere ---------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Inputs by URL: read like folders and files of this machine, and errors that say what to do."""
+"""Inputs by URL are read like local files and folders, and errors say what to do."""
 
 import gzip
 import os
@@ -118,7 +118,7 @@ def test_a_file_that_is_larger_than_allowed_costs_itself(storage: Any) -> None:
     storage.pipe_file("/job/rank3.json", FILES["rank0.json"] + b" " * (1 << 20))
     run = read_inputs([Path("memory://job")], ReadOptions(max_bytes=1 << 20))
     (source,) = [each for each in run.sources if each.path.endswith("rank3.json")]
-    assert source.warnings == ("holds more than 1 MiB, which is what may be copied",)
+    assert source.warnings == ("holds more than 1 MiB, the most that may be copied",)
 
 
 def test_a_broken_file_is_called_by_its_url(storage: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_broken_file_is_called_by_its_url(storage: Any) -> None:
 
 def test_an_archive_or_a_run_is_to_be_copied_first(storage: Any) -> None:
     storage.pipe_file("/job/more.zip", b"PK\x05\x06" + bytes(18))
-    with pytest.raises(InputError, match=r"memory://job/more\.zip: is an archive: copy it to this machine"):
+    with pytest.raises(InputError, match=r"memory://job/more\.zip: is an archive on remote storage: copy it"):
         read_inputs([Path("memory://job/more.zip")])
     storage.pipe_file("/job/run.json", b"{}")
     with pytest.raises(InputError, match="memory://job: is a run directory: copy it"):
@@ -143,7 +143,7 @@ def test_an_archive_or_a_run_is_to_be_copied_first(storage: Any) -> None:
     [
         ("memory://nothing", "no such file or folder"),
         ("file:///nothing/here", "no such file or folder"),
-        ("unheard-of://a/b", "nothing reads unheard-of://: known are s3://"),
+        ("unheard-of://a/b", "unheard-of:// is not supported: use s3://"),
         ("ftp://127.0.0.1:9/job", "127.0.0.1:9 refuses the connection: is the server running"),
     ],
 )
@@ -227,9 +227,9 @@ def test_a_signed_url_is_read_and_its_signature_is_kept_nowhere(
     url = f"memory://job/{SIGNED}"
     for arguments in (["analyze"], ["analyze", "--json"], ["ingest", "-o", str(tmp_path / "run")]):
         assert main([arguments[0], url, *arguments[1:]]) == 0
-        told = capsys.readouterr()
-        assert "rank7.json?X-Amz-Credential=***&X-Amz-Date=20261122&X-Amz-Signature=***" in told.out + told.err
-        assert "HUSH" not in told.out + told.err
+        output = capsys.readouterr()
+        assert "rank7.json?X-Amz-Credential=***&X-Amz-Date=20261122&X-Amz-Signature=***" in output.out + output.err
+        assert "HUSH" not in output.out + output.err
     assert not any(b"HUSH" in content for content in files_in(tmp_path / "run").values())
     for verb in ("compare", "gate"):
         main([verb, url, url])
@@ -257,14 +257,16 @@ def test_signed_otherwise_a_file_is_another_one_to_go_on_with(storage: Any, tmp_
     assert write_run(inputs, tmp_path / "run", workers=1).ranks == (0, 1)
 
 
-@pytest.mark.parametrize("told", ["ETag", "Content-MD5", "Digest", "Last-Modified"])
+@pytest.mark.parametrize("header", ["ETag", "Content-MD5", "Digest", "Last-Modified"])
 def test_what_web_servers_tell_of_a_file_tells_when_it_changed(
-    told: str, storage: Any, monkeypatch: pytest.MonkeyPatch
+    header: str, storage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = []
     with monkeypatch.context() as patch:
         for value in ("one", "two"):
-            patch.setattr(type(storage), "info", lambda *_, value=value, **__: {"type": "file", "size": 3, told: value})
+            patch.setattr(
+                type(storage), "info", lambda *_, value=value, **__: {"type": "file", "size": 3, header: value}
+            )
             versions += remote.list_url(Path("memory://job"), "memory://job")[0].values()
     assert versions[0] != versions[1]
 
@@ -309,10 +311,10 @@ def test_a_command_that_is_asked_to_end_tidies_up_and_says_so(tmp_path: Path) ->
 def test_a_storage_without_versions_is_read_again(
     storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = type(storage).info
+    original = type(storage).info
     bare = {"name", "size", "type"}
     monkeypatch.setattr(
-        type(storage), "info", lambda *args, **how: {k: v for k, v in told(*args, **how).items() if k in bare}
+        type(storage), "info", lambda *args, **how: {k: v for k, v in original(*args, **how).items() if k in bare}
     )
     inputs = [Path("memory://job/rank0.json"), Path("memory://job/rank1.json.gz")]
     with pytest.raises(KeyboardInterrupt):
@@ -331,7 +333,7 @@ def test_a_storage_that_gives_next_to_nothing_is_given_up(storage: Any, monkeypa
 
     monkeypatch.setattr(remote, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(type(storage), "open", lambda *_, **__: Dripping())
-    with pytest.raises(InputError, match="gives less than 16 KiB a second"):
+    with pytest.raises(InputError, match="sends less than 16 KiB a second"):
         read_inputs([Path("memory://job/rank0.json")])
 
 

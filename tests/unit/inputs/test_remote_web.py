@@ -1,4 +1,4 @@
-"""Web servers of bad manners: what they do costs a message, and neither time nor memory without end."""
+"""Misbehaving web servers cause an error message, never endless time or memory."""
 
 import http.server
 import re
@@ -37,7 +37,7 @@ MOVED: Final = {
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """What each path does is told in `go`; no path gives parts of a file."""
+    """What each path does is described in `go`; no path supports requests for parts of a file."""
 
     protocol_version = "HTTP/1.1"
     ended: Any
@@ -209,7 +209,7 @@ def test_what_a_server_refuses_is_said(web: str, path: str, words: str) -> None:
     [
         ("silent.json", "no answer within"),
         ("stuck.json", "no answer within"),
-        ("drip.json", "gives less than 16 KiB a second"),
+        ("drip.json", "sends less than 16 KiB a second"),
         ("endless_page", "no answer within"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What storage answers instead of a file is told in words that say what it means and what to do."""
+"""Errors of remote storage are explained: what they mean and what to do."""
 
 import errno
 import socket
@@ -62,7 +62,7 @@ def test_the_command_names_the_package_that_is_missing(scheme: str, capsys: pyte
         (ConnectionRefusedError(111, "Connection refused"), "host:81 refuses the connection: is the server running"),
         (caused(OSError("no"), ConnectionRefusedError(111, "x")), "host:81 refuses the connection"),
         (RuntimeError("Max retries (Caused by [Errno 111] Connection refused)"), "host:81 refuses the connection"),
-        (caused(FileNotFoundError("u"), socket.gaierror(-2, "unknown")), "host:81 is a name that no machine is known"),
+        (caused(FileNotFoundError("u"), socket.gaierror(-2, "unknown")), "the host name host:81 cannot be resolved"),
         (OSError(errno.ENETUNREACH, "unreachable"), "host:81 cannot be reached from this machine"),
         (NoCredentialsError("Unable to locate credentials"), "no credentials were found: set them as aiohttp docu"),
         (PermissionError("Forbidden"), "access is denied: check the credentials and the name (Forbidden)"),

@@ -1,4 +1,4 @@
-"""What the files of one job gave becomes one run: ranks, groups, facts, and what does not go together."""
+"""The readings of one job become one run: ranks, groups, facts, and warnings about contradictions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +74,9 @@ def test_what_could_not_be_merged_is_a_warning_of_the_first_source() -> None:
         reading("rank0.json", trace([Call("reduce", 77)], rank=0), groups=(WORLD,)), nccl(log(lines(), rank=0))
     )
     (warning,) = run.sources[0].warnings
-    assert warning.startswith("rank 0, group '0': not joined with its log: its 1 calls are not among the log's 4")
+    assert warning.startswith(
+        "rank 0, group '0': not joined with its log: its 1 calls are not a contiguous part of the log's 4"
+    )
 
 
 def test_a_log_whose_rank_is_in_its_name_is_joined_to_that_rank() -> None:
@@ -95,8 +97,8 @@ def test_a_log_that_does_not_say_its_rank_is_left_out_until_told() -> None:
     assert {call.algorithm for call in calls_in(left_out.ranks[0])} == {None}
     assert any("use --rank nccl.log=N" in warning for warning in warnings(left_out))
     assert size(left_out.facts.members) == 2
-    told = run_of(*files, **{"nccl.log": 0})
-    assert {call.algorithm for call in calls_in(told.ranks[0])} == {"RING"}
+    run = run_of(*files, **{"nccl.log": 0})
+    assert {call.algorithm for call in calls_in(run.ranks[0])} == {"RING"}
 
 
 def test_facts_of_a_file_without_timelines_stand_beside_ranks() -> None:

@@ -1,4 +1,4 @@
-"""Recordings of two jobs put together: what they contradict each other in is said; one job passes in silence."""
+"""Recordings of two jobs read together: contradictions are reported; those of one job give no message."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Logs of several runs in one folder: a rank is one process, and what belongs to another run is left out and named."""
+"""Logs of several runs in one folder: a rank is one process, and logs of another run are left out with a warning."""
 
 import random
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.errors import InputError
-from overlapscope.ingest.formats.nccl_log import READER
 from overlapscope.ingest.merge.assemble import assemble
+from overlapscope.ingest.read_file import read_file
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import ReadContext, Reading
 from overlapscope.timeline.columns import size
@@ -71,7 +71,7 @@ def test_the_order_of_the_files_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_size_is_left_out_whole(tmp_path: Path) -> None:
-    """Its ranks 2 and 3 contradict nothing, but are of a run that does not count."""
+    """Its ranks 2 and 3 contradict nothing, but are of a run that is dropped."""
     logs(tmp_path, "0xaaa1", 4000, 9)
     logs(tmp_path, "0xbbb1", 5000, 3, ranks=4)
     run = read_inputs([tmp_path])
@@ -111,7 +111,7 @@ def test_a_log_whose_largest_communicator_is_a_part_of_the_traced_job_is_left_ou
     source = Source(path="trace.json", format="kineto")
     traced = Reading(source=source, timelines=(trace([Call("all_reduce", 100)]),), world_size=4)
     paths = logs(tmp_path, "0xaaa1", 4000, 5)
-    logged = [(path, READER.read(path, ReadContext())) for path in paths]
+    logged = [(path, each) for path in paths for each in read_file(path, ReadContext())]
     run = assemble([(Path("trace.json"), traced), *logged], {})
     assert calls_of(run) == {0: 1}
     assert run.world_size == 4

@@ -97,7 +97,10 @@ def test_a_number_of_processes_that_is_none_is_refused(workers: Any, tmp_path: P
 def test_an_executor_is_one_and_goes_without_a_number_of_processes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"executor=3: give a concurrent\.futures\.Executor"):
         overlapscope.write_run(*TRACES, to=tmp_path / "run", executor=3)  # type: ignore[arg-type]
-    with ThreadPoolExecutor(1) as executor, pytest.raises(UsageError, match=r"workers are of this machine.*choose one"):
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(UsageError, match=r"workers are processes .*choose one"),
+    ):
         overlapscope.write_run(*TRACES, to=tmp_path / "run", executor=executor, workers=2)
 
 

@@ -1,4 +1,4 @@
-"""Files that are really broken: what is whole is kept, the rest is counted and named, nothing ends in a traceback."""
+"""Broken files: whole parts are kept, damaged parts counted and reported, and no file causes a traceback."""
 
 import gzip
 import json
@@ -74,7 +74,7 @@ def placed(tmp_path: Path, content: bytes, name: str = "worker.json") -> Path:
 
 
 def read(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Read through the library and through the command line, which must agree; give the analysis."""
+    """Return the analysis, read through the library and through the command line, which must agree."""
     analysis = msgspec.to_builtins(overlapscope.load(path).analysis())
     assert main(["analyze", str(path), "--json"]) == 0
     shown = capsys.readouterr()
@@ -252,7 +252,7 @@ def test_padding_behind_a_whole_trace_costs_nothing(
 
 
 def small_trace(*, metadata_after: bool = False) -> tuple[bytes, list[int]]:
-    """A trace of a few events and the position behind each."""
+    """Return a trace of a few events and the position after each."""
     events = [
         launch(1 * MS, 5),
         kernel(GEMM, 2 * MS, MS, correlation=5),
@@ -325,7 +325,7 @@ def test_a_cut_file_is_reported_on_the_command_line(
 
 
 def whole_events(text: bytes, ends: list[int], known: bytes) -> int:
-    """How many events stand whole in a beginning of `known`."""
+    """Return how many events are whole in the first part of `known`."""
     assert known.startswith(text)
     return sum(end <= len(text) for end in ends)
 
@@ -727,7 +727,7 @@ resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 import overlapscope
 from overlapscope.cli.main import main
 code = main(["analyze", sys.argv[1]])
-# Not ru_maxrss: that begins with what the parent, a test runner, had when it forked.
+# Not ru_maxrss: that starts at the memory of the parent, a test runner, at its fork.
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print("peak MiB", int(status["VmHWM"].split()[0]) >> 10)
 sys.exit(code)
@@ -735,7 +735,7 @@ sys.exit(code)
 
 
 def bombs() -> Iterator[tuple[str, bytes, str]]:
-    """Files of about 4 MB that expand to 4 GiB, and what is said of them."""
+    """Files of about 4 MB that expand to 4 GiB, and the expected message."""
     fill = {char: gzip.compress(char * (64 << 20), mtime=0) for char in (b"a", b" ")}
     like_one = "like a decompression bomb"
     yield "blanks", fill[b" "] * 64, like_one

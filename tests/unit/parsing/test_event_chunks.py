@@ -104,9 +104,9 @@ def check_pieces(content: bytes, events: int, sizes: tuple[int, ...] = SIZES) ->
     assert pieces == 1
     assert (whole["events"], whole["repaired"], whole["dropped"], whole["closed"]) == (events, 0, 0, True)
     for size in sizes:
-        kept, told, _ = collected(content, size)
+        kept, found, _ = collected(content, size)
         assert kept == whole, f"pieces of {size} bytes"
-        assert told == metadata, f"pieces of {size} bytes"
+        assert found == metadata, f"pieces of {size} bytes"
 
 
 DEVICES = {"deviceProperties": [{"id": each, "name": "NVIDIA A100", "numSms": 108} for each in range(8)]}

@@ -1,4 +1,4 @@
-"""Quick ways over many events give what a look at each of them gives."""
+"""Decoding many events at once gives the same result as decoding them one by one."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def event(phase: object, at: int) -> dict[str, Any]:
 
 
 def told_apart(found: Decoded) -> tuple[list[Any], list[Any]]:
-    """Return the events with a duration, and those without one, by what stands for their category."""
+    """Return the events with a duration, and those without one, by the code of their category."""
     instants = [each for each in found.events if each.cat is INSTANT]
     return [each for each in found.events if each.cat not in (INSTANT, UNUSED)], instants
 

@@ -1,4 +1,4 @@
-"""Gzip gives the same content and the same words, whichever library decompresses it."""
+"""Gzip data gives the same content and messages with either decompression library."""
 
 import gzip
 import random
@@ -37,9 +37,9 @@ def odd_files() -> Iterator[tuple[str, bytes]]:
         yield f"damaged at {at}", bytes(damaged) + (whole[:500] if number % 3 == 0 else b"")
 
 
-def read(path: Path, told: list[int]) -> tuple[bytes, bool, list[str]]:
-    """Return the content and how it ended; `told` gets the sizes of its blocks."""
-    stream = ByteStream(path, progress=told.append)
+def read(path: Path, sizes: list[int]) -> tuple[bytes, bool, list[str]]:
+    """Return the content and how it ended; `sizes` gets the sizes of its blocks."""
+    stream = ByteStream(path, progress=sizes.append)
     return b"".join(stream.blocks()), stream.truncated, stream.warnings
 
 
@@ -48,17 +48,17 @@ def test_the_fast_library_gives_what_the_standard_one_gives(tmp_path: Path, monk
     for what, packed in odd_files():
         path = tmp_path / "worker.json.gz"
         path.write_bytes(packed)
-        told: list[int] = []
-        found = read(path, told)
+        sizes: list[int] = []
+        found = read(path, sizes)
         with monkeypatch.context() as without:
             without.setattr(bytestream, "_fast_gzip", lambda: None)
             content, *how = read(path, [])
         assert list(found[1:]) == how, what
-        # Before a cut it keeps back what it has not looked up yet: of three letters at once two.
+        # Before a cut the library keeps back up to two bytes that it has not decoded yet.
         short = KEPT_BACK if any("in the middle" in each for each in found[2]) else 0
         assert found[0] == content[: len(found[0])], what
         assert len(content) - len(found[0]) <= short, what
-        assert sum(told) == len(found[0])
+        assert sum(sizes) == len(found[0])
         if what == "whole":
             assert found == (TEXT, False, [])
 

@@ -1,4 +1,4 @@
-"""What stands in events that are not used costs none of the others, in whatever form times are read."""
+"""Damage in unused events does not affect the other events, whichever way times are read."""
 
 import pytest
 
