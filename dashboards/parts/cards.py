@@ -1,4 +1,4 @@
-"""Cards: a heading and what belongs to it; a chart with its words and its table; what to say where there is nothing."""
+"""Cards: a heading with content; a chart with its description and table; a message where there is nothing to show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,10 +32,10 @@ def figure_card(
     beside: Sequence[Component] = (),
     after: Sequence[Component] = (),
 ) -> Component:
-    """Return a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
+    """Return a card with a heading, a one-sentence description, a chart, and the same figures as a table.
 
-    `twin` is that table (`parts.table`). The height is fixed from the start, so that nothing jumps. `beside` stands
-    between words and chart, as controls do; `after` below both.
+    `twin` is that table (`parts.table`). The height is fixed from the start, so that the layout does not shift.
+    `beside` is placed between description and chart, as for controls; `after` below both.
     """
     allowed: Any = {**CONFIG, **(config or {})}
     graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
@@ -46,7 +46,7 @@ def figure_card(
 
 
 def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
-    """Return a row of figures as (name, value, unit, what stands below it)."""
+    """Return a row of figures, each given as (name, value, unit, text below)."""
     return html.Dl(
         [
             html.Div(
@@ -68,7 +68,7 @@ def notes(lines: Sequence[str], *, warning: bool = False) -> Component:
 
 
 def empty(words: str, then: Children = ()) -> Component:
-    """Say why there is nothing to show, and what to do about it."""
+    """Return a message why there is nothing to show, and what to do about it."""
     more = [then] if isinstance(then, Component) else list(then)
     return html.Div([html.P(words), *more], className="empty")
 

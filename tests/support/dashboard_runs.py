@@ -32,7 +32,7 @@ def copy_run(place: Path, run: Path = SAMPLES / "baseline") -> Path:
 
 def ids(site: Site) -> dict[str, str]:
     """Return the id of each run by its name."""
-    return {each.name: each.id for each in site.places().places}
+    return {each.name: each.id for each in site.find_runs().runs}
 
 
 def words(component: object) -> str:

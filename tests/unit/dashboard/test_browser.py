@@ -125,7 +125,7 @@ def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, vis
     seen.page.go_back()
     seen.page.wait_for_selector("text=Pick the run to compare")
     seen.page.get_by_role("link", name="baseline", exact=True).click()
-    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
     assert seen.page.title() == "Overview · baseline · OverlapScope"
     assert seen.is_quiet(), seen
 
@@ -139,7 +139,7 @@ def test_an_unknown_address_and_a_run_that_broke_say_so_while_others_open(tmp_pa
     seen.page.goto(f"{own}/runs/0123456789ab")
     seen.page.wait_for_selector("text=There is no such run here")
     seen.page.get_by_role("link", name="baseline").click()
-    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
 
 
 def test_a_run_that_grows_is_read_again_by_itself(

@@ -73,12 +73,12 @@ def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit:
     visit.page.wait_for_function("() => location.search.includes('hook=16-bit')")
     visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText != was", arg=before)
     visit.stands()
-    changed = visit.lead()
-    assert "129.109 ms instead of 140.533 ms" in changed
+    run_revision = visit.lead()
+    assert "129.109 ms instead of 140.533 ms" in run_revision
     assert "bf16_compress_hook" in visit.page.inner_text(".code pre")
     visit.page.reload()
     visit.stands()
-    assert visit.lead() == changed
+    assert visit.lead() == run_revision
     visit.page.go_back()
     visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText == was", arg=before)
     assert visit.wrong == []

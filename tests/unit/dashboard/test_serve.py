@@ -17,7 +17,7 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope_dashboards.server.serve import perfetto_app, serve
-from overlapscope_dashboards.server.sockets import bound, close
+from overlapscope_dashboards.server.sockets import bind_all, close
 from tests.support.dashboard_runs import folder_of_runs, served
 
 
@@ -84,11 +84,11 @@ def test_a_name_of_two_addresses_is_served_on_one_port_of_both(tmp_path: Path, m
 
 def test_an_address_that_this_machine_has_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     two_addresses(monkeypatch, "192.0.2.1")  # of a network that is for documentation only
-    sockets, port = bound("localhost", 0)
+    sockets, port = bind_all("localhost", 0)
     assert [each.getsockname() for each in sockets] == [("127.0.0.1", port)]
     close(sockets)
     with pytest.raises(OSError, match="assign"):
-        bound("192.0.2.1", 0)
+        bind_all("192.0.2.1", 0)
 
 
 def test_a_port_that_is_taken_on_one_of_two_addresses_is_refused_and_a_free_one_found(
@@ -97,8 +97,8 @@ def test_a_port_that_is_taken_on_one_of_two_addresses_is_refused_and_a_free_one_
     two_addresses(monkeypatch, "127.0.0.2")
     with socket.create_server(("127.0.0.2", 0)) as other:
         with pytest.raises(OSError, match="in use"):
-            bound("localhost", other.getsockname()[1])
-        sockets, port = bound("localhost", 0)
+            bind_all("localhost", other.getsockname()[1])
+        sockets, port = bind_all("localhost", 0)
         assert len({each.getsockname()[1] for each in sockets} | {port}) == 1
         assert len(sockets) == 2
         close(sockets)
@@ -116,7 +116,7 @@ def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(
 SERVER = """
 import sys
 from pathlib import Path
-from overlapscope_dashboards import app, serve
+from overlapscope_dashboards.server import app, serve
 {before}
 serve.serve([Path(sys.argv[1])], host="127.0.0.1", port=0, say=lambda served: print(served.url, flush=True))
 """
@@ -228,5 +228,5 @@ def test_a_perfetto_build_is_served_to_this_machine_alone(build: Path) -> None:
 def test_a_folder_without_a_build_is_refused_and_so_is_another_host(build: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"index\.html.*perfetto-ui\.zip"):
         perfetto_app(tmp_path)
-    with pytest.raises(UsageError, match="this machine alone"):
+    with pytest.raises(UsageError, match="only this machine"):
         serve([tmp_path], host="0.0.0.0", port=0, perfetto=build, say=print)

@@ -1,4 +1,4 @@
-"""The same call on the ranks that took part: what is marked on all of them when one is pointed at."""
+"""Find the same call on all participating ranks, to mark it on all of them on hover."""
 
 from collections.abc import Mapping
 
@@ -10,15 +10,15 @@ from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import Run
 
 
-class Linked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call on its ranks: row of each in its `Collectives`."""
+class LinkedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call on its ranks, and its row in the `Collectives` of each."""
 
     ranks: tuple[int, ...]
     rows: tuple[int, ...]
 
 
-class Links:
-    """Which collectives of different ranks are one call."""
+class CallLinks:
+    """Index of matched calls: which collectives of different ranks are the same call."""
 
     def __init__(self, run: Run, together: Across) -> None:
         self._blocks: list[tuple[tuple[int, ...], Ints]] = [
@@ -34,10 +34,10 @@ class Links:
             for rank, own in zip(ranks, rows, strict=True):
                 self._place[rank][own] = np.stack((np.full(own.size, number), np.arange(own.size)), axis=1)
 
-    def of(self, rank: int, row: int) -> Linked:
-        """Return the call that a rank's collective is; of one that was not matched, that rank alone."""
+    def of(self, rank: int, row: int) -> LinkedCall:
+        """Return the call of a rank's collective on all its ranks; for an unmatched one only this rank."""
         number, column = self._place[rank][row].tolist()
         if number == NONE:
-            return Linked(ranks=(rank,), rows=(row,))
+            return LinkedCall(ranks=(rank,), rows=(row,))
         ranks, rows = self._blocks[number]
-        return Linked(ranks=ranks, rows=tuple(rows[:, column].tolist()))
+        return LinkedCall(ranks=ranks, rows=tuple(rows[:, column].tolist()))
