@@ -31,7 +31,7 @@ def layout(base: OpenRun, candidate: OpenRun, query: Mapping[str, str]) -> list[
     """Return the page; `query` selects the step that is shown for both runs."""
     compared = candidate.once("compare", lambda: RecentCache[Gate](MAX_COMPARED))
     gate = compared.get((base.id, base.revision), lambda: judge([base.replicate], [candidate.replicate], Policy()))
-    said = [line for line in sentence(gate.comparison).splitlines() if line]
+    sentences = [line for line in sentence(gate.comparison).splitlines() if line]
     urgent, others = titles(gate.comparison.findings)
     findings = [
         *([notes(urgent, warning=True)] if urgent else []),
@@ -41,8 +41,8 @@ def layout(base: OpenRun, candidate: OpenRun, query: Mapping[str, str]) -> list[
     return [
         html.Div(
             [
-                html.P(said[0], className="lead"),
-                *(html.P(line, className="under-lead") for line in said[1:]),
+                html.P(sentences[0], className="lead"),
+                *(html.P(line, className="under-lead") for line in sentences[1:]),
                 _verdict(gate),
             ],
             className="intro",

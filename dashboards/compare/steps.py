@@ -125,7 +125,7 @@ def _card(base: OpenRun, candidate: OpenRun, found: ChosenStep, ours: StepSide, 
     remarks = [*([_linked_words(links, len(marked))] if links else []), *drawn.notes]
     return figure_card(
         TITLE, drawn.figure, twin, words=words, id="compare-timelines", height=drawn.height,
-        beside=[_controls(base, candidate, found), _legend(sides)],
+        controls=[_controls(base, candidate, found), _legend(sides)],
         after=[*_changed(marked), notes(remarks), _ways(base, candidate, sides)],
     )  # fmt: skip
 
@@ -220,18 +220,18 @@ def _calls(links: PairedCalls | None) -> list[Component]:
 def _linked_words(links: PairedCalls, marked: int) -> str:
     if not links.links and not links.only_base and not links.only_candidate:
         return "The step has no collective in either run."
-    said = []
+    parts = []
     if marked:
-        said.append(
+        parts.append(
             "a ribbon connects a collective of the base with its match in the candidate, numbered as in the table"
         )
     recut = sum(len(each.base) + len(each.candidate) > 2 for each in links.links)
     if recut:
-        said.append(f"{recut} of them {'carries' if recut == 1 else 'carry'} the same bytes in different calls")
+        parts.append(f"{recut} of them {'carries' if recut == 1 else 'carry'} the same bytes in different calls")
     for words, calls in (("base", links.only_base), ("candidate", links.only_candidate)):
         if calls:
-            said.append(f"{count(len(calls), 'call')} of the {words} have no match with the same operation and bytes")
-    sentence = "; ".join(said) or "no collective changed"
+            parts.append(f"{count(len(calls), 'call')} of the {words} have no match of the same operation and bytes")
+    sentence = "; ".join(parts) or "no collective changed"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -296,10 +296,10 @@ def choose_step(
         both = sorted(set(own[0]) & set(own[1]))
         if both:
             return _of_rank(query, rank, common, both, own)
-    said = f"rank {tried[0]}" if len(tried) == 1 else f"the first {len(tried)} ranks that both recorded"
+    where = f"rank {tried[0]}" if len(tried) == 1 else f"the first {len(tried)} ranks that both recorded"
     ours, theirs = (_few(sorted(each(tried[0])), "step") for each in steps)
     there = f"of rank {tried[0]} the base has {ours}, the candidate {theirs}"
-    return f"No step of the same number is complete in both runs on {said}: {there}."
+    return f"No step of the same number is complete in both runs on {where}: {there}."
 
 
 def _of_rank(

@@ -45,9 +45,9 @@ def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     chosen = [each for each in curves if op in (None, each.op)]
     rows = [each for each in analysis.collectives if op in (None, each.op)]
     own_times = [each for each in times if op in (None, each.op)]
-    said = view.lead(own_times, what)
+    sentences = view.lead(own_times, what)
     return [
-        html.Div([html.P(said, className="lead")] if said else [], className="intro"),
+        html.Div([html.P(sentences, className="lead")] if sentences else [], className="intro"),
         *_choose(opened, op),
         html.Div([_bandwidth(opened, chosen), *_times(own_times, what), _kinds(view.kinds(rows), rows)],
                  className="grid"),
@@ -83,23 +83,23 @@ def _bandwidth(opened: OpenRun, curves: list[RecordedCurve]) -> Component:
     tables = view.matching_benchmarks([*curves_of(opened.run.facts)], curves)
     benchmarks = tables[: view.MAX_BENCHMARKS]
     ceiling = link_speed(opened.run)
-    said = ["Bus bandwidth of each kind of call, wait time excluded: the median, and a bar up to the fastest tenth."]
+    notes = ["Bus bandwidth of each kind of call, wait time excluded: the median, and a bar up to the fastest tenth."]
     if any(each.bounds.sizes_bytes for each in series):
-        said.append("Hollow: wait time could not be separated from transfer time, so the call may have been faster.")
+        notes.append("Hollow: wait time could not be separated from transfer time, so the call may have been faster.")
     if any(each.guess for each in series):
-        said.append("Dotted: interpolated between sizes that are far apart.")
+        notes.append("Dotted: interpolated between sizes that are far apart.")
     alone = len({size for each in curves for size in {row.bytes for row in each.rows}}) == 1
     if alone:
-        said.append("Only one size, so there is no curve.")
+        notes.append("Only one size, so there is no curve.")
     if not benchmarks and ceiling is None:
-        said.append("No benchmark table and no link speed is known for comparison.")
+        notes.append("No benchmark table and no link speed is known for comparison.")
     if len(tables) > len(benchmarks):
-        said.append(f"The first {len(benchmarks)} of {len(tables)} benchmark tables.")
+        notes.append(f"The first {len(benchmarks)} of {len(tables)} benchmark tables.")
     if len(curves) > len(series):
-        said.append(f"The {len(series)} longest operations of {len(curves)}.")
+        notes.append(f"The {len(series)} longest operations of {len(curves)}.")
     return figure_card(
         "Bandwidth by size", _chart(series, benchmarks, ceiling), _points_table(series, benchmarks, ceiling),
-        words=" ".join(said), id="collectives-bandwidth", height=240 if alone else 380,
+        words=" ".join(notes), id="collectives-bandwidth", height=240 if alone else 380,
     )  # fmt: skip
 
 
@@ -134,12 +134,12 @@ def _chart(
         "yaxis": {"rangemode": "tozero"},
     }
     if ceiling is not None:
-        gbs, said = ceiling
+        gbs, sentences = ceiling
         dotted = {"color": COLOURS["exposed"], "dash": "dot", "width": 2}
         layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": gbs, "y1": gbs, "line": dotted}]
         layout["annotations"] = [
             {"xref": "paper", "x": 1, "xanchor": "right", "y": gbs, "yanchor": "bottom", "showarrow": False,
-             "text": plain(f"{view.gbs(gbs)} GB/s, {said}")}
+             "text": plain(f"{view.gbs(gbs)} GB/s, {sentences}")}
         ]  # fmt: skip
         layout["yaxis"] |= {"range": [0, 1.1 * max(gbs, *(v for t in traces for v in t["y"]))]}
     return figure(traces, x="size of a call", y="bus bandwidth, GB/s", layout=layout)

@@ -46,9 +46,9 @@ WIDTHS = ("", "", "half", "third")
 def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
     """Return the page; a callback adds the recommendations later, because a replay may take a while."""
     analysis = opened.analysis
-    said = view.lead(analysis)
+    sentences = view.lead(analysis)
     figures = view.key_figures(analysis)
-    head = [html.P(said[0], className="lead"), *(html.P(each, className="under-lead") for each in said[1:])]
+    head = [html.P(sentences[0], className="lead"), *(html.P(each, className="under-lead") for each in sentences[1:])]
     return [
         html.Div([*head, html.P(headline(analysis), className="note")], className="intro"),
         *([key_figures(figures)] if figures else []),

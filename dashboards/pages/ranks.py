@@ -198,7 +198,7 @@ def _telemetry(opened: OpenRun, chosen: Sequence[int]) -> Component:
     words = f"Readings of the selected ranks on one time axis; {axis.words}."
     after = [each for each in (without, *reasons) if each is not None]
     return figure_card("Telemetry", chart, twin, words=words, id="ranks-telemetry",
-                       height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
+                       height=height(len(shown), PANEL_PX), controls=[choose, *after])  # fmt: skip
 
 
 def _colours(chosen: Sequence[int]) -> dict[int, str]:
@@ -237,8 +237,8 @@ def _shaded(steps: Sequence[view.ShadedStep]) -> dict[str, Any]:
 
 
 def _matching(analysis: Analysis) -> list[Component]:
-    said = view.matching(analysis)
-    return [card("Matching", notes(said), wide="half")] if said else []
+    matched = view.matching(analysis)
+    return [card("Matching", notes(matched), wide="half")] if matched else []
 
 
 def _record() -> Component:

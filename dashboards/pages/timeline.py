@@ -21,7 +21,12 @@ from overlapscope_dashboards.timeline.source import source_of
 
 TITLE = "Timeline"
 ORDER = 20
-MODE_WORDS = {DOMINATING: "Longest", **{mode: mode.capitalize() for mode in MODES[1:]}, "hidden": "Overlapped"}
+MODE_WORDS = {
+    DOMINATING: "Longest",
+    **{mode: mode.capitalize() for mode in MODES[1:]},
+    "hidden": "Overlapped",
+    "copy": "Memcpy",
+}
 KEYS = "Drag to zoom; arrow keys move, + and - zoom, 0 shows all, / searches a name, n and N step through the hits."
 
 
@@ -66,12 +71,12 @@ def register(app: Dash, site: Site) -> None:
 
 
 def _controls(opened: OpenRun, state: Mapping[str, Any], ranks: int) -> Component:
-    def button(label: str, does: str, said: str) -> Component:
-        return html.Button(label, type="button", title=said, **_data(timeline=does), **aria(label=said))
+    def button(label: str, does: str, description: str) -> Component:
+        return html.Button(label, type="button", title=description, **_data(timeline=does), **aria(label=description))
 
     moves = [
         button("←", "left", "Earlier"), button("→", "right", "Later"), button("+", "in", "Zoom in"),
-        button("-", "out", "Zoom out"), button("All", "all", "Whole run"),
+        button("-", "out", "Zoom out"), button("All", "all", "All of the run"),
     ]  # fmt: skip
     modes = [
         html.Button(

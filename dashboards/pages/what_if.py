@@ -277,7 +277,7 @@ def _bars(shown: Lanes, words: str, *, legend: bool) -> list[dict[str, Any]]:
             "type": "bar", "orientation": "h", "name": name, "legendgroup": name, "showlegend": legend and bool(own),
             "y": [lane] * len(own), "base": [start / 1e6 for start, _, _ in own],
             "x": [(end - start) / 1e6 for start, end, _ in own],
-            "customdata": [[said, start / 1e6, end / 1e6] for start, end, said in own],
+            "customdata": [[label, start / 1e6, end / 1e6] for start, end, label in own],
             "marker": {"color": COLOURS[colour], "line": {"width": 1, "color": "rgba(255,255,255,0.6)"},
                        "pattern": {"shape": pattern, "size": 6, "solidity": 0.25}},
             "hovertemplate": "%{customdata[0]}, " + name + "<br><b>%{x:,.3f} ms</b>, %{customdata[1]:,.3f} to "

@@ -15,8 +15,8 @@ Children = Component | Sequence[Component]
 def card(title: str, children: Children, *, words: str = "", wide: str = "") -> Component:
     """Return a section with a heading; `wide` is `half`, `third`, `twothirds`, or empty for the whole width."""
     inside = [children] if isinstance(children, Component) else list(children)
-    said = [html.P(words, className="words")] if words else []
-    return html.Section([html.H2(title), *said, *inside], className=f"card {wide}".strip())
+    description = [html.P(words, className="words")] if words else []
+    return html.Section([html.H2(title), *description, *inside], className=f"card {wide}".strip())
 
 
 def figure_card(
@@ -29,20 +29,20 @@ def figure_card(
     height: int = 280,
     wide: str = "",
     config: Mapping[str, Any] | None = None,
-    beside: Sequence[Component] = (),
+    controls: Sequence[Component] = (),
     after: Sequence[Component] = (),
 ) -> Component:
     """Return a card with a heading, a one-sentence description, a chart, and the same figures as a table.
 
     `twin` is that table (`parts.table`). The height is fixed from the start, so that the layout does not shift.
-    `beside` is placed between description and chart, as for controls; `after` below both.
+    `controls` are placed between description and chart, `after` below both.
     """
     allowed: Any = {**CONFIG, **(config or {})}
     graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
     drawn = html.Div(graph, role="img", className="chart", style={"height": f"{height}px"},
                      **aria(label=f"{title}. {words}"))  # fmt: skip
     as_table = html.Details([html.Summary("Show as table"), twin])
-    return card(title, [*beside, drawn, as_table, *after], words=words, wide=wide)
+    return card(title, [*controls, drawn, as_table, *after], words=words, wide=wide)
 
 
 def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:

@@ -69,8 +69,8 @@ def waterfall(drawn: Waterfall, *, unit: str) -> Component:
         [html.Caption(drawn.title, className="unseen"), html.Thead(html.Tr(heads)), html.Tbody(rows)],
         className="bars waterfall",
     )
-    said = [html.P(f"The bars start at {ms(foot)} ms.", className="note")] if foot else []
-    return html.Div([html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title)), *said])
+    note = [html.P(f"The bars start at {ms(foot)} ms.", className="note")] if foot else []
+    return html.Div([html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title)), *note])
 
 
 def _swatch(kind: str) -> list[Component]:

@@ -50,8 +50,8 @@ def _compare(each: CatalogEntry, picked: CatalogEntry | None) -> Component | str
     if each.problem:
         return ""
     if picked is None:
-        said = html.Span(f" compare {name} with another run", className="unseen")
-        return dcc.Link(["with …", said], href=f"/?base={each.location.id}")
+        label = html.Span(f" compare {name} with another run", className="unseen")
+        return dcc.Link(["with …", label], href=f"/?base={each.location.id}")
     if each is picked:
         return html.Span(["base · ", dcc.Link("clear", href="/")])
     return dcc.Link(f"with {picked.location.name}", href=compare_address(picked.location.id, each.location.id))

@@ -20,12 +20,13 @@ class LinkedCall(msgspec.Struct, frozen=True, kw_only=True):
 class CallLinks:
     """Index of matched calls: which collectives of different ranks are the same call."""
 
-    def __init__(self, run: Run, together: Across) -> None:
+    def __init__(self, run: Run, cross_rank: Across) -> None:
         self._blocks: list[tuple[tuple[int, ...], Ints]] = [
-            (each.block.ranks, each.block.rows) for each in (*together.splits, *together.uneven)
+            (each.block.ranks, each.block.rows) for each in (*cross_rank.splits, *cross_rank.uneven)
         ]
         self._blocks += [
-            ((each.sender, each.receiver), np.array([each.send_rows, each.recv_rows])) for each in together.pairs.pairs
+            ((each.sender, each.receiver), np.array([each.send_rows, each.recv_rows]))
+            for each in cross_rank.pairs.pairs
         ]
         self._place: Mapping[int, Ints] = {
             rank: np.full((size(timeline.collectives), 2), NONE, np.int64) for rank, timeline in run.ranks.items()

@@ -36,8 +36,8 @@ def same_step(
         for each in dict.fromkeys(rows)
         if each in times
     ]
-    said = f"step {step[1]} is marked on {len(times)} ranks"
-    return [said] if len(times) > 1 else [], marks
+    phrase = f"step {step[1]} is marked on {len(times)} ranks"
+    return [phrase] if len(times) > 1 else [], marks
 
 
 def _bracket(start: float, end: float, axis: str, first: int, last: int) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_o
 from overlapscope_dashboards.timeline.window import TimeWindow, edges
 
 LARGE: Final = 2_000_000
-"""Number of spans above which a run is large."""
-MAX_LOOKED_AT: Final = 2 * MAX_RANKS
+"""Number of spans from which a run is large: its states are shown before the rest is read."""
+MAX_CACHED_RANKS: Final = 2 * MAX_RANKS
 """Ranks whose tables, lanes and call figures are cached: those of two views."""
 
 
@@ -70,7 +70,7 @@ class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
             coarse=kept.coarse,
             origin_ns=begin,
             whole=TimeWindow(start_ns=0, end_ns=length),
-            lanes=RecentCache(MAX_LOOKED_AT),
+            lanes=RecentCache(MAX_CACHED_RANKS),
         )
 
     def bins(self, window: TimeWindow, pixels: int) -> Ints:
@@ -90,8 +90,8 @@ class TimelineSource:
 
     def __init__(self, opened: OpenRun) -> None:
         self._opened, self._lock = opened, Lock()
-        self._tables = RecentCache[RankTimeline](MAX_LOOKED_AT)
-        self._words = RecentCache[CallWords](MAX_LOOKED_AT)
+        self._tables = RecentCache[RankTimeline](MAX_CACHED_RANKS)
+        self._words = RecentCache[CallWords](MAX_CACHED_RANKS)
         self._thread: Thread | None = None
         self.figures: CrossRankFigures | None = None
         self.problem = ""
@@ -169,13 +169,13 @@ class TimelineSource:
             self.problem = problem
 
     def _compute_figures(self) -> CrossRankFigures:
-        run, together = self._opened.run, self._opened.cross_rank
+        run, cross_rank = self._opened.run, self._opened.cross_rank
         coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
         return CrossRankFigures(
             run=run,
-            links=CallLinks(run, together),
-            transfers=together.transfers(run),
-            causes=causes_of(run, together, coverage),
+            links=CallLinks(run, cross_rank),
+            transfers=cross_rank.transfers(run),
+            causes=causes_of(run, cross_rank, coverage),
         )
 
     def tables(self, rank: int) -> RankTimeline:

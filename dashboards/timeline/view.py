@@ -156,8 +156,8 @@ def _span(source: TimelineSource, query: TimelineQuery, rank: int, row: int) -> 
     source.start_analysis()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
-        said, marks = same_step(source, query, rank, row)
-        return PointerDetails(title=title, parts=[*parts, *said], links=marks)
+        phrases, marks = same_step(source, query, rank, row)
+        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks)
     linked = source.figures.links.of(rank, call)
     parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
@@ -201,16 +201,18 @@ def _marks(
 
 
 def _note(source: TimelineSource, drawn: DrawnTimeline) -> str:
-    said = [f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"]
+    notes = [
+        f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"
+    ]
     if drawn.left_out:
-        said.append(f"{drawn.left_out} quieter lanes are not shown")
+        notes.append(f"{drawn.left_out} less busy lanes are not shown")
     if source.problem:
-        said.append(f"causes and links cannot be shown: {source.problem}")
+        notes.append(f"causes and matched calls are not available: {source.problem}")
     elif source.clocks is None:
-        said.append("clocks are being aligned: until then each rank is on its own clock")
+        notes.append("clocks are being aligned: until then each rank is on its own clock")
     elif source.is_working:
-        said.append("causes and matched calls are being computed")
-    return "; ".join(said)
+        notes.append("causes and matched calls are being computed")
+    return "; ".join(notes)
 
 
 def _listed(source: TimelineSource, query: TimelineQuery) -> list[list[str]]:

@@ -142,14 +142,14 @@ def lead(times: Sequence[OpTime], what: str) -> str:
         return ""
     longest = times[0]
     known = total - unsplit
-    said = (
+    wait = (
         f"{ms(waited)} of {ms(known)} ms in matched collectives is wait time ({percent(waited / known)})"
         if known
         else ""
     )
     rest = f"{ms(unsplit)} ms could not be separated into transfer and wait time" if unsplit else ""
     most = f"the longest operation is {op_name(longest)}"
-    words = "; ".join(each for each in (said, rest, most) if each)
+    words = "; ".join(each for each in (wait, rest, most) if each)
     return f"Per {what} and rank, on average: {words}."
 
 

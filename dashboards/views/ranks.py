@@ -92,8 +92,8 @@ def late(analysis: Analysis) -> tuple[StragglerLine, ...]:
     """Return the stragglers with their causes, the worst first."""
     sentences = straggler_words(analysis, MAX_LATE)
     return tuple(
-        StragglerLine(rank=each.rank, sentence=said, evidence=evidence_words(each.evidence))
-        for each, said in zip(analysis.skew.stragglers, sentences, strict=False)
+        StragglerLine(rank=each.rank, sentence=line, evidence=evidence_words(each.evidence))
+        for each, line in zip(analysis.skew.stragglers, sentences, strict=False)
     )
 
 

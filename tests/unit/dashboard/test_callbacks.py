@@ -1,4 +1,4 @@
-"""Callbacks of pages: one that fails says so, and one that takes long holds up nobody."""
+"""Callbacks of pages: a failing one is reported, and a slow one blocks no other request."""
 
 import logging
 from pathlib import Path
@@ -27,7 +27,7 @@ def path(root: Path) -> str:
 
 
 def called(client: Any, output: str, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
-    """Call the callback with this output as a browser does."""
+    """Call the callback that has this output, as a browser does."""
     (spec,) = (
         each for each in client.get("/_dash-dependencies").json
         if output in each["output"] and all(f"{one['id']}.{one['property']}" in inputs for one in each["inputs"])

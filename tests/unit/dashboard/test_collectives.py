@@ -1,4 +1,4 @@
-"""What the page of collectives shows, without a browser."""
+"""The collectives page, without a browser."""
 
 from math import log2
 from pathlib import Path

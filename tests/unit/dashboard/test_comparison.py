@@ -1,4 +1,4 @@
-"""Two runs beside each other: parts that add up, verdicts that are the gate's, and what cannot be compared."""
+"""The compare page: parts that add up, the gate's verdicts, and runs that cannot be compared."""
 
 import re
 from pathlib import Path

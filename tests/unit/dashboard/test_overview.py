@@ -1,4 +1,4 @@
-"""What the overview shows of many ranks and steps: few cells, and none that hides the worst."""
+"""The overview of many ranks and steps: few cells, and the maximum stays visible."""
 
 from pathlib import Path
 

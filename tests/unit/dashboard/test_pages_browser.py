@@ -21,7 +21,7 @@ STANDS = """() => document.querySelector("main[aria-busy=false] h1")
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """An open page, and what it did that it should not."""
+    """An open page, and the errors it caused."""
 
     page: Any
     address: str
@@ -87,7 +87,7 @@ def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit:
 def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In the place of a page that takes longer another one stands meanwhile, without a slider to keep it.
+    # While a page takes longer, a placeholder is shown, which has no slider.
     monkeypatch.setattr(app, "PATIENCE_S", PATIENCE_MS / 1e3)
     visit.go("regressed", "what-if", {"cap": "1", "late": "none"})
     before = visit.lead()

@@ -1,4 +1,4 @@
-"""What the page of ranks shows, without a browser."""
+"""The ranks page, without a browser."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From an address to what is shown, without a browser."""
+"""Pages by address, without a browser."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who is answered, and what a browser may do with it."""
+"""Which requests are answered, and what a browser may do with the answers."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""What really listens: real sockets, the token, and a Perfetto build beside it."""
+"""The running server: real sockets, the token, and a Perfetto UI build."""
 
 import http.client
 import re
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 
 def two_addresses(monkeypatch: pytest.MonkeyPatch, second: str) -> None:
-    """Let localhost stand for two addresses of this machine, as it does where IPv6 is on."""
+    """Make localhost resolve to two addresses of this machine, as with IPv6."""
     plain = socket.getaddrinfo
 
     def both(host: Any, *given: Any, **named: Any) -> list[Any]:
@@ -83,7 +83,7 @@ def test_a_name_of_two_addresses_is_served_on_one_port_of_both(tmp_path: Path, m
 
 
 def test_an_address_that_this_machine_has_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    two_addresses(monkeypatch, "192.0.2.1")  # of a network that is for documentation only
+    two_addresses(monkeypatch, "192.0.2.1")  # from a network reserved for documentation (RFC 5737)
     sockets, port = bind_all("localhost", 0)
     assert [each.getsockname() for each in sockets] == [("127.0.0.1", port)]
     close(sockets)
@@ -129,7 +129,7 @@ app.router.exists = broken
 
 @contextmanager
 def server_process(folder: Path, before: str = "") -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    """Serve from a process of its own; give its port."""
+    """Serve from a separate process; yield its port and the process."""
     command = [sys.executable, "-c", SERVER.format(before=before), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -141,7 +141,7 @@ def server_process(folder: Path, before: str = "") -> Iterator[tuple[int, "subpr
 
 @contextmanager
 def idle_connections(port: int, number: int) -> Iterator[list[socket.socket]]:
-    """Hold connections that send nothing, or a part of a request."""
+    """Open connections that send nothing, or a part of a request."""
     with ExitStack() as held:
         made = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(number)]
         for each in made[::2]:

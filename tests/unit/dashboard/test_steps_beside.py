@@ -1,4 +1,4 @@
-"""The same step of two runs above each other: what is paired, what is drawn, and what is said where nothing can be."""
+"""The same step of two runs: pairing of collectives, the figure, and messages where there is no such step."""
 
 import base64
 import re

@@ -70,7 +70,7 @@ def test_every_cause_has_a_look_of_its_own_in_the_page() -> None:
     ],
 )
 def test_neighbouring_colours_are_distinct_for_colour_blind_eyes(seen: list[list[float]]) -> None:
-    """Of the parts of a step; of those that are nearer each other, one has a pattern."""
+    """Checks the parts of a step; of similar colours, one has a pattern."""
     for one, other in combinations(("compute", "hidden", "exposed"), 2):
         first, second = (
             [sum(a * b for a, b in zip(row, linear(COLOURS[name]), strict=True)) for row in seen]

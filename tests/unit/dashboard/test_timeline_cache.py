@@ -1,4 +1,4 @@
-"""What is kept of a large run beside it: it goes through no link, and only what is whole is taken from it."""
+"""The timeline cache of a large run: links are never followed, and only a complete cache is used."""
 
 import errno
 import json
@@ -91,7 +91,7 @@ def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name:
     (run / FOLDER / name).unlink()
     (run / FOLDER / name).symlink_to(tmp_path / name)
     assert shown(run) == good
-    assert not (run / FOLDER / name).is_symlink()  # made anew
+    assert not (run / FOLDER / name).is_symlink()  # written again
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_where_the_copy_on_one_clock_cannot_be_written_the_older_one_does_not_ta
 
 
 def with_column(run: Path, name: str, change: Any) -> None:
-    """Write one column of rank 1's spans anew."""
+    """Replace one column of rank 1's spans."""
     file = run / "rank_00001" / "spans.parquet"
     table = pq.read_table(file)
     column = pa.array(change(table.column(name).to_pylist()), table.schema.field(name).type)
@@ -218,7 +218,7 @@ def test_states_that_other_code_made_are_made_anew(run: Path) -> None:
     good = shown(run)
     at = np.load(run / FOLDER / "at.npy")
     np.save(run / FOLDER / "at.npy", at + 1)
-    assert shown(run) != good  # what is kept is taken
+    assert shown(run) != good  # the cache is used
     result = run / FOLDER / "told.json"
     content = json.loads(result.read_bytes())
     result.write_text(json.dumps({**content, "made_by": "0" * 32}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Why communication was exposed, where too many spans are in view to draw each."""
+"""Causes of exposed communication with too many spans in view to draw each."""
 
 import base64
 

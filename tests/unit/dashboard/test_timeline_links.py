@@ -1,4 +1,4 @@
-"""What is linked across ranks when something of the timeline is pointed at: buckets and steps."""
+"""Buckets and steps that are marked across ranks on hover in the timeline."""
 
 from typing import Any
 

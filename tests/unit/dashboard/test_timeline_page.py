@@ -1,4 +1,4 @@
-"""The timeline of whole runs: what is drawn and said is what the analysis says; then in a real browser."""
+"""The timeline of whole runs: figures and text agree with the analysis; then in a real browser."""
 
 import base64
 import gzip
@@ -265,7 +265,7 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
     first.start_analysis()
     assert first._thread is not None
     first._thread.join(60)
-    second = TimelineSource(Site([tmp_path / "run"]).run(place))  # another process would do the same
+    second = TimelineSource(Site([tmp_path / "run"]).run(place))  # as another process would
     for each in (first, second):
         assert each.clocks is not None
         assert each.origin_ns == source.origin_ns
@@ -274,7 +274,7 @@ def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
             assert ours.state.tolist() == theirs.state.tolist()
     assert second.figures is None
     assert second.lanes(1).lanes[0].start_ns.tolist() == source.lanes(1).lanes[0].start_ns.tolist()
-    assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
+    assert Site([tmp_path / "run"]).run(place).revision == before  # the cache is not part of the run
 
 
 def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
@@ -322,7 +322,7 @@ def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
     own._thread.join(60)
     assert not own.is_working
     shown = view.show(own, whole(own), 1_000)
-    assert "causes and links cannot be shown: an internal error" in shown.note
+    assert "causes and matched calls are not available: an internal error" in shown.note
     assert not shown.coming
 
 
@@ -436,7 +436,7 @@ def test_a_window_for_perfetto_holds_what_has_a_part_in_it(
 
 
 def start(application: Any) -> tuple[str, Any]:
-    """Serve an application from a thread; gives its address, and what to close."""
+    """Serve an application from a thread; return its address and the server to close."""
     from waitress.server import create_server  # noqa: PLC0415 - only where there is a browser
 
     server = create_server(application, host="127.0.0.1", port=0, threads=4)

@@ -1,4 +1,4 @@
-"""What the timeline shows, against loops over single nanoseconds and single spans."""
+"""Timeline values, checked against loops over single nanoseconds and single spans."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ some_spans = st.lists(
     ),
     max_size=14,
 )
-"""Spans that overlap, touch, nest, and some without length."""
+"""Spans that overlap, touch or nest, some of zero length."""
 at_edges = st.lists(instants, min_size=2, max_size=12).map(sorted)
 whole = TimeWindow(start_ns=0, end_ns=1_000_000)
 

@@ -1,4 +1,4 @@
-"""What the pages What-if and Recommendations show, without a browser."""
+"""The what-if and recommendations pages, without a browser."""
 
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,9 @@ def test_flat_regions_are_given_in_mebibytes(case: RecordedCase) -> None:
 def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -> None:
     said = words(_page(site, "recommendations").content)
     assert "14.198 ms per step to gain: Set bucket_cap_mb=1." in said
-    for each in ("saves 14.198 ms per step", "Numerics changes: compare the loss", "overlapscope compare", "bucket_cap.md",
-                 "assumptions, varied within their ranges", "predicted step 126.335 ms; exposed comm 16.421 ms",
+    for each in ("saves 14.198 ms per step", "Numerics changes: compare the loss", "overlapscope compare",
+                 "bucket_cap.md", "assumptions, varied within their ranges",
+                 "predicted step 126.335 ms; exposed comm 16.421 ms",
                  "bf16_compress_hook", "interference is not identified"):  # fmt: skip
         assert each in said, each
     chosen = words(_page(site, "recommendations", **{"for": "horovod"}).content)

@@ -1,4 +1,4 @@
-"""Work beside a request: answered at once, made once, and lost for nobody."""
+"""Background work: requests are answered quickly, each job runs once, and no result is lost."""
 
 from threading import Event, Semaphore, Thread
 from typing import Any
@@ -69,7 +69,7 @@ def test_one_page_takes_few_places_however_many_addresses_it_has() -> None:
     assert len(work._jobs) == MAX_PER_PAGE
     assert work.fetch("it", lambda: 1, 30, of="another") == 1
     go.set()
-    assert work.fetch("one more", lambda: 2, 30, of="slow") == 2  # it waits for a place
+    assert work.fetch("one more", lambda: 2, 30, of="slow") == 2  # it waits for a slot
 
 
 def test_work_is_bounded_in_all() -> None:
@@ -101,7 +101,7 @@ def test_who_fetches_late_takes_nothing_away_that_was_begun_anew() -> None:
     assert first is not None
     assert first.future.result(timeout=30) == 1
     assert work.fetch("it", lambda: 2, 30) == 1
-    assert work.fetch("it", lambda: int(go.wait()), 0) is None  # begun anew
+    assert work.fetch("it", lambda: int(go.wait()), 0) is None  # started again
     begun = work._jobs["it"]
     work._start = lambda *_: first  # type: ignore[method-assign] - as one who asked before
     assert work.fetch("it", lambda: 3, 30) == 1
