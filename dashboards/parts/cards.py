@@ -1,6 +1,6 @@
 """Cards: a heading with content; a chart with its description and table; a message where there is nothing to show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dash import dcc, html
@@ -28,7 +28,6 @@ def figure_card(
     id: str,
     height: int = 280,
     wide: str = "",
-    config: Mapping[str, Any] | None = None,
     controls: Sequence[Component] = (),
     after: Sequence[Component] = (),
 ) -> Component:
@@ -37,8 +36,8 @@ def figure_card(
     `twin` is that table (`parts.table`). The height is fixed from the start, so that the layout does not shift.
     `controls` are placed between description and chart, `after` below both.
     """
-    allowed: Any = {**CONFIG, **(config or {})}
-    graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
+    config: Any = CONFIG
+    graph = dcc.Graph(id=id, figure=figure, config=config, style={"height": f"{height}px"}, responsive=True)
     drawn = html.Div(graph, role="img", className="chart", style={"height": f"{height}px"},
                      **aria(label=f"{title}. {words}"))  # fmt: skip
     as_table = html.Details([html.Summary("Show as table"), twin])
