@@ -112,7 +112,7 @@ def table(ranks: int = RANKS, intervals: int = INTERVALS) -> str:
     if not CHROMIUM.exists():
         return f"not measured: there is no {CHROMIUM}"
     folder = run_folder(ranks, intervals)
-    run = Site([folder]).places().places[0].id
+    run = Site([folder]).find_runs().runs[0].id
     started: list[float] = []
     cold: list[float] = []
     warm: list[float] = []

@@ -1,8 +1,8 @@
 """The Dash application; installed as `overlapscope_dashboards`.
 
-    serve -> app -> router -> pages/<name>.py -> views/<name>.py -> the analysis package
-                       |            `-> parts/    tables, cards, bars: how anything looks
-                       `-> site -> runs, opened   what there is below the folder that is served
+    server/serve -> server/app -> server/router -> pages/<name>.py -> views/<name>.py -> the analysis package
+                                       |               `-> parts/    tables, cards, bars: how things look
+                                       `-> runs/site -> runs/catalog, runs/open_run   the runs below the served folder
 
-Nothing is calculated here: views choose and order what the analysis, advice and gate packages give.
+Nothing is calculated here: views select and order results of the analysis, advice and gate packages.
 """

@@ -1,8 +1,8 @@
-"""Colours and figures: one palette for light and dark, one template, and what charts may do.
+"""Colours and figures: one palette for the light and the dark theme, one plotly template, one plotly configuration.
 
-Colours are of Okabe and Ito's set for colour-blind eyes, darkened where white paper needs it: each has a contrast of 3
-or more against both papers (a test holds it). So figures carry no second set of colours, and the style sheet alone
-turns text and lines of a chart dark or light. Text in figures is therefore drawn without a colour of its own.
+The colours are Okabe and Ito's set for colour-blind readers, darkened where a white background needs it: each has a
+contrast of 3 or more against both backgrounds (tested). So figures need no second set of colours: the style sheet alone
+makes text and lines of a chart dark or light. For that, text in figures must have no colour of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,21 @@ COLOURS: Final[Mapping[str, str]] = {
     "launch": "#8a6bbf",
     "accent": "#0f7fc0",
 }
-"""By what is shown; the style sheet calls them `--c-NAME`."""
+"""Colour by meaning; the style sheet calls them `--c-NAME`."""
 SEQUENCE: Final = ("accent", "exposed", "hidden", "waiting", "copy", "launch", "compute", "idle")
-"""The order for series that stand for nothing above."""
-FADING: Final = ((0.0, "rgba(213,94,0,0.04)"), (1.0, "rgba(213,94,0,1)"))
-"""From the paper, whichever that is, to `exposed`: for heat maps."""
+"""The order of colours for series without a meaning of their own."""
+HEAT_SCALE: Final = ((0.0, "rgba(213,94,0,0.04)"), (1.0, "rgba(213,94,0,1)"))
+"""Colour scale of heat maps, from the background (light or dark) to `exposed`."""
 GRID: Final = "rgba(134,142,150,0.22)"
 FONT: Final = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
 CONFIG: Final[Mapping[str, Any]] = {
     "displaylogo": False,
-    "showSendToCloud": False,  # plotly 7 offers to upload a chart: traces are nobody else's business
+    "showSendToCloud": False,  # plotly 7 offers to upload a chart: traces are private
     "plotlyServerURL": "",
     "displayModeBar": False,
     "scrollZoom": False,
     "doubleClick": "reset",
 }
-ZOOMING: Final[Mapping[str, Any]] = {"displayModeBar": "hover", "modeBarButtons": [["resetScale2d", "toImage"]]}
-"""For `figure_card(..., config=ZOOMING)`: charts that people zoom into."""
 _STRIPES: Final = "repeating-linear-gradient({}, transparent 0 5px, var(--mark) 5px 7px) "
 _PATTERNS: Final = {
     "": "",
@@ -46,7 +44,7 @@ _PATTERNS: Final = {
     "|": _STRIPES.format("90deg"),
     ".": "radial-gradient(var(--mark) 1.4px, transparent 1.6px) 0 0 / 7px 7px ",
 }
-"""Patterns of causes in CSS, by what plotly calls them."""
+"""CSS patterns of causes, by plotly's pattern name."""
 _AXIS: Final = {
     "gridcolor": GRID, "zeroline": False, "linecolor": GRID, "ticks": "", "automargin": True, "fixedrange": True,
     "title": {"standoff": 12, "font": {"size": 12}},
@@ -73,7 +71,7 @@ _TEMPLATE: Final[Mapping[str, Any]] = {
 def figure(
     traces: Sequence[Mapping[str, Any]], *, x: str = "", y: str = "", layout: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a figure as a dict; `x` and `y` name the axes with their units, `layout` is laid over the template's."""
+    """Return a figure as a dict; `x` and `y` are axis titles with units, `layout` overrides the template."""
     own: dict[str, Any] = {"template": _TEMPLATE, **(layout or {})}
     for name, title in (("xaxis", x), ("yaxis", y)):
         if title:
@@ -82,7 +80,7 @@ def figure(
 
 
 def palette_rules() -> str:
-    """Return the CSS of all colours, and of each cause of exposed communication as the class `k-CAUSE`."""
+    """Return the CSS of all colours, and of each cause of exposed communication (class `k-CAUSE`)."""
     palette = "".join(f"--c-{name}: {colour}; " for name, colour in COLOURS.items())
     palette += "".join(f"--{name}: light-dark({light}, {dark}); " for name, (light, dark) in TONES.items())
     causes = [
@@ -93,6 +91,6 @@ def palette_rules() -> str:
 
 
 def plain(text: str) -> str:
-    """Return a name from a trace as text for a figure, where plotly would read tags and entities."""
+    """Return a name from a trace escaped for a figure, because plotly interprets tags and entities."""
     shown = one_row(inert(text))
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

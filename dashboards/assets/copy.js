@@ -1,4 +1,4 @@
-// Copies the code beside a button, and says so for a moment.
+// Copies the code next to a button, and shows that for two seconds.
 (function () {
   "use strict";
   document.addEventListener("click", (event) => {
@@ -14,7 +14,7 @@
       }, 2000);
     };
     const select = () => {
-      // Without the right to write to the clipboard the text is chosen, for the keyboard to copy.
+      // Without permission to write to the clipboard, select the text so that it can be copied with the keyboard.
       getSelection().selectAllChildren(code);
       say("Press Ctrl+C");
     };

@@ -1,4 +1,4 @@
-// The theme switch, the title of a page, where the keyboard is after a link was followed, and plotly.
+// The theme switch, the title of a page, the keyboard focus after a link was followed, and loading plotly.
 (function () {
   "use strict";
   const KEY = "overlapscope-theme";
@@ -15,14 +15,14 @@
   }
 
   function choose(theme) {
-    // What the system says anyway is not kept, so that the page follows it again.
+    // The system's own theme is not stored, so that the page follows the system again.
     const own = theme === system() ? "" : theme;
     document.documentElement.style.colorScheme = own;
     try {
       if (own) localStorage.setItem(KEY, own);
       else localStorage.removeItem(KEY);
     } catch (error) {
-      // Storage may be forbidden: the choice then lasts as long as the page.
+      // Storage may be forbidden: then the choice lasts as long as the page.
     }
     label();
   }
@@ -32,7 +32,7 @@
   });
   dark.addEventListener("change", label);
 
-  // Plotly takes as long to begin as all else: it does while Dash waits for the page, of which it would fetch its own.
+  // Plotly takes long to start: start it while Dash waits for the page, and make Dash use this copy.
   function bring() {
     const address = document.getElementById("plotly").href;
     window._dashPlotlyJSURL = address;
@@ -44,7 +44,7 @@
   let last = null;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     shell: {
-      // Called with the title of what is shown now, whenever it was laid out.
+      // Called with the title of the current page, after each layout.
       arrived: function (title) {
         const here = location.pathname;
         document.title = title ? title + " · OverlapScope" : "OverlapScope";

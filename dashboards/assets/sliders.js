@@ -1,4 +1,4 @@
-// Says to assistive technology what a slider sets and which of its marks is chosen: the component itself cannot.
+// Adds ARIA labels for a slider's setting and its selected mark, which the component itself lacks.
 (function () {
   "use strict";
   function name() {

@@ -1,10 +1,10 @@
-// The timeline's window of time: moved by buttons, keys, wheel and drag, kept in the address, drawn by the server.
-// It asks for its views itself, past Dash: see timeline/answers.py.
+// The timeline's window: moved by buttons, keys, wheel and drag, stored in the address, drawn by the server.
+// It requests its views itself and bypasses Dash: see timeline/endpoints.py.
 (function () {
   "use strict";
   const QUIET_MS = 90;  // after the last of many movements
-  const AGAIN_MS = 300;  // until what was not ready is asked for again
-  const LOOK_MS = 1500;  // until it is looked whether what is worked out in the background is there
+  const AGAIN_MS = 300;  // until an answer that was not ready is requested again
+  const LOOK_MS = 1500;  // until the page asks whether background results are ready
   const PERFETTO_MS = 30000;  // for Perfetto to load
   const STATE = ["t0", "t1", "ranks", "mode", "q"];
   let view = null, whole = [0, 1], found = {}, pinned = false, waiting = null, probing = null, marks = [];
@@ -32,7 +32,7 @@
     return size > 0 ? Math.round(size / 10) * 10 : 1100;
   }
 
-  // Show where the window is going at once, with what is there; the exact picture follows.
+  // Move the window at once, with the current picture; the exact picture follows.
   function ask(change, quiet) {
     if (!view) return;
     const next = Object.assign({}, view, change);
@@ -49,35 +49,35 @@
   }
 
   function query(state) {
-    const told = new URLSearchParams();
+    const values = new URLSearchParams();
     STATE.concat("at").forEach((name) => {
-      if (state[name] !== undefined && state[name] !== null && state[name] !== "") told.set(name, state[name]);
+      if (state[name] !== undefined && state[name] !== null && state[name] !== "") values.set(name, state[name]);
     });
-    if (graph()) told.set("width", width());
-    return told;
+    if (graph()) values.set("width", width());
+    return values;
   }
 
-  // Gives an answer, or what is the matter; asks again while it is not ready.
-  function fetched(what, told) {
-    const path = page() + "/" + what + "?" + told;
+  // Returns an answer or a problem; asks again while the answer is not ready.
+  function fetched(what, values) {
+    const path = page() + "/" + what + "?" + values;
     return fetch(path).then((answer) => {
       if (answer.status !== 202) return answer;
-      return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => (here() ? fetched(what, told) : answer));
+      return new Promise((done) => setTimeout(done, AGAIN_MS)).then(() => (here() ? fetched(what, values) : answer));
     });
   }
 
   function unpacked(buffer) {
     const length = new DataView(buffer).getUint32(0, true);
-    const told = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
     let begin = 4 + length;
-    told.rasters.forEach((each) => {
+    head.rasters.forEach((each) => {
       each.cells = new Uint8Array(buffer, begin, each.rows * each.bins);
       begin += each.rows * each.bins;
     });
-    return told;
+    return head;
   }
 
-  // One question at a time: what is asked meanwhile waits, and only the last of it is asked.
+  // One request at a time: later ones wait, and only the last of them is sent.
   function send() {
     if (busy) {
       again = true;
@@ -96,9 +96,9 @@
       if (got.status !== 200) return got.status === 202 ? {} : got.text().then((words) => ({ problem: words.trim().slice(0, 300) }));
       const kind = got.headers.get("Content-Type") || "";
       return kind.includes("octet-stream") ? got.arrayBuffer().then(unpacked) : kind.includes("json") ? got.json() : {};
-    }).catch(() => ({ problem: "The server does not answer." })).then((told) => {
+    }).catch(() => ({ problem: "The server does not answer." })).then((answered) => {
       if (own !== asked) return null;
-      return told.figure ? show(told) : note(told.problem);
+      return answered.figure ? show(answered) : note(answered.problem);
     }).catch((error) => console.error(error)).then(() => {
       if (own !== asked) return;
       busy = false;
@@ -113,22 +113,22 @@
     if (place && words) place.textContent = words;
   }
 
-  function show(told) {
+  function show(answered) {
     if (!here()) return null;
-    whole = told.whole;
-    found = told.found;
-    if (!view) view = told.state;
+    whole = answered.whole;
+    found = answered.found;
+    if (!view) view = answered.state;
     modes();
-    perfettoUrl = told.perfetto;
+    perfettoUrl = answered.perfetto;
     document.getElementById("timeline-open").hidden = !perfettoUrl;
-    document.getElementById("timeline-take").setAttribute("href", told.take);
+    document.getElementById("timeline-take").setAttribute("href", answered.take);
     hits();
-    legend(told);
-    note(told.note);
-    table = told;
+    legend(answered);
+    note(answered.note);
+    table = answered;
     if (document.querySelector(".tl details").open) tables();
-    looking = told.coming ? setTimeout(send, LOOK_MS) : null;
-    return draw(told);
+    looking = answered.coming ? setTimeout(send, LOOK_MS) : null;
+    return draw(answered);
   }
 
   function made(tag, given, children) {
@@ -138,12 +138,12 @@
     return element;
   }
 
-  function legend(told) {
-    const parts = told.amounts.map((each) => made("div", {}, [
+  function legend(answered) {
+    const parts = answered.amounts.map((each) => made("div", {}, [
       made("span", { class: "swatch k-" + each.state }), made("span", { class: "what" }, each.name),
       made("span", { class: "amount" }, each.amount), made("span", { class: "share" }, each.share),
     ]));
-    const when = made("div", { class: "when" }, [made("strong", {}, told.when), made("span", {}, told.mean_of)]);
+    const when = made("div", { class: "when" }, [made("strong", {}, answered.when), made("span", {}, answered.mean_of)]);
     document.getElementById("timeline-legend").replaceChildren(when, ...parts);
   }
 
@@ -205,13 +205,13 @@
     const context = image.getContext("2d");
     const pixels = context.createImageData(raster.bins, raster.rows);
     const colours = new Uint32Array(new Uint8Array(raster.colours.flat()).buffer);
-    const told = new Uint32Array(pixels.data.buffer), cells = raster.cells;
-    for (let at = 0; at < cells.length; at += 1) told[at] = colours[cells[at]];
+    const coloured = new Uint32Array(pixels.data.buffer), cells = raster.cells;
+    for (let at = 0; at < cells.length; at += 1) coloured[at] = colours[cells[at]];
     context.putImageData(pixels, 0, 0);
     return image;
   }
 
-  // Dash's own graph draws everything twice when a window moves: the document brings plotly, and this draws.
+  // Dash's own graph draws everything twice when a window moves; so this draws, with the plotly of the document.
   function draw(given) {
     const place = document.getElementById("timeline-figure");
     latest = given;
@@ -281,12 +281,12 @@
     point({ key: place.key });
   }
 
-  // A build of Perfetto that is served beside this: it answers PING once it stands, and then takes a trace.
+  // A Perfetto UI on this machine: it answers PING once it is loaded, and then accepts a trace.
   function perfetto() {
     const origin = new URL(perfettoUrl).origin;
     const opened = window.open(perfettoUrl, "_blank");
-    if (!opened) return say("The browser let no window be opened for Perfetto: allow pop-ups for this page.");
-    say("Handing this window over to Perfetto …");
+    if (!opened) return say("The browser blocked the Perfetto window: allow pop-ups for this page.");
+    say("Sending this window to Perfetto …");
     const link = document.getElementById("timeline-take").href;
     let timer = null;
     const answered = (event) => {
@@ -296,9 +296,9 @@
       fetch(link).then((answer) => (answer.ok ? answer.arrayBuffer() : answer.text().then(refused))).then((buffer) => {
         opened.postMessage({ perfetto: { buffer: buffer, title: document.title, fileName: "window.json.gz" } }, origin);
         say("");
-      }).catch((error) => say("Perfetto did not get this window: " + (error.told || "the server does not answer.")));
+      }).catch((error) => say("Perfetto could not load this window: " + (error.reason || "the server does not answer.")));
     };
-    const refused = (text) => Promise.reject({ told: text.trim().slice(0, 300) });
+    const refused = (text) => Promise.reject({ reason: text.trim().slice(0, 300) });
     const since = performance.now();
     addEventListener("message", answered);
     timer = setInterval(() => {
@@ -369,26 +369,26 @@
 
   function point(data) {
     const own = (pointing += 1);
-    const told = query(view);
-    Object.entries(data || {}).forEach(([name, value]) => told.set(name, value));
-    const answer = data ? fetched("point", told).then((got) => (got.status === 200 ? got.json() : null)) : Promise.resolve(NOTHING);
+    const values = query(view);
+    Object.entries(data || {}).forEach(([name, value]) => values.set(name, value));
+    const answer = data ? fetched("point", values).then((got) => (got.status === 200 ? got.json() : null)) : Promise.resolve(NOTHING);
     answer.catch(() => null).then((given) => {
       const place = document.getElementById("timeline-pointed");
       if (own !== pointing || !given || !given.title || !place) return;
-      tell(place, given);
+      describe(place, given);
       marks = given.links;
       if (graph()) mark(graph());
       if (given.coming && !looking) looking = setTimeout(send, LOOK_MS);
     });
   }
 
-  const NOTHING = { title: "Point at anything", parts: ["exact times stand here; a click keeps them"], links: [] };
+  const NOTHING = { title: "Hover for details, click to pin.", parts: [], links: [] };
 
-  function tell(place, given) {
+  function describe(place, given) {
     place.replaceChildren(made("strong", {}, given.title), made("span", {}, given.parts.join(" \u00b7 ")));
   }
 
-  // What of a raster the pointer is at; plotly knows of bars only.
+  // The raster cell under the pointer; plotly reports bars only.
   function cell(event) {
     const plot = graph();
     if (!plot || !plot.contains(event.target) || !plot._fullLayout) return null;
@@ -429,22 +429,22 @@
   });
 
   function spot(data) {
-    const told = data && data.points && data.points[0];
-    const at = told && told.pointNumber;
+    const hit = data && data.points && data.points[0];
+    const at = hit && hit.pointNumber;
     if (Array.isArray(at)) return { row: at[0], bin: at[1], part: "lanes" };
-    const key = told && told.customdata ? String(told.customdata[0]) : "";
+    const key = hit && hit.customdata ? String(hit.customdata[0]) : "";
     return /^\d+:\d+$/.test(key) ? { key: key } : null;
   }
 
-  // The first view is asked for before there is a page to show it in.
+  // The first view is requested before the page is laid out.
   function early() {
     if (!/^\/runs\/[^/]+\/timeline$/.test(page())) return;
     first = { address: location.pathname + location.search, answer: fetch(page() + "/view" + location.search) };
     first.answer.catch(() => null);
   }
 
-  // Called when the page was laid out: also anew, where a run grows, at the address as Dash knows it; it goes on where
-  // the window has moved to.
+  // Called when the page was laid out, also again while a run grows, then with the address that Dash knows; the view
+  // continues at the current window.
   function laid() {
     const given = new URLSearchParams(location.search);
     const there = Object.fromEntries(STATE.filter((name) => given.has(name)).map((name) => [name, given.get(name)]));
@@ -452,7 +452,7 @@
     pinned = false;
     marks = [];
     view = null;
-    tell(document.getElementById("timeline-pointed"), NOTHING);
+    describe(document.getElementById("timeline-pointed"), NOTHING);
     const own = first && first.address === location.pathname + location.search ? first.answer : null;
     first = null;
     const ready = own || Promise.resolve({ status: 202 });

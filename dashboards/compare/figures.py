@@ -1,4 +1,4 @@
-"""What changed from one run to another: the figures of the compare page, from a gate's verdicts and its comparison."""
+"""The figures of the compare page, from a gate's verdicts and its comparison of two runs."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -18,15 +18,15 @@ from overlapscope.report.sheet.gate import metric_words
 from overlapscope.report.text.compare import NAMES, collective_words, difference_words, relative_words, value_words
 from overlapscope.report.verdicts import GATE
 from overlapscope_dashboards.parts.bars import Segment
-from overlapscope_dashboards.parts.waterfall import Fall, Waterfall
+from overlapscope_dashboards.parts.waterfall import Waterfall, WaterfallRow
 
-MAX_FALLS: Final = 10
-"""Rows of a waterfall; the others are one row."""
-KINDS: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle"}
+MAX_ROWS: Final = 10
+"""Most rows of a waterfall; the rest is summed in one row."""
+STATE_CLASSES: Final = {COMPUTE: "compute", COPY: "copy", IDLE: "idle", IDLE_OR_COPIES: "idle"}
 
 
-class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one side; its segments add up to it."""
+class StepBar(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of one run (`base` or `candidate`); the segments add up to `whole_ns`."""
 
     side: str
     whole_ns: int
@@ -34,7 +34,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric on both sides, in words."""
+    """One metric of both runs, as text."""
 
     name: str
     base: str
@@ -45,19 +45,19 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def bars(comparison: Comparison) -> tuple[Bar, ...]:
-    """Return a step of either side as what it consists of, exposed communication by cause; none without times."""
+def bars(comparison: Comparison) -> tuple[StepBar, ...]:
+    """Return the parts of a step of each run, exposed communication by cause; empty without times."""
     found = comparison.attribution
     if found is None:
         return ()
     return tuple(
-        Bar(side=side, whole_ns=getattr(found.step_time, f"{side}_ns"), segments=_segments(comparison, side))
+        StepBar(side=side, whole_ns=getattr(found.step_time, f"{side}_ns"), segments=_segments(comparison, side))
         for side in ("base", "candidate")
     )
 
 
 def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
-    """Return where the difference in step time and in exposed communication comes from, part by part."""
+    """Return the differences in step time and in exposed communication, split by part, cause and collective."""
     found = comparison.attribution
     if found is None:
         return ()
@@ -67,7 +67,7 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
     calls = [each.name if each.collective is None else collective_words(rows[each.collective])
              for each in of_collectives.parts]  # fmt: skip
     causes = [cause_label(each.name) for each in found.exposed_by_cause.parts]
-    parts, kinds = [each.name for each in found.step_time.parts], {**KINDS, EXPOSED: "exposed"}
+    parts, kinds = [each.name for each in found.step_time.parts], {**STATE_CLASSES, EXPOSED: "exposed"}
     cause_kinds = [_kind_of_cause(each.name) for each in found.exposed_by_cause.parts]
     return (
         _waterfall(f"Difference in {what}", found.step_time, parts, [kinds.get(each, "unknown") for each in parts]),
@@ -77,7 +77,7 @@ def waterfalls(comparison: Comparison) -> tuple[Waterfall, ...]:
 
 
 def metric_rows(gate: Gate) -> tuple[MetricRow, ...]:
-    """Return every metric that either side knows, those that gate first, with its verdict and what that rests on."""
+    """Return every metric known of either run, gating ones first, with verdict and reason."""
     judged = {each.name: each for each in gate.metrics}
     known = {each.name: each for each in gate.comparison.metrics}
     order = sorted(
@@ -91,9 +91,9 @@ def metric_rows(gate: Gate) -> tuple[MetricRow, ...]:
 
 
 def exposed_by_step(sides: Sequence[tuple[str, Sequence[Chart]]]) -> Chart | None:
-    """Lay the exposed time of both runs' steps over each other, the first whole step of each beside the other's.
+    """Return a chart of the exposed time of both runs' complete steps, aligned at the first complete step of each.
 
-    `sides` are names, and the charts of their analyses. None where a run has fewer than two whole steps.
+    `sides` are pairs of name and charts of the analysis. None where a run has fewer than two complete steps.
     """
     found = [
         (name, series.values)
@@ -108,7 +108,7 @@ def exposed_by_step(sides: Sequence[tuple[str, Sequence[Chart]]]) -> Chart | Non
     longest = max(len(values) for _, values in found)
     return Chart(
         title="Exposed communication, step by step",
-        words="Mean over ranks, whole steps in their order.",
+        words="Mean over ranks; complete steps in order.",
         kind="lines",
         axis="ms",
         categories=tuple(str(at + 1) for at in range(longest)),
@@ -125,7 +125,7 @@ def _segments(comparison: Comparison, side: str) -> tuple[Segment, ...]:
         for each in found.exposed_by_cause.parts
     ]  # fmt: skip
     others = {
-        each.name: Segment(name=each.name, ns=getattr(each, f"{side}_ns"), kind=KINDS.get(each.name, "unknown"))
+        each.name: Segment(name=each.name, ns=getattr(each, f"{side}_ns"), kind=STATE_CLASSES.get(each.name, "unknown"))
         for each in found.step_time.parts
         if each.name != EXPOSED
     }
@@ -142,15 +142,15 @@ def _waterfall(title: str, whole: Attribution, names: Sequence[str], kinds: Sequ
         (short(name), kind, each.base_ns, each.candidate_ns)
         for name, kind, each in zip(names, kinds, whole.parts, strict=True)
     ]
-    shown, rest = parts[:MAX_FALLS], parts[MAX_FALLS:]
+    shown, rest = parts[:MAX_ROWS], parts[MAX_ROWS:]
     if rest:
         shown.append((f"{len(rest)} more", "", sum(each[2] for each in rest), sum(each[3] for each in rest)))
     edges = pairwise(accumulate((after - before for _, _, before, after in shown), initial=whole.base_ns))
-    falls = tuple(
-        Fall(name=name, kind=kind, base_ns=before, candidate_ns=after, from_ns=start, to_ns=end)
+    rows = tuple(
+        WaterfallRow(name=name, kind=kind, base_ns=before, candidate_ns=after, from_ns=start, to_ns=end)
         for (name, kind, before, after), (start, end) in zip(shown, edges, strict=True)
     )
-    return Waterfall(title=title, base_ns=whole.base_ns, candidate_ns=whole.candidate_ns, falls=falls)
+    return Waterfall(title=title, base_ns=whole.base_ns, candidate_ns=whole.candidate_ns, rows=rows)
 
 
 def _row(metric: Metric, judged: MetricVerdict | None) -> MetricRow:

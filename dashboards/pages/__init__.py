@@ -1,32 +1,33 @@
-"""The pages of a run. A new page is a new file here, and nothing else.
+"""The pages of a run. To add a page, add a file here.
 
 A page is a module `pages/<name>.py`, shown at `/runs/<id>/<name>` (`_` is `-` there), with
 
     TITLE = "Collectives"                       its name in the navigation
-    ORDER = 40                                  its place there: overview 10, timeline 20, collectives 30, ranks 40,
+    ORDER = 40                                  its position there: overview 10, timeline 20, collectives 30, ranks 40,
                                                 what-if 50, recommendations 60
 
     def layout(opened: Opened, query: Mapping[str, str]) -> Component | list[Component]
-    def register(app: Dash, site: Site) -> None             only where it has callbacks
+    def register(app: Dash, site: Site) -> None             optional, for callbacks
 
-`layout` gives what stands below the page's `<h1>`, which the router writes, from the run and the address alone: the
-address is the whole state of a page, so that every view can be linked and reloaded. To change the state, link to
-another address (`site.run_address(opened.id, "collectives", {"op": "all_reduce"})` in a `dcc.Link`), or set
+`layout` returns the content below the page's `<h1>` (which the router adds), computed only from the run and the
+address. The address is the whole state of a page, so that every view can be linked and reloaded. To change the state,
+link to another address (`site.run_address(opened.id, "collectives", {"op": "all_reduce"})` in a `dcc.Link`), or set
 `Output("address", "search", allow_duplicate=True)` in a callback (with `prevent_initial_call=True`): the page is then
-laid out anew. A slider that must not lay out the page anew writes the address with `history.replaceState` in a
-clientside callback. What an address asks for and a run has not is `raise Unknown(message, [(label, address), ...])`.
+laid out again. A slider that must not cause a new layout writes the address with `history.replaceState` in a clientside
+callback. If the run does not have what an address requests: `raise NotFound(message, [(label, address), ...])`.
 
-`opened` has `run`, `together`, `analysis`, `advice`, `replicate`, each calculated once, and
-`once("collectives.points", make)` for what a page wants to keep. Keep a page short: choose and order in a pure function
-of `views/<name>.py`, which is tested without a browser, and put together what `parts/` has: `card`, `figure_card`,
-`table`, `bar_table`, `key_figures`, `empty`, side by side in an `html.Div(className="grid")` (`wide="half"`). Charts
-are plain dicts, `theme.figure(traces, x="size, bytes", y="GB/s")`, in colours of `theme.COLOURS`, in a `figure_card`,
-which wants the same figures as a table. Text in them gets no colour: the style sheet gives it, for light and dark.
+`opened` has `run`, `cross_rank`, `analysis`, `advice`, `replicate`, each calculated once, and
+`once("collectives.points", make)` for results that a page wants to keep. Keep a page short: select and order in a pure
+function of `views/<name>.py`, which is tested without a browser, and combine the components of `parts/`: `card`,
+`figure_card`, `table`, `bar_table`, `key_figures`, `empty`, side by side in an `html.Div(className="grid")`
+(`wide="half"`). Charts are plain dicts, `theme.figure(traces, x="size, bytes", y="GB/s")`, in colours of
+`theme.COLOURS`, in a `figure_card`, which needs the same figures as a table. Text in charts gets no colour: the style
+sheet sets it, for the light and the dark theme.
 
-Names out of traces are data: as children of components they are text; in figures they go through `theme.plain`, and
+Names from traces are data: as children of components they are text; in figures they go through `theme.plain`, and
 never into a `hovertemplate` (use `customdata`). Ids of a page's components begin with its name: `collectives-chart`.
 
-Callbacks (`register`) are a few lines: `opened = site.run_at(path)`, of `State("address", "pathname")`, then a view.
+Callbacks (`register`) are a few lines: `opened = site.run_at(path)`, with `State("address", "pathname")`, then a view.
 """
 
 from collections.abc import Mapping
@@ -38,18 +39,18 @@ from typing import Protocol, cast
 from dash import Dash
 from dash.development.base_component import Component
 
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site
 
 
 class Page(Protocol):
-    """What a module of this package is."""
+    """The interface of a module of this package."""
 
     TITLE: str
     ORDER: int
 
-    def layout(self, opened: Opened, query: Mapping[str, str]) -> Component | list[Component]:
-        """Return what stands below the heading."""
+    def layout(self, opened: OpenRun, query: Mapping[str, str]) -> Component | list[Component]:
+        """Return the content below the heading."""
 
 
 @cache
@@ -63,7 +64,7 @@ def pages() -> dict[str, Page]:
 
 
 def register(app: Dash, site: Site) -> None:
-    """Let every page register its callbacks."""
+    """Register the callbacks of every page."""
     for page in pages().values():
         own = getattr(page, "register", None)
         if own is not None:

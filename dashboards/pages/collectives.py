@@ -1,4 +1,4 @@
-"""Collectives of a run: how fast they were for their size, and what transferring and waiting took."""
+"""The collectives page: bandwidth by message size, and transfer and wait time."""
 
 from collections.abc import Mapping
 from math import isnan
@@ -13,11 +13,11 @@ from overlapscope.analysis.possible_bandwidth import curves_of, link_speed
 from overlapscope.report.text.analysis import windows
 from overlapscope.whatif.recorded_curves import RecordedCurve, recorded_curves
 from overlapscope_dashboards.parts import card, empty, figure_card, next_command, table
-from overlapscope_dashboards.parts.bars import Part, SplitRow, split_bar_table
+from overlapscope_dashboards.parts.bars import SplitPart, SplitRow, split_bar_table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.text import chips
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Unknown, run_address
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import NotFound, run_address
 from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 from overlapscope_dashboards.views import collectives as view
 
@@ -26,44 +26,44 @@ ORDER = 30
 MAX_ROWS: Final = 24
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
 PARTS: Final = (
-    Part(name="transfer", kind="transfer"),
-    Part(name="waiting", kind="waiting"),
-    Part(name="not told apart", kind="idle"),
+    SplitPart(name="transfer", kind="transfer"),
+    SplitPart(name="wait", kind="waiting"),
+    SplitPart(name="not separated", kind="idle"),
 )
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; `?op=all_reduce` leaves the others out."""
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page; `?op=all_reduce` shows only that operation."""
     analysis = opened.analysis
     if not analysis.collectives:
-        words = "No collective was recorded. A trace of one rank of a job that communicates has them."
+        words = "No collective was recorded. A trace of any rank of a communicating job contains them."
         return [html.Section(empty(words, _record()), className="card")]
-    times = opened.once("collectives.times", lambda: op_times(opened.run, opened.together))
+    times = opened.once("collectives.times", lambda: op_times(opened.run, opened.cross_rank))
     curves = recorded_curves(analysis.collectives)
     what, _ = windows(analysis)
     op = _op(query, opened)
     chosen = [each for each in curves if op in (None, each.op)]
     rows = [each for each in analysis.collectives if op in (None, each.op)]
     own_times = [each for each in times if op in (None, each.op)]
-    said = view.lead(own_times, what)
+    sentences = view.lead(own_times, what)
     return [
-        html.Div([html.P(said, className="lead")] if said else [], className="intro"),
+        html.Div([html.P(sentences, className="lead")] if sentences else [], className="intro"),
         *_choose(opened, op),
         html.Div([_bandwidth(opened, chosen), *_times(own_times, what), _kinds(view.kinds(rows), rows)],
                  className="grid"),
     ]  # fmt: skip
 
 
-def _op(query: Mapping[str, str], opened: Opened) -> str | None:
-    asked = query.get("op")
+def _op(query: Mapping[str, str], opened: OpenRun) -> str | None:
+    requested = query.get("op")
     ops = list(dict.fromkeys(each.op for each in opened.analysis.collectives))
-    if asked is None or asked in ops:
-        return asked
+    if requested is None or requested in ops:
+        return requested
     there = [(each, run_address(opened.id, "collectives", {"op": each})) for each in ops]
-    raise Unknown(f"This run has no calls of {asked[:40]}.", there)
+    raise NotFound(f"This run has no calls of {requested[:40]}.", there)
 
 
-def _choose(opened: Opened, chosen: str | None) -> list[Component]:
+def _choose(opened: OpenRun, chosen: str | None) -> list[Component]:
     """Return links to each operation, where there are several."""
     ops = list(dict.fromkeys(each.op for each in opened.analysis.collectives))
     if len(ops) < 2:
@@ -75,37 +75,37 @@ def _choose(opened: Opened, chosen: str | None) -> list[Component]:
     return [chips("Operations", links)]
 
 
-def _bandwidth(opened: Opened, curves: list[RecordedCurve]) -> Component:
+def _bandwidth(opened: OpenRun, curves: list[RecordedCurve]) -> Component:
     if not curves:
-        words = "No bandwidth is known: it takes sizes and times of calls, and the size of their group."
+        words = "Bandwidth is not known: it needs size, time and group size of calls."
         return card("Bandwidth by size", empty(words, _record()))
     series = view.series(curves)
-    tables = view.compared([*curves_of(opened.run.facts)], curves)
+    tables = view.matching_benchmarks([*curves_of(opened.run.facts)], curves)
     benchmarks = tables[: view.MAX_BENCHMARKS]
     ceiling = link_speed(opened.run)
-    said = ["Bus bandwidth of each kind of call: the median, and up to the fastest tenth; transfers without waiting."]
+    notes = ["Bus bandwidth of each kind of call, wait time excluded: the median, and a bar up to the fastest tenth."]
     if any(each.bounds.sizes_bytes for each in series):
-        said.append("Hollow: waiting could not be told from transfer, the call may have been faster.")
+        notes.append("Hollow: wait time could not be separated from transfer time, so the call may have been faster.")
     if any(each.guess for each in series):
-        said.append("Dotted: between sizes too far apart to tell.")
+        notes.append("Dotted: interpolated between sizes that are far apart.")
     alone = len({size for each in curves for size in {row.bytes for row in each.rows}}) == 1
     if alone:
-        said.append("One size only, so there is no curve.")
+        notes.append("Only one size, so there is no curve.")
     if not benchmarks and ceiling is None:
-        said.append("No measured table and no link speed is known to compare with.")
+        notes.append("No benchmark table and no link speed is known for comparison.")
     if len(tables) > len(benchmarks):
-        said.append(f"The first {len(benchmarks)} of {len(tables)} measured tables.")
+        notes.append(f"The first {len(benchmarks)} of {len(tables)} benchmark tables.")
     if len(curves) > len(series):
-        said.append(f"The {len(series)} operations that take longest of {len(curves)}.")
+        notes.append(f"The {len(series)} longest operations of {len(curves)}.")
     return figure_card(
         "Bandwidth by size", _chart(series, benchmarks, ceiling), _points_table(series, benchmarks, ceiling),
-        words=" ".join(said), id="collectives-bandwidth", height=240 if alone else 380,
+        words=" ".join(notes), id="collectives-bandwidth", height=240 if alone else 380,
     )  # fmt: skip
 
 
 def _chart(
-    series: tuple[view.Series, ...],
-    benchmarks: tuple[tuple[str, view.Line], ...],
+    series: tuple[view.MeasuredCurve, ...],
+    benchmarks: tuple[tuple[str, view.BandwidthLine], ...],
     ceiling: tuple[float, str] | None,
 ) -> dict[str, Any]:
     traces: list[dict[str, Any]] = []
@@ -119,9 +119,9 @@ def _chart(
             if points.sizes_bytes:
                 sizes += points.sizes_bytes
                 traces.append(_points(points, each.name, colour, mark))
-    for at, (name, told) in enumerate(benchmarks):
-        sizes += told.sizes_bytes
-        traces.append(_line(told, name, COLOURS["idle"], DASHES[1 + at % 3], group=name, legend=True))
+    for at, (name, line) in enumerate(benchmarks):
+        sizes += line.sizes_bytes
+        traces.append(_line(line, name, COLOURS["idle"], DASHES[1 + at % 3], group=name, legend=True))
     marks = view.size_axis(sizes)
     layout: dict[str, Any] = {
         "xaxis": {
@@ -134,18 +134,18 @@ def _chart(
         "yaxis": {"rangemode": "tozero"},
     }
     if ceiling is not None:
-        gbs, said = ceiling
+        gbs, sentences = ceiling
         dotted = {"color": COLOURS["exposed"], "dash": "dot", "width": 2}
         layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": gbs, "y1": gbs, "line": dotted}]
         layout["annotations"] = [
             {"xref": "paper", "x": 1, "xanchor": "right", "y": gbs, "yanchor": "bottom", "showarrow": False,
-             "text": plain(f"{view.gbs(gbs)} GB/s, {said}")}
+             "text": plain(f"{view.gbs(gbs)} GB/s, {sentences}")}
         ]  # fmt: skip
         layout["yaxis"] |= {"range": [0, 1.1 * max(gbs, *(v for t in traces for v in t["y"]))]}
     return figure(traces, x="size of a call", y="bus bandwidth, GB/s", layout=layout)
 
 
-def _points(points: view.Points, name: str, colour: str, mark: str) -> dict[str, Any]:
+def _points(points: view.MeasuredPoints, name: str, colour: str, mark: str) -> dict[str, Any]:
     up = [
         0 if best is None else max(best - gbs, 0) for best, gbs in zip(points.best_gbs, points.busbw_gbs, strict=True)
     ]
@@ -165,7 +165,7 @@ def _points(points: view.Points, name: str, colour: str, mark: str) -> dict[str,
     }  # fmt: skip
 
 
-def _line(line: view.Line, name: str, colour: str, dash: str, *, group: str, legend: bool) -> dict[str, Any]:
+def _line(line: view.BandwidthLine, name: str, colour: str, dash: str, *, group: str, legend: bool) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
@@ -180,15 +180,15 @@ def _line(line: view.Line, name: str, colour: str, dash: str, *, group: str, leg
 
 
 def _points_table(
-    series: tuple[view.Series, ...],
-    benchmarks: tuple[tuple[str, view.Line], ...],
+    series: tuple[view.MeasuredCurve, ...],
+    benchmarks: tuple[tuple[str, view.BandwidthLine], ...],
     ceiling: tuple[float, str] | None,
 ) -> Component:
     rows = view.point_rows(series, benchmarks)
-    notes = [f"The link carries {view.gbs(ceiling[0])} GB/s: {ceiling[1]}."] if ceiling else []
+    notes = [f"Link speed {view.gbs(ceiling[0])} GB/s: {ceiling[1]}."] if ceiling else []
     if len(rows) > view.MAX_KINDS:
         notes.append(f"The first {view.MAX_KINDS} of {len(rows)} points.")
-    head = ("operation", "size", "known from", "busbw GB/s", "fastest tenth GB/s")
+    head = ("operation", "size", "source", "busbw GB/s", "fastest tenth GB/s")
     return table(head, rows[: view.MAX_KINDS], caption="Bus bandwidth by size", note=" ".join(notes), hide_caption=True)
 
 
@@ -205,29 +205,29 @@ def _times(times: list[OpTime], what: str) -> list[Component]:
         )
         for each in shown
     ]
-    words = f"Durations of calls summed up, a {what} and rank; hidden ones too, so this is no part of a step."
+    words = f"Total duration of calls per {what} and rank. Overlapped calls are included, so it is no part of a step."
     if len(times) > len(shown):
         words += f" The {len(shown)} longest of {len(times)}."
-    bars = split_bar_table(rows, parts, caption="Transfer and waiting by operation and group", first="operation",
-                           unit="ms", cells=(f"calls a {what}",))  # fmt: skip
-    return [card("Transfer and waiting", bars, words=words)]
+    bars = split_bar_table(rows, parts, caption="Transfer and wait time by operation and group", first="operation",
+                           unit="ms", cells=(f"calls per {what}",))  # fmt: skip
+    return [card("Transfer and wait time", bars, words=words)]
 
 
-def _kinds(kinds: view.Kinds, rows: list[CollectiveRow]) -> Component:
+def _kinds(kinds: view.KindTable, rows: list[CollectiveRow]) -> Component:
     notes = [
-        "Transfer is the median of all calls, exposed the sum a rank; ≤ and ≥ are bounds: waiting is still in them."
+        "Transfer is the median of all calls, exposed the sum per rank; ≤ and ≥ are bounds that include wait time."
     ]
     if kinds.left_out:
-        notes.append(f"{kinds.left_out} kinds that took less are left out: overlapscope analyze RUN --json has them.")
+        notes.append(f"{kinds.left_out} shorter kinds are not shown: overlapscope analyze RUN --json has them.")
     inside: list[Component] = [
-        table(kinds.head, kinds.rows, caption="Kinds of call", left=view.words_left(kinds), note=" ".join(notes),
-              hide_caption=True)
+        table(kinds.head, kinds.rows, caption="Kinds of call", left=view.count_word_columns(kinds),
+              note=" ".join(notes), hide_caption=True)
     ]  # fmt: skip
-    if view.unknown_choice(rows):
+    if view.is_algorithm_unknown(rows):
         inside.append(
             next_command(
-                "Algorithm and protocol are not known; a log of NCCL tells them (NCCL_DEBUG=INFO, "
-                "NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING), read beside the trace",
+                "Algorithm and protocol are not known; an NCCL log contains them (NCCL_DEBUG=INFO, "
+                "NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING). Read it together with the trace",
                 "overlapscope analyze TRACE LOG",
             )
         )

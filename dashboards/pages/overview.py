@@ -1,4 +1,4 @@
-"""The first page of a run: how much is exposed, why, and what to do about it."""
+"""The overview page: how much communication is exposed, why, and what to do about it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,31 +24,31 @@ from overlapscope_dashboards.parts import (
     stacked_bar,
     table,
 )
-from overlapscope_dashboards.parts.charts import lines, twin
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.parts.charts import chart_table, lines
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site
-from overlapscope_dashboards.theme import FADING, figure
+from overlapscope_dashboards.theme import HEAT_SCALE, figure
 from overlapscope_dashboards.views import overview as view
 
 TITLE = "Overview"
 ORDER = 10
 LOOK_MS = 1_500
-"""How often to look whether the recommendations are there."""
+"""How often the page asks whether the recommendations are ready."""
 MAX_RECOMMENDED = 3
 MAX_NOTES = 6
 MAX_ROWS, MAX_HEIGHT = 64, 440
 MAX_MAP_ROWS, MAX_MAP_COLUMNS = 120, 200
-"""Cells of the heat map: about three pixels each; of more ranks and steps several share one."""
+"""Most rows and columns of the heat map, about three pixels each; more ranks or steps share cells."""
 WIDTHS = ("", "", "half", "third")
-"""Of cards, by how many stand side by side."""
+"""Width classes of cards, by the number of cards side by side."""
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; recommendations come after it, as a replay may take a while."""
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page; a callback adds the recommendations later, because a replay may take a while."""
     analysis = opened.analysis
-    said = view.lead(analysis)
+    sentences = view.lead(analysis)
     figures = view.key_figures(analysis)
-    head = [html.P(said[0], className="lead"), *(html.P(each, className="under-lead") for each in said[1:])]
+    head = [html.P(sentences[0], className="lead"), *(html.P(each, className="under-lead") for each in sentences[1:])]
     return [
         html.Div([*head, html.P(headline(analysis), className="note")], className="intro"),
         *([key_figures(figures)] if figures else []),
@@ -65,7 +65,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 
 def register(app: Dash, site: Site) -> None:
-    """Bring the recommendations when the page stands."""
+    """Register the callback that fills in the recommendations after the page is shown."""
 
     @app.callback(
         Output("overview-advice", "children"),
@@ -75,11 +75,11 @@ def register(app: Dash, site: Site) -> None:
         State("address", "pathname"),
     )
     def advice(_: str, __: int | None, path: str) -> tuple[Any, bool]:
-        found = site.beside("overview.advice", path, recommended)
+        found = site.in_background("overview.advice", path, recommended)
         return (no_update, False) if found is None else (found, True)
 
 
-def recommended(opened: Opened) -> list[Component]:
+def recommended(opened: OpenRun) -> list[Component]:
     """Return the first recommendations, each with its gain and how to verify it."""
     found, reasons = opened.advice
     if not found:
@@ -97,7 +97,7 @@ def recommended(opened: Opened) -> list[Component]:
 
 def _gain(each: Recommendation) -> str:
     low, high = ms(each.gain_low_ns or 0), ms(each.gain_high_ns or 0)
-    return f"saves {ms(each.predicted_gain_ns)} ms a step ({low} to {high}, 90 %), {each.confidence}"
+    return f"saves {ms(each.predicted_gain_ns)} ms per step ({low} to {high}, 90 %), {each.confidence}"
 
 
 def _step(analysis: Analysis) -> list[Component]:
@@ -105,10 +105,10 @@ def _step(analysis: Analysis) -> list[Component]:
     if found is None:
         return []
     rows = [BarRow(name=each.name, ns=each.ns, kind=each.kind) for each in found.segments]
-    unit = f"ms a {found.what}"
+    unit = f"ms per {found.what}"
     parts = bar_table(rows, caption=f"Parts of a {found.what}", unit=unit, whole_ns=found.whole_ns)
-    words = f"Mean over ranks and {found.what}s; the parts add up to {ms(found.whole_ns)} ms."
-    return [card(f"Where a {found.what} goes", [stacked_bar(found.segments, found.whole_ns), parts], words=words,
+    words = f"Mean over ranks and {found.what}s. The parts add up to {ms(found.whole_ns)} ms."
+    return [card(f"Time per {found.what}", [stacked_bar(found.segments, found.whole_ns), parts], words=words,
                  wide="twothirds")]  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def _places(analysis: Analysis) -> list[Component]:
     return [
         card(
             f"Exposed by {each.name}",
-            bar_table(each.rows, caption=f"Exposed time by {each.name}", unit=f"ms a {what}", first=each.name,
+            bar_table(each.rows, caption=f"Exposed time by {each.name}", unit=f"ms per {what}", first=each.name,
                       whole_ns=sum(row.ns for row in each.rows)),
             wide=WIDTHS[len(found)],
         )
@@ -138,7 +138,7 @@ def _places(analysis: Analysis) -> list[Component]:
 
 
 def _over_time(analysis: Analysis) -> list[Component]:
-    """Return the trend and the ranks, side by side where there are both."""
+    """Return the trend over steps and the chart by rank, side by side if both exist."""
     trend = [each for each in charts_of(analysis) if each.kind == "lines"]
     found = view.grid(analysis)
     height = 280 if found is None else max(280, min(100 + 18 * len(found.ranks), MAX_HEIGHT))
@@ -146,7 +146,7 @@ def _over_time(analysis: Analysis) -> list[Component]:
     wide = WIDTHS[len(trend) + len(ranks)]
     return [
         *(
-            figure_card(each.title, lines(each, ("accent", "exposed")), twin(each), words=each.words,
+            figure_card(each.title, lines(each, ("accent", "exposed")), chart_table(each), words=each.words,
                         id=f"overview-trend-{at}", wide=wide, height=height)
             for at, each in enumerate(trend)
         ),
@@ -154,7 +154,7 @@ def _over_time(analysis: Analysis) -> list[Component]:
     ]  # fmt: skip
 
 
-def _ranks(analysis: Analysis, found: view.Grid | None, *, height: int, alone: bool) -> list[Component]:
+def _ranks(analysis: Analysis, found: view.RankStepGrid | None, *, height: int, alone: bool) -> list[Component]:
     by_rank = view.by_rank(analysis)
     wide = "" if alone else "half"
     if not by_rank:
@@ -163,26 +163,30 @@ def _ranks(analysis: Analysis, found: view.Grid | None, *, height: int, alone: b
         if len(by_rank) == 1:
             return []
         shown = sorted(by_rank, key=lambda each: -each.ns)[:MAX_ROWS]
-        words = "Each rank's own." if len(shown) == len(by_rank) else f"The {MAX_ROWS} most exposed of {len(by_rank)}."
+        words = (
+            "The time of each rank."
+            if len(shown) == len(by_rank)
+            else f"The {MAX_ROWS} most exposed of {len(by_rank)} ranks."
+        )
         bars = bar_table([each for each in by_rank if each in shown], caption="Exposed time by rank", unit="ms",
                          first="rank", whole_ns=None)  # fmt: skip
         return [card("Exposed by rank", bars, words=words, wide=wide)]
     drawn = view.heat_map(found, MAX_MAP_ROWS, MAX_MAP_COLUMNS)
-    words = f"Exposed communication: the stronger the colour, the more. {drawn.words}".rstrip()
+    words = f"Exposed communication; stronger colour means more. {drawn.words}".rstrip()
     return [
-        figure_card("Exposed by rank and step", heat(drawn), _grid_table(found), words=words, id="overview-ranks",
-                    wide=wide, height=height)
+        figure_card("Exposed by rank and step", draw_heat_map(drawn), _grid_table(found), words=words,
+                    id="overview-ranks", wide=wide, height=height)
     ]  # fmt: skip
 
 
-def heat(found: view.HeatMap) -> dict[str, Any]:
-    """Draw exposed time by rank and step."""
+def draw_heat_map(found: view.HeatMap) -> dict[str, Any]:
+    """Return a heat map figure of exposed time by rank and step."""
     trace: dict[str, Any] = {
         "type": "heatmap",
         "x": list(found.columns),
         "y": list(found.rows),
         "z": [[None if ns == NONE else round(ns / 1e6, 3) for ns in row] for row in found.most_ns.tolist()],
-        "colorscale": [list(each) for each in FADING],
+        "colorscale": [list(each) for each in HEAT_SCALE],
         "zmin": 0,
         "zmax": int(found.most_ns.max(initial=0)) / 1e6 or 1,
         "xgap": 1 if len(found.columns) <= 100 else 0,
@@ -204,8 +208,8 @@ def heat(found: view.HeatMap) -> dict[str, Any]:
     return figure([trace], x="step", y="rank", layout=axes)
 
 
-def _grid_table(found: view.Grid) -> Component:
-    """Return the most exposed ranks and steps: a table of everything would be no table."""
+def _grid_table(found: view.RankStepGrid) -> Component:
+    """Return a table of the most exposed ranks and steps; a table of all would be too large."""
     rows, columns = view.most_exposed(found, MAX_ROWS)
     cells = [
         (
@@ -235,4 +239,4 @@ def _findings(analysis: Analysis) -> list[Component]:
         parts.append(html.Details([html.Summary(f"{len(rest)} more"), notes(rest)]))
     elif rest:
         parts.append(notes(rest))
-    return [card("Not to overlook", parts)]
+    return [card("Findings", parts)]

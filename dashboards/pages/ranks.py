@@ -1,4 +1,4 @@
-"""Ranks of a run: who was late and what held it, who waited, whose clock is off, and what the machine did."""
+"""The ranks page: stragglers and their causes, wait times, clock offsets, and telemetry."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,8 +12,8 @@ from overlapscope.analysis.telemetry import readings
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, table
 from overlapscope_dashboards.parts.charts import DASHES
 from overlapscope_dashboards.parts.panels import height, panels
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Site, Unknown, query_of, run_address
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import NotFound, Site, parse_query, run_address
 from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 from overlapscope_dashboards.views import ranks as view
 
@@ -24,26 +24,26 @@ PANEL_PX: Final = 96
 MARKED_STEPS: Final = 24
 MARKED_POINTS: Final = 120
 WIDEST: Final = 0.75
-"""Of a bar: one a rank."""
+"""Largest width of a bar; one rank has the width 1."""
 BARS: Final = (
-    ("wait_ns", "waited for others, ms", "waiting"),
-    ("blame_ns", "held others up, ms", "exposed"),
+    ("wait_ns", "wait time, ms", "waiting"),
+    ("blame_ns", "wait caused on other ranks, ms", "exposed"),
     ("idle_ns", "idle, ms", "idle"),
 )
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; `?ranks=0,6` chooses whose telemetry is shown."""
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page; `?ranks=0,6` selects the ranks whose telemetry is shown."""
     analysis = opened.analysis
     if not analysis.ranks:
-        words = "No rank was recorded, so nobody is known to have waited."
+        words = "No rank was recorded, so wait times are not known."
         return [html.Section(empty(words, _record()), className="card")]
     chosen, unknown = view.chosen(query.get("ranks"), analysis)
     if unknown:
         there = [
             (f"rank {each.rank}", run_address(opened.id, "ranks", {"ranks": each.rank})) for each in analysis.ranks
         ]
-        raise Unknown(f"This run has no rank {', '.join(unknown)}.", there[:64])
+        raise NotFound(f"This run has no rank {', '.join(unknown)}.", there[:64])
     figures = view.key_figures(analysis)
     return [
         html.Div(_lead(analysis), className="intro"),
@@ -54,7 +54,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 
 def register(app: Dash, site: Site) -> None:
-    """Put the ranks that were typed into the address."""
+    """Register the callback that writes the typed ranks into the address."""
 
     @app.callback(
         Output("address", "search", allow_duplicate=True),
@@ -64,14 +64,14 @@ def register(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def choose(typed: str | None, search: str | None, path: str) -> Any:
-        asked, now = (typed or "").replace(" ", ""), query_of(search).get("ranks")
-        found = site.beside(("ranks.chosen", now), path, lambda opened: view.chosen(now, opened.analysis))
+        requested, now = (typed or "").replace(" ", ""), parse_query(search).get("ranks")
+        found = site.in_background(("ranks.chosen", now), path, lambda opened: view.chosen(now, opened.analysis))
         if found is None:
             return no_update
         shown, _ = found
-        if asked == ",".join(map(str, shown)):
+        if requested == ",".join(map(str, shown)):
             return no_update
-        return f"?{urlencode({'ranks': asked}, safe=',')}" if asked else ""
+        return f"?{urlencode({'ranks': requested}, safe=',')}" if requested else ""
 
 
 def _lead(analysis: Analysis) -> list[Component]:
@@ -82,10 +82,12 @@ def _late(analysis: Analysis) -> list[Component]:
     found = view.late(analysis)
     if not found:
         return []
-    items = [html.Li([html.P(each.said, className="title"), html.P(each.evidence, className="note")]) for each in found]
+    items = [
+        html.Li([html.P(each.sentence, className="title"), html.P(each.evidence, className="note")]) for each in found
+    ]
     inside = [html.Ol(items, className="recommended"), next_command("What to do", "docs/findings/straggler.md")]
-    words = "In all of the recording. Leads that met several groups count in each, so a step gets shorter by less."
-    return [card("Late, and what held them", inside, words=words)]
+    words = "Over the whole recording. A late arrival in several groups counts in each, so a fix gains less."
+    return [card("Stragglers and their causes", inside, words=words)]
 
 
 def _bars(analysis: Analysis) -> Component:
@@ -97,8 +99,8 @@ def _bars(analysis: Analysis) -> Component:
         wide = bars.width
         if any(each is not None for each in bars.values_ms):
             shown.append((title, [_bar(bars, colour)]))
-    words = "In all of the recording, of matched collectives." + (
-        f" Each bar is the most of {wide} ranks beside each other." if wide > 1 else ""
+    words = "Over the whole recording, matched collectives only." + (
+        f" Each bar is the maximum of {wide} neighbouring ranks." if wide > 1 else ""
     )
     cells = view.table_rows(found[:MAX_ROWS])
     note = (
@@ -106,17 +108,17 @@ def _bars(analysis: Analysis) -> Component:
         if len(cells) == len(found)
         else f"The first {len(cells)} of {len(found)} ranks: overlapscope analyze RUN --all"
     )
-    head = ("rank", "waited ms", "of its collectives", "held others up ms", "times last", "idle ms")
-    twin = table(head, cells, caption="Waiting by rank", note=note, hide_caption=True)
+    head = ("rank", "wait ms", "of its collectives", "wait caused on others ms", "times last", "idle ms")
+    twin = table(head, cells, caption="Wait time by rank", note=note, hide_caption=True)
     if not shown:
-        return card("By rank", [empty("Nothing is known of who waited, or was idle.", _record()), twin])
+        return card("By rank", [empty("Wait and idle times are not known.", _record()), twin])
     few = len(found) <= MARKED_STEPS
     axis = {"tickmode": "linear", "dtick": 1} if few else {"nticks": 16, "tickformat": "d"}
     chart = panels(shown, x="rank", each_px=PANEL_PX, xaxis=axis)
     return figure_card("By rank", chart, twin, words=words, id="ranks-waiting", height=height(len(shown), PANEL_PX))
 
 
-def _bar(bars: view.Bars, colour: str) -> dict[str, Any]:
+def _bar(bars: view.RankBars, colour: str) -> dict[str, Any]:
     return {
         "type": "bar",
         "x": list(bars.at),
@@ -153,7 +155,7 @@ def _clocks(analysis: Analysis) -> list[Component]:
         else {"nticks": 16, "tickformat": "d"},
     }
     rows = [(f"rank {rank}", f"{ns / 1e3:+,.1f}") for rank, ns in offsets[:MAX_ROWS]]
-    words = f"Each rank's clock against the middle one{within}; taken out of all figures. Bars: how well ends agree."
+    words = f"Each rank's clock relative to the median{within}. All figures are corrected for it. Error bars: residual."
     return [
         figure_card(
             "Clocks", figure([trace], x="rank", y="µs", layout=axes),
@@ -163,8 +165,8 @@ def _clocks(analysis: Analysis) -> list[Component]:
     ]  # fmt: skip
 
 
-def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
-    clocks = opened.together.clocks
+def _telemetry(opened: OpenRun, chosen: Sequence[int]) -> Component:
+    clocks = opened.cross_rank.clocks
     found = readings(opened.run, clocks, chosen)
     choose = html.Div(
         [
@@ -180,30 +182,30 @@ def _telemetry(opened: Opened, chosen: Sequence[int]) -> Component:
         className="choose",
     )  # fmt: skip
     missing = view.not_recorded(found)
-    without = html.P(f"n/a, not recorded of these ranks: {', '.join(missing)}.", className="note") if missing else None
-    told = sorted(
+    without = html.P(f"Not recorded for these ranks: {', '.join(missing)}.", className="note") if missing else None
+    reported = sorted(
         {str(each) for rank in chosen for each in opened.run.ranks[rank].recorded.get("telemetry_unsupported", [])}
     )
-    reasons = [notes(told)] if told else []
+    reasons = [notes(reported)] if reported else []
     if not found:
-        words = "No telemetry was recorded of these ranks: traces of other tools have none, our own capture samples it."
-        return card("The machine meanwhile", [choose, empty(words, _record()), *reasons])
+        words = "No telemetry was recorded for these ranks: only OverlapScope's own capture samples it."
+        return card("Telemetry", [choose, empty(words, _record()), *reasons])
     axis = view.axis(opened.run, clocks, chosen, found)
     shown = [(plain(panel.title), _lines(panel, chosen)) for panel in view.panels(found, axis.origin_ns)]
     chart = panels(shown, x=axis.title, each_px=PANEL_PX, layout=_shaded(axis.shaded))
-    twin = table(("rank", "reading", "mean", "least", "most", "readings"), view.reading_rows(found),
+    twin = table(("rank", "reading", "mean", "min", "max", "readings"), view.reading_rows(found),
                  caption="Telemetry", left=2, hide_caption=True)  # fmt: skip
-    words = f"Readings of the chosen ranks on one time axis; {axis.words}."
+    words = f"Readings of the selected ranks on one time axis; {axis.words}."
     after = [each for each in (without, *reasons) if each is not None]
-    return figure_card("The machine meanwhile", chart, twin, words=words, id="ranks-telemetry",
-                       height=height(len(shown), PANEL_PX), beside=[choose, *after])  # fmt: skip
+    return figure_card("Telemetry", chart, twin, words=words, id="ranks-telemetry",
+                       height=height(len(shown), PANEL_PX), controls=[choose, *after])  # fmt: skip
 
 
 def _colours(chosen: Sequence[int]) -> dict[int, str]:
     return {rank: COLOURS[SEQUENCE[at % len(SEQUENCE)]] for at, rank in enumerate(chosen)}
 
 
-def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
+def _lines(panel: view.MeasurePanel, chosen: Sequence[int]) -> list[dict[str, Any]]:
     colours = _colours(chosen)
     seen: dict[int, int] = {}
     traces = []
@@ -225,9 +227,9 @@ def _lines(panel: view.Panel, chosen: Sequence[int]) -> list[dict[str, Any]]:
     return traces
 
 
-def _shaded(steps: Sequence[view.Step]) -> dict[str, Any]:
+def _shaded(steps: Sequence[view.ShadedStep]) -> dict[str, Any]:
     bands = [
-        {"type": "rect", "xref": "x", "yref": "paper", "x0": each.begins, "x1": each.ends, "y0": 0, "y1": 1,
+        {"type": "rect", "xref": "x", "yref": "paper", "x0": each.start_s, "x1": each.end_s, "y0": 0, "y1": 1,
          "layer": "below", "line": {"width": 0}, "fillcolor": "rgba(134,142,150,0.12)"}
         for each in steps
     ]  # fmt: skip
@@ -235,8 +237,8 @@ def _shaded(steps: Sequence[view.Step]) -> dict[str, Any]:
 
 
 def _matching(analysis: Analysis) -> list[Component]:
-    said = view.matching(analysis)
-    return [card("What was matched", notes(said), wide="half")] if said else []
+    matched = view.matching(analysis)
+    return [card("Matching", notes(matched), wide="half")] if matched else []
 
 
 def _record() -> Component:

@@ -1,4 +1,4 @@
-"""All recommendations of a run: what to change, what it gains and risks, how to do it and how to verify it."""
+"""The recommendations page: what to change, its gain and risks, how to apply it and how to verify it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from overlapscope.errors import InputError
 from overlapscope.report.formatting import ms
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
 from overlapscope_dashboards.parts.text import aria, chips, code
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import run_address
 from overlapscope_dashboards.views import recommendations as view
 
@@ -18,10 +18,10 @@ ORDER = 60
 HEAD = ("settings", "measured in", "predicted on", "predicted ms", "90 % interval", "measured ms", "error", "")
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; `?for=deepspeed` says in whose words changes are written."""
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page; `?for=deepspeed` selects the framework of the code snippets."""
     found, reasons = opened.advice
-    shown = view.shown(found, view.now(opened.analysis))
+    shown = view.shown(found, view.current_step(opened.analysis))
     known = view.frameworks(shown)
     chosen = query.get("for") if query.get("for") in known else None
     most = max((each.interval.high_ns for each in shown if each.interval), default=0)
@@ -33,7 +33,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
     ]
 
 
-def _frameworks(opened: Opened, known: Sequence[str], chosen: str | None) -> list[Component]:
+def _frameworks(opened: OpenRun, known: Sequence[str], chosen: str | None) -> list[Component]:
     if len(known) < 2:
         return []
     links = [
@@ -44,17 +44,17 @@ def _frameworks(opened: Opened, known: Sequence[str], chosen: str | None) -> lis
     return [chips("Framework", links)]
 
 
-def _one(opened: Opened, number: int, each: view.Shown, framework: str | None, most_ns: int) -> Component:
+def _one(opened: OpenRun, number: int, each: view.ShownAdvice, framework: str | None, most_ns: int) -> Component:
     facts = html.Dl(
         [html.Div([html.Dt(name), html.Dd(words)]) for name, words in each.facts],
         className="facts",
     )
-    told = view.code_for(each, framework)
+    snippet = view.code_for(each, framework)
     how: list[Component] = []
-    if told is not None:
-        how = [html.H3(f"Apply, {told[1]}"), code(told[2], label=f"{each.title}, {told[1]}")]
-        if framework is not None and told[0] != framework:
-            how.append(html.P(f"It is told for {told[1]} only.", className="note"))
+    if snippet is not None:
+        how = [html.H3(f"Apply, {snippet[1]}"), code(snippet[2], label=f"{each.title}, {snippet[1]}")]
+        if framework is not None and snippet[0] != framework:
+            how.append(html.P(f"Available for {snippet[1]} only.", className="note"))
     return card(
         f"{number}. {each.title}",
         [
@@ -72,8 +72,8 @@ def _one(opened: Opened, number: int, each: view.Shown, framework: str | None, m
     )
 
 
-def _interval(gain: view.Gain, most_ns: int) -> Component:
-    """Draw the gain as a bar from nought, with its interval as a line over it: all cards have one scale."""
+def _interval(gain: view.GainInterval, most_ns: int) -> Component:
+    """Return the gain as a bar from zero, with its interval as a line over it; all cards share one scale."""
 
     def percent(ns: float) -> str:
         return f"{max(0.0, min(100.0, 100 * ns / most_ns)):.2f}%"
@@ -89,23 +89,23 @@ def _interval(gain: view.Gain, most_ns: int) -> Component:
     )
 
 
-def _reasons(opened: Opened, reasons: Sequence[str]) -> Component:
+def _reasons(opened: OpenRun, reasons: Sequence[str]) -> Component:
     links = html.P([
         dcc.Link("Try other settings", href=run_address(opened.id, "what-if")), " · ",
-        dcc.Link("Who waited for whom", href=run_address(opened.id, "ranks")),
+        dcc.Link("Stragglers and wait times", href=run_address(opened.id, "ranks")),
     ], className="note")  # fmt: skip
-    return card("Besides", [*([notes(reasons)] if reasons else []), links], wide="half")
+    return card("Notes", [*([notes(reasons)] if reasons else []), links], wide="half")
 
 
-def _earlier(opened: Opened) -> Component:
+def _earlier(opened: OpenRun) -> Component:
     try:
-        tested = view.earlier(opened.tested)
+        outcomes = view.earlier(opened.prediction_outcomes)
     except InputError as error:
         return card("Earlier predictions", empty(opened.without_root(error)), wide="half")
-    if not tested:
-        words = "No earlier prediction of this run was measured."
-        then = next_command("Record a run under changed settings, and hold it against this one",
+    if not outcomes:
+        words = "No earlier prediction for this run was measured."
+        then = next_command("Record a run with changed settings, and compare it with this one",
                             opened.command("overlapscope compare RUN NEW_RUN"))  # fmt: skip
         return card("Earlier predictions", empty(words, then), wide="half")
-    rows = table(HEAD, view.earlier_rows(tested), caption="Earlier predictions", left=3, hide_caption=True)
-    return card("Earlier predictions", rows, words=view.earlier_words(tested))
+    rows = table(HEAD, view.earlier_rows(outcomes), caption="Earlier predictions", left=3, hide_caption=True)
+    return card("Earlier predictions", rows, words=view.earlier_words(outcomes))

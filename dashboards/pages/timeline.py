@@ -1,4 +1,4 @@
-"""Ranks by time: an exact heat map at any zoom, the chosen ranks lane by lane, single spans where few are in view."""
+"""The timeline page: an exact heat map of all ranks at any zoom, and the lanes (streams and threads) of some ranks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,37 @@ from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from overlapscope_dashboards.parts.text import aria
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.timeline import endpoints as answers
 from overlapscope_dashboards.timeline import perfetto
 from overlapscope_dashboards.timeline.endpoints import state_of
-from overlapscope_dashboards.timeline.figure import height_before
+from overlapscope_dashboards.timeline.figure import expected_height
 from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
 from overlapscope_dashboards.timeline.labels import NAMES
-from overlapscope_dashboards.timeline.query import asked
+from overlapscope_dashboards.timeline.query import parse_timeline_query
 from overlapscope_dashboards.timeline.source import source_of
 
 TITLE = "Timeline"
 ORDER = 20
-MODE_WORDS = {DOMINATING: "Longest", **{mode: mode.capitalize() for mode in MODES[1:]}}
-KEYS = "Drag to zoom; arrows move, + and - zoom, 0 shows all, / finds a name, n and N go through what was found."
+MODE_WORDS = {
+    DOMINATING: "Longest",
+    **{mode: mode.capitalize() for mode in MODES[1:]},
+    "hidden": "Overlapped",
+    "copy": "Memcpy",
+}
+KEYS = "Drag to zoom; arrow keys move, + and - zoom, 0 shows all, / searches a name, n and N step through the hits."
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page at the window, ranks, mode and name that the address asks for.
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page for the window, ranks, mode and search text of the address.
 
-    `assets/timeline.js` asks for what it shows (`timeline/answers.py`), before this is laid out, and fills it in.
+    `assets/timeline.js` requests the view (`timeline/endpoints.py`) before this is laid out, and fills it in.
     """
     source = source_of(opened)
-    first = asked(query, source.whole, source.ranks)
+    first = parse_timeline_query(query, source.whole, source.ranks)
     state = state_of(first)
-    place = html.Div(id="timeline-figure", style={"height": f"{height_before(source, first.ranks)}px"})
+    place = html.Div(id="timeline-figure", style={"height": f"{expected_height(source, first.ranks)}px"})
     return [
         html.Section(
             [
@@ -43,7 +48,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
                 html.Div(
                     [html.Canvas(id="timeline-map", **aria(hidden="true")), place],
                     className="chart tl-chart", role="img", id="timeline-chart",
-                    **aria(label="Timeline of ranks. The table below holds the same figures; " + KEYS),
+                    **aria(label="Timeline of ranks. The table below has the same figures. " + KEYS),
                 ),
                 html.P(id="timeline-note", className="note"),
                 html.P("", id="timeline-said", className="note warn", role="status"),
@@ -57,7 +62,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 
 def register(app: Dash, site: Site) -> None:
-    """Answer what the page's script asks for, give the window to take away, and tell the script of a new layout."""
+    """Register the script's endpoints and the Perfetto export, and notify the script of a new layout."""
     perfetto.register(app, site)
     answers.register(app, site)
     cast(Any, app.clientside_callback)(  # it has no types
@@ -65,9 +70,9 @@ def register(app: Dash, site: Site) -> None:
     )
 
 
-def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component:
-    def button(label: str, does: str, said: str) -> Component:
-        return html.Button(label, type="button", title=said, **_data(timeline=does), **aria(label=said))
+def _controls(opened: OpenRun, state: Mapping[str, Any], ranks: int) -> Component:
+    def button(label: str, does: str, description: str) -> Component:
+        return html.Button(label, type="button", title=description, **_data(timeline=does), **aria(label=description))
 
     moves = [
         button("←", "left", "Earlier"), button("→", "right", "Later"), button("+", "in", "Zoom in"),
@@ -75,8 +80,8 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
     ]  # fmt: skip
     modes = [
         html.Button(
-            MODE_WORDS[mode], type="button", title="The state a cell was in longest" if mode == DOMINATING else
-            f"Share of time that was {NAMES[mode]}", **_data(timeline="mode", mode=mode),
+            MODE_WORDS[mode], type="button", title="The state with the most time in a cell" if mode == DOMINATING else
+            f"Share of time: {NAMES[mode]}", **_data(timeline="mode", mode=mode),
             **aria(pressed="true" if state["mode"] == mode else "false"),
         )
         for mode in MODES
@@ -84,11 +89,11 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
     return html.Div(
         [
             html.Div(moves, className="tl-group", role="group", **aria(label="Window of time")),
-            html.Div(modes, className="tl-group", role="group", **aria(label="What colours show")),
+            html.Div(modes, className="tl-group", role="group", **aria(label="Meaning of colours")),
             html.Label(
                 ["Ranks", dcc.Input(id="timeline-ranks", value=state["ranks"], debounce=True, type="text",
                                     autoComplete="off")],
-                title=f"Ranks shown lane by lane, at most 16 of {ranks}: 0-3,6",
+                title=f"Ranks whose streams and threads are shown, at most 16 of {ranks}: 0-3,6",
             ),
             html.Label(
                 ["Find", dcc.Input(id="timeline-text", value=state["q"], debounce=True, type="text",
@@ -96,14 +101,14 @@ def _controls(opened: Opened, state: Mapping[str, Any], ranks: int) -> Component
                 className="tl-find",
             ),
             html.Div(
-                [button("↑", "previous", "Previous found"), button("↓", "next", "Next found"),
+                [button("↑", "previous", "Previous hit"), button("↓", "next", "Next hit"),
                  html.Span("", id="timeline-hits", className="tl-hits", role="status")],
-                className="tl-group", role="group", **aria(label="What was found"),
+                className="tl-group", role="group", **aria(label="Search hits"),
             ),
             html.Button("Open in Perfetto", id="timeline-open", type="button", hidden=True,
                         **_data(timeline="perfetto")),
             html.A("To Perfetto", id="timeline-take", className="button",
-                   title="This window and these ranks as a trace for ui.perfetto.dev",
+                   title="Download this window and these ranks as a trace for ui.perfetto.dev",
                    href=run_address(opened.id, "timeline") + perfetto.tail(state), download="window.json.gz"),
         ],
         className="tl-controls",

@@ -1,4 +1,4 @@
-"""What a step would take under other settings; the settings are the address."""
+"""The what-if page: the predicted step time with other settings, which are the query of the address."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -17,39 +17,39 @@ from overlapscope.whatif.ddp_step import Settings
 from overlapscope.whatif.lane_usage import Lanes
 from overlapscope_dashboards.parts import card, empty, figure_card, key_figures, next_command, notes, stacked_bar, table
 from overlapscope_dashboards.parts.text import aria, chips, code
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Site, query_of, run_address
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.theme import COLOURS, figure
 from overlapscope_dashboards.views import what_if as view
 
 TITLE = "What-if"
 ORDER = 50
-KEPT: Final = 64
-"""Settings of a run that are kept replayed."""
+MAX_REPLAYED: Final = 64
+"""Most cached replays of a run."""
 BAND: Final = "rgba(15,127,192,0.16)"
 FLAT: Final = "rgba(0,158,115,0.14)"
-BESIDE: Final = 1.12
-"""How far, as a factor, the shade of a flat region reaches beyond its caps."""
-BESIDES: Final = (
-    "Bucket caps, 16-bit gradients, views, accumulation, faster links and no late ranks are replayed. Algorithms and "
-    "prefetching are not: what was never measured in this job has no cost here."
+SHADE_MARGIN: Final = 1.12
+"""Factor by which the shade of a flat region extends beyond its caps."""
+NOT_REPLAYED: Final = (
+    "Replayed: bucket caps, 16-bit gradients, gradient views, accumulation, link speed and no stragglers. Not "
+    "replayed: algorithms and prefetching, because their cost was never measured in this job."
 )
 
 ASSUMED = {
-    "per_bucket_us": "each bucket besides its transfer, µs",
-    "latency_us": "a call besides its bytes, µs",
-    "comm_share": "of the slowdown transfers have, times",
-    "transfer_beside_compute": "transfers beside compute, times",
+    "per_bucket_us": "overhead per bucket, µs",
+    "latency_us": "latency per call, µs",
+    "comm_share": "share of the slowdown on transfers, times",
+    "transfer_beside_compute": "transfers overlapped with compute, times",
     "transfer_time": "transfers, times as recorded",
     "compute_time": "compute, times as recorded",
 }
-"""What a replay assumes, in words."""
+"""Labels of a replay's assumptions."""
 
 
-def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
-    """Return the page; every setting is a name of the query, see `views.what_if.KNOBS`."""
+def layout(opened: OpenRun, query: Mapping[str, str]) -> list[Component]:
+    """Return the page; every setting is a name of the query, see `views.what_if.SETTING_NAMES`."""
     try:
-        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
+        case = opened.once("what_if.case", lambda: from_run(opened.run, opened.cross_rank))
     except InputError as error:
         inside = [
             html.P(f"This recording cannot be replayed: {error}."),
@@ -58,16 +58,16 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
             ),
         ]
         return [html.Section(html.Div(inside, className="empty"), className="card")]
-    asked = _asked(opened, case)(view.settings_of(query, case.baseline))
+    outcome = _replayer(opened, case)(view.read_settings(query, case.baseline))
     return [
-        html.Div([html.P(view.lead(asked), className="lead")], className="intro"),
-        key_figures(view.figures(asked)),
+        html.Div([html.P(view.lead(outcome), className="lead")], className="intro"),
+        key_figures(view.figures(outcome)),
         html.Div(
             [
-                html.Div([_controls(opened, case, asked, query), _code(opened, case, asked, query)],
+                html.Div([_controls(opened, case, outcome, query), _code(opened, case, outcome, query)],
                          className="stack third"),
-                html.Div([_parts(asked), _curve(asked)], className="stack twothirds"),
-                _lanes(asked),
+                html.Div([_parts(outcome), _curve(outcome)], className="stack twothirds"),
+                _lanes(outcome),
                 _rests_on(case),
             ],
             className="grid",
@@ -76,7 +76,7 @@ def layout(opened: Opened, query: Mapping[str, str]) -> list[Component]:
 
 
 def register(app: Dash, site: Site) -> None:
-    """Put the cap that the slider was moved to into the address."""
+    """Register the callback that writes the bucket cap of the slider into the address."""
 
     @app.callback(
         Output("address", "search", allow_duplicate=True),
@@ -89,29 +89,31 @@ def register(app: Dash, site: Site) -> None:
         if place is None:
             return no_update
         key = ("what_if.cap", place, search)
-        to = site.beside(key, path, lambda opened: moved(opened, place, query_of(search)))
+        to = site.in_background(key, path, lambda opened: query_with_cap(opened, place, parse_query(search)))
         return no_update if to is None else to
 
 
-def moved(opened: Opened, place: float, query: Mapping[str, str]) -> str | None:
-    """Return the query with the cap at a place of the slider; None where it is that one now."""
-    case = opened.once("what_if.case", lambda: from_run(opened.run, opened.together))
-    settings = view.settings_of(query, case.baseline)
+def query_with_cap(opened: OpenRun, place: float, query: Mapping[str, str]) -> str | None:
+    """Return the query with the cap at a slider position; None if it is the current cap."""
+    case = opened.once("what_if.case", lambda: from_run(opened.run, opened.cross_rank))
+    settings = view.read_settings(query, case.baseline)
     caps = caps_of(case.workload(), case.baseline.ddp.bucket_cap_mb, settings.ddp.bucket_cap_mb)
     cap = caps[max(0, min(round(place), len(caps) - 1))]
     if cap == settings.ddp.bucket_cap_mb:
         return None
     chosen = None if cap == case.baseline.ddp.bucket_cap_mb else f"{cap:g}"
-    address = run_address(opened.id, "what-if", view.with_knob(query, "cap", chosen))
+    address = run_address(opened.id, "what-if", view.change_setting(query, "cap", chosen))
     return address[address.index("?") :] if "?" in address else ""
 
 
-def _asked(opened: Opened, case: RecordedCase) -> Callable[[Settings], view.Asked]:
-    return opened.once("what_if.asked", lambda: lru_cache(KEPT)(partial(view.ask, case)))
+def _replayer(opened: OpenRun, case: RecordedCase) -> Callable[[Settings], view.SettingsOutcome]:
+    return opened.once("what_if.asked", lambda: lru_cache(MAX_REPLAYED)(partial(view.replay_settings, case)))
 
 
-def _controls(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapping[str, str]) -> Component:
-    base, cap = case.baseline.ddp.bucket_cap_mb, asked.settings.ddp.bucket_cap_mb
+def _controls(
+    opened: OpenRun, case: RecordedCase, outcome: view.SettingsOutcome, query: Mapping[str, str]
+) -> Component:
+    base, cap = case.baseline.ddp.bucket_cap_mb, outcome.settings.ddp.bucket_cap_mb
     caps = caps_of(case.workload(), base, cap)
     marks: Any = {at: {"label": f"{each:g}"} for at, each in enumerate(caps)}
     slider = dcc.Slider(
@@ -123,25 +125,31 @@ def _controls(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapp
         html.Div([html.H3(f"bucket cap, MiB{now}", id="what-if-cap-label"), slider], className="knob", role="group",
                  **aria(labelledby="what-if-cap-label"))
     ]  # fmt: skip
-    for each in view.choices(case, asked.settings):
+    for each in view.choices(case, outcome.settings):
         links = [
-            (words, run_address(opened.id, "what-if", view.with_knob(query, each.name, value)), chosen)
+            (words, run_address(opened.id, "what-if", view.change_setting(query, each.name, value)), chosen)
             for words, value, chosen in each.options
         ]
         groups.append(html.Div([html.H3(each.label), chips(each.label, links)], className="knob"))
-    if asked.changed:
+    if outcome.changed:
         groups.append(html.P(dcc.Link("As recorded", href=run_address(opened.id, "what-if"))))
     return card("Settings", groups)
 
 
-def _code(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapping[str, str]) -> Component:
-    found = setting_code(asked.settings.knobs(), ITEM_BYTES[case.recorded.dtypes[0]])
+def _code(opened: OpenRun, case: RecordedCase, outcome: view.SettingsOutcome, query: Mapping[str, str]) -> Component:
+    found = setting_code(outcome.settings.knobs(), ITEM_BYTES[case.recorded.dtypes[0]])
     if not found:
-        return card("How to set it", empty("No setting alone brings this about: it tells what it would be worth."))
+        return card(
+            "How to set it", empty("No setting achieves this on its own. The figures show what it would be worth.")
+        )
     chosen = query.get("for", "")
     chosen = chosen if chosen in found else next(iter(found))
     links = [
-        (view.FRAMEWORKS[each], run_address(opened.id, "what-if", view.with_knob(query, "for", each)), each == chosen)
+        (
+            view.FRAMEWORKS[each],
+            run_address(opened.id, "what-if", view.change_setting(query, "for", each)),
+            each == chosen,
+        )
         for each in found
     ]
     verify = opened.command("overlapscope compare RUN NEW_RUN")
@@ -155,27 +163,29 @@ def _code(opened: Opened, case: RecordedCase, asked: view.Asked, query: Mapping[
     )
 
 
-def _parts(asked: view.Asked) -> Component:
-    longest = max(asked.before.step_ns, asked.after.step_ns)
+def _parts(outcome: view.SettingsOutcome) -> Component:
+    longest = max(outcome.before.step_ns, outcome.after.step_ns)
     bars: list[Component] = []
-    for words, shown in (("as recorded", asked.before), ("as asked for", asked.after)):
+    for words, shown in (("as recorded", outcome.before), ("with these settings", outcome.after)):
         bar = html.Div(
             stacked_bar(view.segments(shown), shown.step_ns), style={"width": f"{100 * shown.step_ns / longest:.2f}%"}
         )
         bars += [html.P(f"{words}, {ms(shown.step_ns)} ms", className="note"), bar]
-        if not asked.changed:
+        if not outcome.changed:
             break
-    rows = view.part_rows(asked.before, asked.after)
+    rows = view.part_rows(outcome.before, outcome.after)
     twin = table(("part of a step", "now ms", "then ms", "difference ms"), rows, caption="Parts of a replayed step",
                  hide_caption=True)  # fmt: skip
-    words = "Replayed, on the rank that ends last; both bars have one scale."
-    return card("A step before and after" if asked.changed else "A step", [*bars, twin], words=words)
+    words = "Replayed, for the rank that ends last. Both bars have the same scale."
+    return card("Step before and after" if outcome.changed else "Step", [*bars, twin], words=words)
 
 
-def _curve(asked: view.Asked) -> Component:
-    curve = asked.curve
+def _curve(outcome: view.SettingsOutcome) -> Component:
+    curve = outcome.curve
     if len(curve.caps_mb) < 2:
-        return card("Step by bucket cap", empty("All gradients fit into the smallest bucket: the cap changes nothing."))
+        return card(
+            "Step by bucket cap", empty("All gradients fit into the smallest bucket, so the cap has no effect.")
+        )
     caps = list(curve.caps_mb)
     low, high = ([getattr(each, name) / 1e6 for each in curve.steps] for name in ("low_ns", "high_ns"))
     steps = [each.predicted_step_ns / 1e6 for each in curve.steps]
@@ -191,7 +201,7 @@ def _curve(asked: view.Asked) -> Component:
          "hovertemplate": "cap %{x:g} MiB, %{customdata[0]} buckets<br><b>%{y:,.3f} ms</b>, %{customdata[1]:,.3f} to "
          "%{customdata[2]:,.3f}<extra></extra>"},
     ]  # fmt: skip
-    base, cap = asked.present, asked.present.knobs.get("bucket_cap_mb")
+    base, cap = outcome.present, outcome.present.knobs.get("bucket_cap_mb")
     if cap and base.known_from == "measured":
         traces.append(
             {"type": "scatter", "mode": "markers", "x": [cap], "y": [base.predicted_step_ns / 1e6],
@@ -201,11 +211,11 @@ def _curve(asked: view.Asked) -> Component:
     shapes: list[dict[str, Any]] = []
     shapes += [
         {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 0},
-         "fillcolor": FLAT, "x0": low_mb / BESIDE, "x1": high_mb * BESIDE}
-        for low_mb, high_mb in view.flat_ranges(curve)
+         "fillcolor": FLAT, "x0": low_mb / SHADE_MARGIN, "x1": high_mb * SHADE_MARGIN}
+        for low_mb, high_mb in view.best_cap_ranges(curve)
     ]  # fmt: skip
-    chosen = asked.settings.ddp.bucket_cap_mb
-    if asked.changed and chosen is not None:
+    chosen = outcome.settings.ddp.bucket_cap_mb
+    if outcome.changed and chosen is not None:
         shapes.append({"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": chosen, "x1": chosen,
                        "line": {"color": COLOURS["idle"], "width": 2, "dash": "dot"}})  # fmt: skip
     marks = [each for each in caps if f"{each:g}"[0] in "125"]
@@ -214,8 +224,8 @@ def _curve(asked: view.Asked) -> Component:
         "yaxis": {"rangemode": "normal"},
         "shapes": shapes,
     }
-    words = f"{view.flat_words(curve)} The other settings stay as they are chosen." + (
-        " The dotted line is the chosen cap." if asked.changed else ""
+    words = f"{view.best_caps_sentence(curve)} The other settings are as selected." + (
+        " The dotted line is the selected cap." if outcome.changed else ""
     )
     twin = table(("cap MiB", "step ms", "low ms", "high ms", "exposed ms", "buckets", "near the best"),
                  view.curve_rows(curve), caption="Step by bucket cap", hide_caption=True)  # fmt: skip
@@ -223,8 +233,8 @@ def _curve(asked: view.Asked) -> Component:
                        words=words, id="what-if-curve", height=320)  # fmt: skip
 
 
-def _lanes(asked: view.Asked) -> Component:
-    shown = [("now", asked.before)] + ([("then", asked.after)] if asked.changed else [])
+def _lanes(outcome: view.SettingsOutcome) -> Component:
+    shown = [("now", outcome.before)] + ([("then", outcome.after)] if outcome.changed else [])
     traces: list[dict[str, Any]] = []
     for words, each in shown:
         traces += _bars(each, words, legend=words == "now")
@@ -240,13 +250,13 @@ def _lanes(asked: view.Asked) -> Component:
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
     }  # fmt: skip
     tables = [
-        table(("collective", "gradients", "launched ms", "moves from ms", "to ms"), view.lane_rows(each),
+        table(("collective", "gradients", "launched ms", "transfer from ms", "to ms"), view.lane_rows(each),
               caption=f"Collectives of a step, {words}")
         for words, each in shown
     ]  # fmt: skip
     return figure_card(
         "The step as replayed", figure(traces, x="ms from the start of the step", layout=layout), html.Div(tables),
-        words="On the rank that ends last. Before it moves data, a collective waits for the others or for its link.",
+        words="On the rank that ends last. Before its transfer, a collective waits for other ranks or for the link.",
         id="what-if-lanes", height=90 + 96 * len(shown),
     )  # fmt: skip
 
@@ -267,7 +277,7 @@ def _bars(shown: Lanes, words: str, *, legend: bool) -> list[dict[str, Any]]:
             "type": "bar", "orientation": "h", "name": name, "legendgroup": name, "showlegend": legend and bool(own),
             "y": [lane] * len(own), "base": [start / 1e6 for start, _, _ in own],
             "x": [(end - start) / 1e6 for start, end, _ in own],
-            "customdata": [[said, start / 1e6, end / 1e6] for start, end, said in own],
+            "customdata": [[label, start / 1e6, end / 1e6] for start, end, label in own],
             "marker": {"color": COLOURS[colour], "line": {"width": 1, "color": "rgba(255,255,255,0.6)"},
                        "pattern": {"shape": pattern, "size": 6, "solidity": 0.25}},
             "hovertemplate": "%{customdata[0]}, " + name + "<br><b>%{x:,.3f} ms</b>, %{customdata[1]:,.3f} to "
@@ -291,14 +301,15 @@ def _rests_on(case: RecordedCase) -> Component:
         )
         for each in case.assumptions
     ]
-    told = case.told
-    how = "measured" if told.identified else "a prior"
-    rows.insert(0, ("compute beside communication, times", f"{told.slowdown:.3g}", f"{told.low:.3g} to {told.high:.3g}",
+    slowdown = case.told
+    how = "measured" if slowdown.identified else "assumed"
+    rows.insert(0, ("slowdown of overlapped compute, times", f"{slowdown.slowdown:.3g}",
+                    f"{slowdown.low:.3g} to {slowdown.high:.3g}",
                     how))  # fmt: skip
-    head = ("assumed", "value", "range", "known from")
+    head = ("assumption", "value", "range", "source")
     inside = [
-        html.Div(table(head, rows, caption="What predictions rest on", hide_caption=True), className="verdicts"),
-        notes([*([told.reason] if told.reason else []), *case.notes, BESIDES]),
+        html.Div(table(head, rows, caption="Assumptions of the prediction", hide_caption=True), className="verdicts"),
+        notes([*([slowdown.reason] if slowdown.reason else []), *case.notes, NOT_REPLAYED]),
     ]
-    words = "Each is varied within its range; the interval holds what a step does then."
-    return card("What this rests on", inside, words=words)
+    words = "Each is varied within its range; the interval covers the resulting step times."
+    return card("Assumptions", inside, words=words)

@@ -1,6 +1,6 @@
-"""Bars that are tables: a name, a bar, milliseconds and a share; and one bar whose segments add up to a whole.
+"""Bars drawn as HTML tables: one bar per row, bars split into parts, and one stacked bar whose segments add up.
 
-They need no chart library: they are sharp at any size, take the page's colours, and are read as the tables they are.
+They need no chart library, are sharp at any size, use the page's colours, and screen readers read them as tables.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from overlapscope.report.formatting import ms, percent
 from overlapscope_dashboards.parts.text import aria
 
 LABELLED = 0.09
-"""Share of the bar from which on a segment holds its name."""
+"""Share of the bar above which a segment contains its name."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
-    """Draw the segments one after another. What they are must stand in a table beside it: see `bar_table`."""
+    """Return the segments side by side. A table next to it must list them for screen readers: see `bar_table`."""
     drawn = [
         html.Div(
             [html.Span(each.name), html.Span(f"{ms(each.ns)} ms")] if each.ns >= LABELLED * whole_ns else [],
@@ -50,7 +50,7 @@ def stacked_bar(segments: Sequence[Segment], whole_ns: float) -> Component:
 def bar_table(
     rows: Sequence[BarRow], *, caption: str, unit: str, whole_ns: float | None, share_of: str = "", first: str = ""
 ) -> Component:
-    """Return a table of bars: name, bar against the longest row, milliseconds (`unit`), and the share of `whole_ns`."""
+    """Return a table of bars: name, bar relative to the longest row, milliseconds (`unit`), and share of `whole_ns`."""
     longest = max((each.ns for each in rows), default=0)
     head = [html.Th(first or "part", scope="col", className="word"), html.Td("", className="bar")]
     head.append(html.Th(unit, scope="col"))
@@ -72,15 +72,15 @@ def bar_table(
     )
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part of every bar is; `kind` is its colour and pattern, a class of the style sheet."""
+class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Name of one part of every bar; `kind` is its colour and pattern, a class of the style sheet."""
 
     name: str
     kind: str
 
 
 class SplitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row: a value in nanoseconds for each part, and cells that stand before them."""
+    """A row: a value in nanoseconds for each part, and text cells before them."""
 
     name: str
     parts_ns: tuple[float, ...]
@@ -88,9 +88,15 @@ class SplitRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_bar_table(
-    rows: Sequence[SplitRow], parts: Sequence[Part], *, caption: str, first: str, unit: str, cells: Sequence[str] = ()
+    rows: Sequence[SplitRow],
+    parts: Sequence[SplitPart],
+    *,
+    caption: str,
+    first: str,
+    unit: str,
+    cells: Sequence[str] = (),
 ) -> Component:
-    """Return a table of bars against the longest row; heads of parts show their colour, so that no legend is needed."""
+    """Return a table of split bars relative to the longest row; column heads show the colours instead of a legend."""
     longest = max((sum(each.parts_ns) for each in rows), default=0)
     head = [html.Th(first, scope="col", className="word"), html.Td("", className="bar")]
     head += [html.Th(each, scope="col") for each in cells]

@@ -1,6 +1,6 @@
-"""Cards: a heading and what belongs to it; a chart with its words and its table; what to say where there is nothing."""
+"""Cards: a heading with content; a chart with its description and table; a message where there is nothing to show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dash import dcc, html
@@ -15,8 +15,8 @@ Children = Component | Sequence[Component]
 def card(title: str, children: Children, *, words: str = "", wide: str = "") -> Component:
     """Return a section with a heading; `wide` is `half`, `third`, `twothirds`, or empty for the whole width."""
     inside = [children] if isinstance(children, Component) else list(children)
-    said = [html.P(words, className="words")] if words else []
-    return html.Section([html.H2(title), *said, *inside], className=f"card {wide}".strip())
+    description = [html.P(words, className="words")] if words else []
+    return html.Section([html.H2(title), *description, *inside], className=f"card {wide}".strip())
 
 
 def figure_card(
@@ -28,25 +28,24 @@ def figure_card(
     id: str,
     height: int = 280,
     wide: str = "",
-    config: Mapping[str, Any] | None = None,
-    beside: Sequence[Component] = (),
+    controls: Sequence[Component] = (),
     after: Sequence[Component] = (),
 ) -> Component:
-    """Return a chart in a card: its heading, what is to be seen in a sentence, the chart, and the same as a table.
+    """Return a card with a heading, a one-sentence description, a chart, and the same figures as a table.
 
-    `twin` is that table (`parts.table`). The height is fixed from the start, so that nothing jumps. `beside` stands
-    between words and chart, as controls do; `after` below both.
+    `twin` is that table (`parts.table`). The height is fixed from the start, so that the layout does not shift.
+    `controls` are placed between description and chart, `after` below both.
     """
-    allowed: Any = {**CONFIG, **(config or {})}
-    graph = dcc.Graph(id=id, figure=figure, config=allowed, style={"height": f"{height}px"}, responsive=True)
+    config: Any = CONFIG
+    graph = dcc.Graph(id=id, figure=figure, config=config, style={"height": f"{height}px"}, responsive=True)
     drawn = html.Div(graph, role="img", className="chart", style={"height": f"{height}px"},
                      **aria(label=f"{title}. {words}"))  # fmt: skip
     as_table = html.Details([html.Summary("Show as table"), twin])
-    return card(title, [*beside, drawn, as_table, *after], words=words, wide=wide)
+    return card(title, [*controls, drawn, as_table, *after], words=words, wide=wide)
 
 
 def key_figures(figures: Sequence[tuple[str, str, str, str]]) -> Component:
-    """Return a row of figures as (name, value, unit, what stands below it)."""
+    """Return a row of figures, each given as (name, value, unit, text below)."""
     return html.Dl(
         [
             html.Div(
@@ -68,7 +67,7 @@ def notes(lines: Sequence[str], *, warning: bool = False) -> Component:
 
 
 def empty(words: str, then: Children = ()) -> Component:
-    """Say why there is nothing to show, and what to do about it."""
+    """Return a message why there is nothing to show, and what to do about it."""
     more = [then] if isinstance(then, Component) else list(then)
     return html.Div([html.P(words), *more], className="empty")
 

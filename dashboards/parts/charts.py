@@ -1,4 +1,4 @@
-"""Charts of the report package, drawn: the same chart as in an HTML report, as a figure and as its table."""
+"""Draw charts of the report package: the same chart as in an HTML report, as a plotly figure and as a table."""
 
 from typing import Any, Final
 
@@ -10,13 +10,13 @@ from overlapscope_dashboards.theme import COLOURS, SEQUENCE, figure, plain
 
 DASHES: Final = ("solid", "dash", "dot", "dashdot")
 MAX_MARKED: Final = 100
-"""Points of a line up to which each is marked."""
+"""Most points of a line for which each point is marked."""
 MAX_ROWS: Final = 200
-"""Of a chart's table."""
+"""Most rows of a chart's table."""
 
 
 def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> dict[str, Any]:
-    """Draw a chart of lines; each line has a dash of its own beside its colour."""
+    """Return a line chart as a figure; each line has its own dash pattern besides its colour."""
     few = len(chart.categories) <= MAX_MARKED
     traces = [
         {
@@ -36,8 +36,8 @@ def lines(chart: Chart, colours: tuple[str, ...] = SEQUENCE, *, x: str = "") -> 
     )
 
 
-def twin(chart: Chart) -> Component:
-    """Return the chart's figures as a table, of a long one the first rows."""
+def chart_table(chart: Chart) -> Component:
+    """Return the chart's figures as a table with at most MAX_ROWS rows."""
     rows = [
         (name, *("n/a" if s.values[at] is None else f"{s.values[at]:,.3f}" for s in chart.series))
         for at, name in enumerate(chart.categories[:MAX_ROWS])

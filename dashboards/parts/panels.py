@@ -1,4 +1,4 @@
-"""Charts above each other that share one horizontal axis."""
+"""Stacked charts that share one horizontal axis."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -6,13 +6,13 @@ from typing import Any, Final
 from overlapscope_dashboards.theme import figure
 
 GAP_PX: Final = 44
-"""Between panels: the title of the lower one stands there."""
+"""Gap between panels, which contains the title of the lower one."""
 TOP_PX: Final = 30
 BOTTOM_PX: Final = 44
 
 
 def height(panels: int, each_px: int) -> int:
-    """Return the height of so many panels, to be given to `figure_card` and to `panels`."""
+    """Return the height in pixels of a number of panels, for `figure_card`."""
     return TOP_PX + BOTTOM_PX + panels * each_px + (panels - 1) * GAP_PX
 
 
@@ -24,7 +24,7 @@ def panels(
     xaxis: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a figure with one panel a row (title, traces), the first on top."""
+    """Return a figure with one panel for each row (title, traces), the first on top."""
     inner = height(len(rows), each_px) - TOP_PX - BOTTOM_PX
     traces: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}

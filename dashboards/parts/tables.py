@@ -1,4 +1,4 @@
-"""Tables: a caption, heads with scope and unit, words left, figures right."""
+"""Tables: a caption, column heads with scope and unit, text left-aligned, figures right-aligned."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ def table(
     note: str = "",
     hide_caption: bool = False,
 ) -> Component:
-    """Return a table whose first `left` columns are words and whose first column names the row.
+    """Return a table whose first `left` columns are text and whose first column names the row.
 
-    A wide one scrolls by itself, with the keyboard too. `hide_caption` leaves the caption to screen readers, where a
-    heading right above says the same.
+    A wide table scrolls on its own, also with the keyboard. `hide_caption` shows the caption only to screen readers,
+    for tables directly below a heading that says the same.
     """
     heads = [html.Th(cell, scope="col", className="word" if at < left else "") for at, cell in enumerate(head)]
     body = [html.Tr([_cell(cell, at, left) for at, cell in enumerate(row)]) for row in rows]

@@ -1,4 +1,4 @@
-"""What elements say to assistive technology."""
+"""Small pieces of text: ARIA attributes, code with a copy button (`assets/copy.js`), and rows of links."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from dash.development.base_component import Component
 
 
 def aria(**states: str) -> dict[str, Any]:
-    """Return `aria-label="..."` and its like as keyword arguments: `html.Div(..., **aria(label="Figures"))`."""
+    """Return ARIA attributes (`aria-label` ...) as keyword arguments: `html.Div(..., **aria(label="Figures"))`."""
     return {f"aria-{name}": value for name, value in states.items()}
 
 
 def code(text: str, *, label: str) -> Component:
-    """Return text to copy; `label` says what it is."""
+    """Return text with a copy button; `label` describes the text."""
     return html.Div(
         [
             html.Pre(html.Code(text), tabIndex=0, **aria(label=label)),
@@ -25,7 +25,7 @@ def code(text: str, *, label: str) -> Component:
 
 
 def chips(label: str, links: Sequence[tuple[str, str, bool]]) -> Component:
-    """Return links as (words, address, whether it is the present state)."""
+    """Return a row of links to other states of a page, given as (text, address, whether it is the current state)."""
     return html.Nav(
         html.Ul(
             [

@@ -1,4 +1,4 @@
-"""A waterfall as a table: from one sum to another, each part where the one before it ended."""
+"""A waterfall chart as a table: from one total to another, each part starting where the previous one ended."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ from dash.development.base_component import Component
 from overlapscope.report.formatting import ms, signed_ms
 from overlapscope_dashboards.parts.text import aria
 
-FROM_NOUGHT: Final = 0.6
-"""The axis begins at 0 where a waterfall comes below this share of its top, else a little below its foot."""
+ZERO_AXIS_SHARE: Final = 0.6
+"""The axis starts at 0 if the lowest bar edge is below this share of the highest, else slightly below the lowest."""
 
 
-class Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """One part: what it has on both sides, and where its bar begins and ends, in nanoseconds."""
+class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One part: its time in both runs, and start and end of its bar, in nanoseconds."""
 
     name: str
     base_ns: int
@@ -22,23 +22,23 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     from_ns: int
     to_ns: int
     kind: str = ""
-    """Its colour where it stands in a bar beside; a class of the style sheet."""
+    """Its colour in a related bar, a class of the style sheet; empty for no colour."""
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """From `base_ns` to `candidate_ns`."""
+    """The parts that lead from `base_ns` to `candidate_ns`."""
 
     title: str
     base_ns: int
     candidate_ns: int
-    falls: tuple[Fall, ...]
+    rows: tuple[WaterfallRow, ...]
 
 
 def waterfall(drawn: Waterfall, *, unit: str) -> Component:
-    """Draw it; `unit` says what the figures are, as `ms a step`."""
-    edges = [drawn.base_ns, drawn.candidate_ns, *(each.to_ns for each in drawn.falls)]
+    """Return the table; `unit` is the unit of the figures, as `ms per step`."""
+    edges = [drawn.base_ns, drawn.candidate_ns, *(each.to_ns for each in drawn.rows)]
     low, high = min(edges), max(edges)
-    foot = 0 if low < FROM_NOUGHT * high else max(0, low - max((high - low) // 4, high // 100))
+    foot = 0 if low < ZERO_AXIS_SHARE * high else max(0, low - max((high - low) // 4, high // 100))
     span = max(high - foot, 1)
 
     def bar(start_ns: int, end_ns: int, kind: str) -> Component:
@@ -47,7 +47,7 @@ def waterfall(drawn: Waterfall, *, unit: str) -> Component:
         return html.Td(html.Div(className=f"bar {kind}", style=style), className="bar", **aria(hidden="true"))
 
     rows = [_total("base", bar(foot, drawn.base_ns, "k-total"), drawn.base_ns, first=True)]
-    for each in drawn.falls:
+    for each in drawn.rows:
         moved = each.candidate_ns - each.base_ns
         kind = "k-more" if moved > 0 else "k-less"
         rows.append(
@@ -69,8 +69,8 @@ def waterfall(drawn: Waterfall, *, unit: str) -> Component:
         [html.Caption(drawn.title, className="unseen"), html.Thead(html.Tr(heads)), html.Tbody(rows)],
         className="bars waterfall",
     )
-    said = [html.P(f"The bars begin at {ms(foot)} ms.", className="note")] if foot else []
-    return html.Div([html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title)), *said])
+    note = [html.P(f"The bars start at {ms(foot)} ms.", className="note")] if foot else []
+    return html.Div([html.Div(drawing, className="wide", role="region", tabIndex=0, **aria(label=drawn.title)), *note])
 
 
 def _swatch(kind: str) -> list[Component]:

@@ -1,4 +1,4 @@
-"""What stands below the folder that is served: runs by opaque id, newest first, broken and incomplete ones with why."""
+"""The runs below the served folder: opaque ids, newest first, and for broken or incomplete runs the reason."""
 
 import hashlib
 import os
@@ -18,57 +18,57 @@ from overlapscope.timeline.store.run_directory import is_run_directory
 from overlapscope.timeline.store.run_folder import where_is
 
 MAX_DEPTH: Final = 6
-"""Folders below the root that are searched for runs ..."""
+"""Levels of folders below the root that are searched for runs ..."""
 MAX_FOLDERS: Final = 20_000
-"""... and how many of them ..."""
+"""... the most folders searched ..."""
 MAX_RUNS: Final = 1_000
-"""... and how many runs are listed."""
+"""... and the most runs listed."""
 MAX_FILES: Final = 50_000
-"""Files of one run that are looked at to see whether it changed."""
+"""Files of one run that are checked for changes."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run lies. Only `id`, `name` and `typed` are ever sent to a browser."""
+class RunLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run is. Only `id`, `name` and `quoted_path` are ever sent to a browser."""
 
     id: str
     name: str
     inputs: tuple[Path, ...]
-    """What is read, as `analyze` takes it."""
+    """The inputs to read, as for `analyze`."""
     root: Path
-    """Nothing outside it is read."""
-    typed: str
-    """Its path for a command line, quoted, below the folder as that was typed; empty where it is several paths."""
+    """Nothing outside this folder is read."""
+    quoted_path: str
+    """Its path as typed, quoted for a command line; empty for several paths."""
 
 
-class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs below a root, in the order of their names, and what was passed over."""
+class RunLocations(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs below a root, ordered by name, and remarks about skipped ones."""
 
-    places: tuple[Place, ...]
+    runs: tuple[RunLocation, ...]
     notes: tuple[str, ...] = ()
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be told of a run without opening its tables; None where that is not known before it is read."""
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a run without opening its tables; None where it is known only after reading."""
 
-    place: Place
+    location: RunLocation
     changed_ns: int
     ranks: int | None = None
     world_size: int | None = None
     steps: int | None = None
     software: str = ""
     problem: str = ""
-    """Why it cannot be read; empty where nothing speaks against it."""
+    """Why it cannot be read; empty where no problem is known."""
 
     @property
     def incomplete(self) -> bool:
-        """Return whether ranks are missing: of a run that is being recorded they may still come."""
+        """Return whether ranks are missing; they may still arrive while the run is recorded."""
         return self.world_size is not None and self.ranks is not None and self.ranks < self.world_size
 
 
-def find(roots: Sequence[Path]) -> Places:
-    """Find the runs below one folder; several paths, a file, or a folder without runs are one run together.
+def find(roots: Sequence[Path]) -> RunLocations:
+    """Return the runs below one folder; several paths, a file, or a folder without runs form one run.
 
-    Links that lead out of the folder are not followed. Raises InputError where a path does not exist.
+    Links that point outside the folder are not followed. Raises InputError where a path does not exist.
     """
     for path in roots:
         if not path.exists():
@@ -76,82 +76,84 @@ def find(roots: Sequence[Path]) -> Places:
     only = roots[0]
     if len(roots) > 1 or not only.is_dir():
         common = Path(os.path.commonpath([each.resolve().parent for each in roots]))
-        return Places(places=(_place(tuple(roots), common, shown(Path(only.name))),))
+        return RunLocations(runs=(_locate(tuple(roots), common, shown(Path(only.name))),))
     if is_run_directory(only):
-        return Places(places=(_place((only,), only, shown(Path(only.resolve().name))),))
+        return RunLocations(runs=(_locate((only,), only, shown(Path(only.resolve().name))),))
     found, notes = _search(only)
     if not found and any(_files(only)):
-        found = [_place((only,), only, shown(Path(only.resolve().name)))]
-    return Places(places=tuple(found), notes=notes)
+        found = [_locate((only,), only, shown(Path(only.resolve().name)))]
+    return RunLocations(runs=tuple(found), notes=notes)
 
 
-def changed(place: Place) -> tuple[str, int]:
-    """Return what tells whether a run's files are still the same, and when the newest of them was written.
+def run_revision(location: RunLocation) -> tuple[str, int]:
+    """Return a digest of the state of a run's files, and the time (ns since the epoch) of the newest.
 
-    A file that is gone before it is looked at counts as gone. Raises InputError for a run with a link that leads out of
-    the folder that is served, or to nothing.
+    A file deleted meanwhile is not counted. Raises InputError for a run with a link that points outside the served
+    folder, or to nothing.
     """
-    told = hashlib.blake2b(digest_size=12)
+    digest = hashlib.blake2b(digest_size=12)
     newest = 0
     try:
-        for each in place.inputs:
-            beyond = not _within(each, place.root)
+        for each in location.inputs:
+            leads_outside = not _is_inside(each, location.root)
             for file, state in _files(each):
-                # Folders that are links are not followed: only links can lead out.
-                leads_on = stat.S_ISLNK(state.st_mode) or beyond
-                there = _beyond(Path(file), place) if leads_on else state
-                told.update(b"%b\0%d\0%d\0%d\0%d\0" % (os.fsencode(file), *file_state(there)))
+                # Folders that are links are not followed, so only links can point outside.
+                leads_on = stat.S_ISLNK(state.st_mode) or leads_outside
+                there = _link_target(Path(file), location) if leads_on else state
+                digest.update(b"%b\0%d\0%d\0%d\0%d\0" % (os.fsencode(file), *file_state(there)))
                 newest = max(newest, there.st_mtime_ns)
     except OSError as error:
-        named = _named(Path(os.fsdecode(error.filename or place.inputs[0])), place)
+        named = _display_name(Path(os.fsdecode(error.filename or location.inputs[0])), location)
         raise InputError(f"{named}: cannot be read: {error.strerror}") from error
-    return told.hexdigest(), newest
+    return digest.hexdigest(), newest
 
 
-def _beyond(file: Path, place: Place) -> os.stat_result:
-    """Return the state of what a link leads to; raises InputError where that is outside, or nothing."""
-    if not _within(file, place.root):
-        raise InputError(f"{_named(file, place)}: leads out of the folder served")
+def _link_target(file: Path, location: RunLocation) -> os.stat_result:
+    """Return the state of a link's target; raises InputError where that is outside or missing."""
+    if not _is_inside(file, location.root):
+        raise InputError(f"{_display_name(file, location)}: points outside the served folder")
     try:
         return file.stat()
     except OSError as error:
-        raise InputError(f"{_named(file, place)}: leads to nothing that can be read") from error
+        raise InputError(f"{_display_name(file, location)}: its target cannot be read") from error
 
 
-def _named(file: Path, place: Place) -> str:
-    root = place.root.absolute()
+def _display_name(file: Path, location: RunLocation) -> str:
+    root = location.root.absolute()
     return shown(file.relative_to(root) if file.is_relative_to(root) else Path(file.name))
 
 
-def listed(place: Place) -> Listed:
-    """Tell of a run what its own entries tell; a broken one is told with its reason."""
+def describe_run(location: RunLocation) -> CatalogEntry:
+    """Return the catalog entry of a run from its manifest; for a broken run with the reason."""
     newest = 0
     try:
-        _, newest = changed(place)
-        if len(place.inputs) > 1 or not is_run_directory(place.inputs[0]):
-            return Listed(place=place, changed_ns=newest, software="traces")
-        return _of_directory(place, newest)
+        _, newest = run_revision(location)
+        if len(location.inputs) > 1 or not is_run_directory(location.inputs[0]):
+            return CatalogEntry(location=location, changed_ns=newest, software="traces")
+        return _of_directory(location, newest)
     except OverlapScopeError as error:
-        return Listed(place=place, changed_ns=newest, problem=without_root(str(error), place))
+        return CatalogEntry(location=location, changed_ns=newest, problem=without_root(str(error), location))
     except OSError as error:
-        return Listed(place=place, changed_ns=newest, problem=f"cannot be read: {error.strerror or 'unknown error'}")
+        return CatalogEntry(
+            location=location, changed_ns=newest, problem=f"cannot be read: {error.strerror or 'unknown error'}"
+        )
 
 
-def newest_first(places: Sequence[Place]) -> list[Listed]:
-    """Tell of all runs."""
-    return sorted((listed(each) for each in places), key=lambda each: (-each.changed_ns, each.place.name))
+def list_newest_first(runs: Sequence[RunLocation]) -> list[CatalogEntry]:
+    """Return the catalog entries of runs, newest first."""
+    return sorted((describe_run(each) for each in runs), key=lambda each: (-each.changed_ns, each.location.name))
 
 
-def _of_directory(place: Place, newest: int) -> Listed:
-    folder = place.inputs[0]
+def _of_directory(location: RunLocation, newest: int) -> CatalogEntry:
+    folder = location.inputs[0]
     manifest = read_manifest(folder)
     ranks = recorded_ranks(folder, manifest)
     known = manifest.fingerprint
     words = [str(known[key]) for key in ("device", "backend") if known.get(key)]
     if known.get("torch_version"):
         words.append(f"torch {known['torch_version']}")
-    return Listed(
-        place=place,
+    return CatalogEntry(
+        location=location,
         changed_ns=newest,
         ranks=len(ranks),
         world_size=manifest.world_size,
@@ -161,16 +163,16 @@ def _of_directory(place: Place, newest: int) -> Listed:
     )
 
 
-def _place(inputs: tuple[Path, ...], root: Path, name: str) -> Place:
+def _locate(inputs: tuple[Path, ...], root: Path, name: str) -> RunLocation:
     absolute = tuple(each.absolute() for each in inputs)
     key = "\0".join(os.path.relpath(each, root.absolute()) for each in absolute)
     digest = hashlib.blake2b(os.fsencode(key), digest_size=6).hexdigest()
-    typed = shlex.quote(shown(inputs[0])) if len(inputs) == 1 else ""
-    return Place(id=digest, name=name, inputs=absolute, root=root, typed=typed)
+    quoted_path = shlex.quote(shown(inputs[0])) if len(inputs) == 1 else ""
+    return RunLocation(id=digest, name=name, inputs=absolute, root=root, quoted_path=quoted_path)
 
 
-def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:
-    found: list[Place] = []
+def _search(root: Path) -> tuple[list[RunLocation], tuple[str, ...]]:
+    found: list[RunLocation] = []
     notes: list[str] = []
     outside = folders = 0
     seen: set[Path] = set()
@@ -179,41 +181,39 @@ def _search(root: Path) -> tuple[list[Place], tuple[str, ...]]:
         here, depth = waiting.pop(0)
         folders += 1
         if len(found) == MAX_RUNS or folders > MAX_FOLDERS:
-            notes.append(
-                f"more than {MAX_RUNS} runs or {MAX_FOLDERS} folders: name a folder further down to see others"
-            )
+            notes.append(f"more than {MAX_RUNS} runs or {MAX_FOLDERS} folders: serve a subfolder to see the others")
             break
         try:
             real = here.resolve()
-        except (OSError, RuntimeError):  # replaced by a link in a circle since it was found
+        except (OSError, RuntimeError):  # meanwhile replaced by a circular link
             continue
         if real in seen:
             continue
         seen.add(real)
         if depth and is_run_directory(here):
-            found.append(_place((here,), root, shown(here.relative_to(root))))
+            found.append(_locate((here,), root, shown(here.relative_to(root))))
         elif depth < MAX_DEPTH:
             inside = _folders(here)
-            outside += sum(not _within(each, root) for each in inside)
-            waiting += [(each, depth + 1) for each in inside if _within(each, root)]
+            outside += sum(not _is_inside(each, root) for each in inside)
+            waiting += [(each, depth + 1) for each in inside if _is_inside(each, root)]
     if outside:
-        notes.append(f"links that lead out of the folder are not followed: {outside}")
+        notes.append(f"links that point outside the folder are not followed: {outside}")
     return sorted(found, key=lambda each: each.name), tuple(notes)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, links last: what a link leads to counts where it stands itself."""
+    """Return the folders in a folder, links last, so that a linked folder is found at its real path first."""
     try:
         inside = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
     except OSError:
-        return []  # one that may not be read hides its runs, and no others
+        return []  # an unreadable folder hides only its own runs
     return sorted(inside, key=Path.is_symlink)
 
 
 def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files of a run, at most MAX_FILES, as they are; links are given themselves, and not followed.
+    """Yield (path, state) of the files of a run, at most MAX_FILES; links are yielded themselves, not followed.
 
-    Of many ranks they are ten thousand, and they are looked at whenever a page is: this goes without a `Path` for each.
+    A run of many ranks has ten thousand files, and each view of a page checks them: so no `Path` is built for each.
     """
     if path.is_file():
         yield str(path), path.lstat()
@@ -225,7 +225,7 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
             with os.scandir(waiting.pop()) as inside:
                 found = sorted((each for each in inside if not each.name.startswith(".")), key=lambda each: each.name)
         except OSError:
-            continue  # one that may not be read hides what is in it
+            continue  # an unreadable folder hides its files
         for each in found:
             if each.is_dir(follow_symlinks=False):
                 waiting.append(each.path)
@@ -238,14 +238,16 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
                 continue
 
 
-def _within(path: Path, root: Path) -> bool:
-    """Return whether a path leads to a place below the root; a link that leads in a circle leads to none."""
+def _is_inside(path: Path, root: Path) -> bool:
+    """Return whether a path resolves to a place below the root; a circular link does not."""
     try:
         return path.resolve().is_relative_to(root.resolve())
     except (OSError, RuntimeError):
         return False
 
 
-def without_root(message: str, place: Place) -> str:
-    """Name files as they stand below the root: where that lies is nobody's business."""
-    return message.replace(f"{shown(place.root.absolute())}/", "").replace(shown(place.root.absolute()), place.name)
+def without_root(message: str, location: RunLocation) -> str:
+    """Return a message with paths relative to the root, so that the location of the root stays private."""
+    return message.replace(f"{shown(location.root.absolute())}/", "").replace(
+        shown(location.root.absolute()), location.name
+    )

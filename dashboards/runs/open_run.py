@@ -1,4 +1,4 @@
-"""Runs that were opened, the last few of them in memory; whatever is asked for at once is calculated once."""
+"""Open runs, the last few kept in memory; a result that is requested concurrently is calculated once."""
 
 import re
 from collections import OrderedDict
@@ -21,52 +21,52 @@ from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
 from overlapscope.timeline.store.prediction_file import read_predictions
 from overlapscope.timeline.store.run_directory import is_run_directory
-from overlapscope_dashboards.runs.catalog import Place, changed, without_root
+from overlapscope_dashboards.runs.catalog import RunLocation, run_revision, without_root
 
-MAX_OPENED: Final = 4
+MAX_OPEN: Final = 4
 RECENT_S: Final = 2.0
-"""For so long the callbacks of a page take a run's files to be unchanged: there may be ten thousand to look at."""
+"""How long callbacks of a page assume unchanged files: a run may have ten thousand to check."""
 T = TypeVar("T")
 
 
-class Opened:
-    """A run as its files were when it was opened. Every figure of it is calculated when first asked for, and once.
+class OpenRun:
+    """A run as its files were when it was opened. Every result is calculated once, on first access.
 
     Each may raise InputError, which the router shows as the reason why there is no page.
     """
 
-    def __init__(self, place: Place, revision: str, options: ReadOptions, reading: Lock) -> None:
-        self.id, self.name, self.revision = place.id, place.name, revision
-        """`revision` is another one as soon as a file of the run changed."""
-        self._place, self._options, self._reading = place, options, reading
+    def __init__(self, location: RunLocation, revision: str, options: ReadOptions, reading: Lock) -> None:
+        self.id, self.name, self.revision = location.id, location.name, revision
+        """`revision` changes as soon as a file of the run changes."""
+        self._location, self._options, self._reading = location, options, reading
         self.doing = ""
-        """What is being done, in words, while it is read and analysed."""
-        self._known: dict[str, Any] = {}
+        """Progress as a sentence, while the run is read and analysed."""
+        self._results: dict[str, Any] = {}
         self._lock, self._locks = Lock(), dict[str, RLock]()
 
     def command(self, words: str) -> str:
-        """Put the run's path where a command for people says RUN."""
-        return re.sub(r"\bRUN\b", lambda _: self._place.typed or "RUN", words)
+        """Return a command with the word RUN replaced by the run's path."""
+        return re.sub(r"\bRUN\b", lambda _: self._location.quoted_path or "RUN", words)
 
     def without_root(self, error: Exception) -> str:
-        """Return what went wrong, with files named as they stand below the folder served."""
-        return without_root(str(error), self._place)
+        """Return the message of an error with paths relative to the served folder."""
+        return without_root(str(error), self._location)
 
     @property
     def folder(self) -> Path | None:
-        """The run directory; None where the run is of traces."""
-        only = self._place.inputs[0]
-        return only if len(self._place.inputs) == 1 and is_run_directory(only) else None
+        """The run directory; None for a run that is read from traces."""
+        only = self._location.inputs[0]
+        return only if len(self._location.inputs) == 1 and is_run_directory(only) else None
 
     @property
     def entries(self) -> list[RankEntry]:
-        """What a run directory tells of its ranks, without opening a table; nothing for traces."""
+        """The ranks of a run directory from its manifests, without opening a table; empty for traces."""
         folder = self.folder
         return [] if folder is None else self.once("entries", lambda: recorded_ranks(folder, read_manifest(folder)))
 
     @property
     def is_missing_ranks(self) -> bool:
-        """Return whether ranks are missing, which may still come; of a run directory without reading it."""
+        """Return whether ranks are missing that may still arrive; for a run directory without reading its tables."""
         folder = self.folder
         if folder is None:
             return bool(self.run.missing_ranks)
@@ -79,8 +79,8 @@ class Opened:
         return self.once("run", self._read)
 
     @property
-    def together(self) -> Across:
-        """What the ranks tell together: collectives matched, clocks, waiting."""
+    def cross_rank(self) -> Across:
+        """Results across ranks: matched collectives, aligned clocks, wait times."""
         return self.once("together", self._match)
 
     @property
@@ -90,12 +90,12 @@ class Opened:
 
     @property
     def advice(self) -> tuple[list[Recommendation], list[str]]:
-        """What `overlapscope advise` prints: recommendations, and the reasons beside them or for there being none."""
-        return self.once("advice", lambda: advise(self.run, self.analysis, self.together))
+        """What `overlapscope advise` prints: recommendations, and remarks or the reasons why there are none."""
+        return self.once("advice", lambda: advise(self.run, self.analysis, self.cross_rank))
 
     @property
-    def tested(self) -> list[Outcome]:
-        """What later runs measured of what was predicted from this one, as it keeps them."""
+    def prediction_outcomes(self) -> list[Outcome]:
+        """The predictions made from this run that later runs measured, as stored in it."""
         folder = self.folder
         return [] if folder is None else self.once("tested", lambda: _outcomes(folder))
 
@@ -105,29 +105,29 @@ class Opened:
         return self.once("replicate", lambda: replicate(self.run, self.name))
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gives, made once for this run: a page keeps here what is slow, under `page.what`.
+        """Return the result of `make`, computed once for this run: a page stores slow results here, as `page.what`.
 
-        An OverlapScopeError is kept as well, and raised again. It goes with the run, when others take its place.
+        An OverlapScopeError is stored as well, and raised again. Results are dropped with the run.
         """
         with self._lock:
-            lock = self._locks.setdefault(name, RLock())  # what is slow holds up nobody who asks for something else
+            lock = self._locks.setdefault(name, RLock())  # a slow result does not block other results
         with lock:
-            if name not in self._known:
+            if name not in self._results:
                 try:
-                    self._known[name] = make()
+                    self._results[name] = make()
                 except OverlapScopeError as error:
-                    self._known[name] = error
-            value = self._known[name]
+                    self._results[name] = error
+            value = self._results[name]
         if isinstance(value, OverlapScopeError):
             raise value
-        given: T = value
-        return given
+        result: T = value
+        return result
 
     def _read(self) -> Run:
-        self.doing = "Another run is being read first."
+        self.doing = "Waiting for another run to be read."
         with self._reading:
             self.doing = f"Reading {count(len(self.entries), 'rank') if self.entries else 'the recording'}."
-            return read_inputs(list(self._place.inputs), self._options, progress=self._note, workers=None)
+            return read_inputs(list(self._location.inputs), self._options, progress=self._note, workers=None)
 
     def _match(self) -> Across:
         run = self.run
@@ -135,9 +135,9 @@ class Opened:
         return across(run)
 
     def _analyse(self) -> Analysis:
-        together = self.together
+        cross_rank = self.cross_rank
         self.doing = f"{count(len(self.run.ranks), 'rank')} read, collectives matched; adding up steps."
-        return analyze(self.run, together)
+        return analyze(self.run, cross_rank)
 
     def _note(self, path: Path, _: int) -> None:
         if not self.entries:
@@ -148,36 +148,36 @@ def _outcomes(folder: Path) -> list[Outcome]:
     return (read_predictions(folder, Noted) or Noted()).outcomes
 
 
-class OpenedRuns:
-    """At most `limit` runs, the longest unused one leaves; a run whose files changed is opened anew."""
+class OpenRuns:
+    """At most `limit` open runs (least recently used dropped first); a run whose files changed is opened again."""
 
-    def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPENED) -> None:
+    def __init__(self, options: ReadOptions | None = None, limit: int = MAX_OPEN) -> None:
         self._options, self._limit = options or ReadOptions(), limit
-        self._runs: OrderedDict[str, Opened] = OrderedDict()
-        self._looked: dict[str, float] = {}
-        self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory is for one
+        self._runs: OrderedDict[str, OpenRun] = OrderedDict()
+        self._checked_s: dict[str, float] = {}
+        self._lock, self._reading = Lock(), Lock()  # one run is read at a time: memory suffices for one
 
-    def recent(self, run: str) -> Opened | None:
-        """Return an open run whose files were looked at a moment ago, without looking again."""
+    def recently_checked(self, run: str) -> OpenRun | None:
+        """Return an open run whose files were checked less than RECENT_S ago, without checking again; else None."""
         with self._lock:
-            looked = self._looked.get(run)
+            looked = self._checked_s.get(run)
             return self._runs.get(run) if looked is not None and monotonic() - looked < RECENT_S else None
 
     def doing(self, run: str) -> str:
-        """Say what is being done about a run, by its id, without a look at its files: those of many ranks are many."""
+        """Return the progress of a run by its id, without checking its files, of which there may be many."""
         with self._lock:
             opened = self._runs.get(run)
-        return (opened.doing if opened else "") or "Looking for what has changed."
+        return (opened.doing if opened else "") or "Checking the files for changes."
 
-    def open(self, place: Place) -> Opened:
-        """Return a run as its files are now; raises InputError for one with a link that leads out."""
-        revision, _ = changed(place)
+    def open(self, location: RunLocation) -> OpenRun:
+        """Return a run as its files are now; raises InputError for a run with a link that points outside."""
+        revision, _ = run_revision(location)
         with self._lock:
-            opened = self._runs.get(place.id)
+            opened = self._runs.get(location.id)
             if opened is None or opened.revision != revision:
-                opened = self._runs[place.id] = Opened(place, revision, self._options, self._reading)
-            self._runs.move_to_end(place.id)
-            self._looked[place.id] = monotonic()
+                opened = self._runs[location.id] = OpenRun(location, revision, self._options, self._reading)
+            self._runs.move_to_end(location.id)
+            self._checked_s[location.id] = monotonic()
             while len(self._runs) > self._limit:
                 self._runs.popitem(last=False)
         return opened

@@ -1,4 +1,4 @@
-"""The last few of what was made: what is looked at again is there, and what is not takes no memory for long."""
+"""A small thread-safe cache of the most recently used values."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
-    """At most `most` values by what they are for; the longest unused one leaves."""
+class RecentCache(Generic[T]):
+    """At most `most` values by key; the least recently used one is dropped."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -17,7 +17,7 @@ class Recent(Generic[T]):
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` gave for this, made now where it is not kept; two who ask at once may both make it."""
+        """Return the value of a key, computed by `make` if missing; two concurrent callers may both compute it."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

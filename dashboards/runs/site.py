@@ -1,4 +1,4 @@
-"""What a dashboard serves: the runs below its roots, and those of them that are open."""
+"""What a dashboard serves: the runs below its roots, the open ones, and the addresses of their pages."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -6,79 +6,79 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from overlapscope.ingest.options import ReadOptions
-from overlapscope_dashboards.runs.catalog import Listed, Place, Places, find, newest_first
-from overlapscope_dashboards.runs.open_run import Opened, OpenedRuns
-from overlapscope_dashboards.runs.work import Work
+from overlapscope_dashboards.runs.catalog import CatalogEntry, RunLocation, RunLocations, find, list_newest_first
+from overlapscope_dashboards.runs.open_run import OpenRun, OpenRuns
+from overlapscope_dashboards.runs.work import BackgroundWork
 
 MAX_QUERY = 4_096
 PATIENCE_S: Final = 1.0
-"""How long a callback of a page waits for what it asked for, before it is answered without."""
+"""How long a callback of a page waits for a result before it returns without one."""
 T = TypeVar("T")
 
 
-class Unknown(Exception):  # noqa: N818 - a question, not a fault
-    """An address that leads nowhere: what it asks for, and what there is instead, as (label, address)."""
+class NotFound(Exception):  # noqa: N818 - a wrong address, not a failure of the server
+    """An address that does not exist; `alternatives` are existing ones, as (label, address)."""
 
-    def __init__(self, message: str, there: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, message: str, alternatives: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
-        self.there = tuple(there)
+        self.alternatives = tuple(alternatives)
 
 
 class Site:
-    """The runs of one dashboard. Its pages ask it for everything that lies outside of them."""
+    """The runs of one dashboard; pages get everything they need from outside through it."""
 
     def __init__(
         self, roots: Sequence[Path], options: ReadOptions | None = None, perfetto_url: str | None = None
     ) -> None:
         self.roots = tuple(roots)
         self.perfetto_url = perfetto_url
-        """Where a Perfetto UI is served on this machine; None where none is."""
-        self.opened = OpenedRuns(options)
-        self._callbacks = Work[Any]()
+        """The address of a Perfetto UI on this machine, or None."""
+        self.open_runs = OpenRuns(options)
+        self._callbacks = BackgroundWork[Any]()
 
-    def places(self) -> Places:
-        """Find the runs that there are now."""
+    def find_runs(self) -> RunLocations:
+        """Return the runs that exist now."""
         return find(self.roots)
 
-    def listed(self) -> list[Listed]:
-        """Tell of all runs, newest first."""
-        return newest_first(self.places().places)
+    def catalog(self) -> list[CatalogEntry]:
+        """Return the entries of all runs, newest first."""
+        return list_newest_first(self.find_runs().runs)
 
-    def place(self, run: str) -> Place:
-        """Return the place of a run by its id; raises Unknown, with the runs that there are."""
-        places = self.places().places
-        for each in places:
+    def location(self, run: str) -> RunLocation:
+        """Return the location of a run by its id; raises NotFound with the existing runs."""
+        runs = self.find_runs().runs
+        for each in runs:
             if each.id == run:
                 return each
-        raise Unknown("There is no such run here.", [(each.name, run_address(each.id)) for each in places])
+        raise NotFound("There is no such run here.", [(each.name, run_address(each.id)) for each in runs])
 
-    def run(self, run: str) -> Opened:
-        """Open a run by its id; raises Unknown, or InputError where it cannot be."""
-        return self.opened.open(self.place(run))
+    def run(self, run: str) -> OpenRun:
+        """Return the open run with an id; raises NotFound, or InputError where it cannot be opened."""
+        return self.open_runs.open(self.location(run))
 
-    def run_at(self, path: str) -> Opened:
-        """Open the run whose page has this path, for callbacks: `State("address", "pathname")`."""
-        parts = parts_of(path)
+    def run_at(self, path: str) -> OpenRun:
+        """Return the open run whose page has this path (in callbacks: `State("address", "pathname")`)."""
+        parts = path_parts(path)
         if len(parts) < 2 or parts[0] != "runs":
-            raise Unknown("This address names no run.")
-        return self.opened.recent(parts[1]) or self.run(parts[1])
+            raise NotFound("This address names no run.")
+        return self.open_runs.recently_checked(parts[1]) or self.run(parts[1])
 
-    def beside(self, key: Hashable, path: str, make: Callable[[Opened], T]) -> T | None:
-        """Return what `make` gives of the run at a path, for callbacks; None where that takes long: then ask again.
+    def in_background(self, key: Hashable, path: str, make: Callable[[OpenRun], T]) -> T | None:
+        """Return the result of `make` for the run at a path, for callbacks; None while it is computed: then ask again.
 
-        It is made beside the request, of which the server answers few at once: one slow run holds up no other page.
+        It is computed in a background thread, because the server has few request threads: a slow run blocks no page.
         """
         given: T | None = self._callbacks.fetch((key, path), lambda: make(self.run_at(path)), PATIENCE_S, of=path)
         return given
 
 
-def parts_of(path: str) -> list[str]:
-    """Return the parts of a path, without empty ones."""
+def path_parts(path: str) -> list[str]:
+    """Return the non-empty parts of a path."""
     return [each for each in path.split("/") if each]
 
 
-def query_of(search: str | None) -> dict[str, str]:
-    """Read the query of an address; of a name that stands there twice the first value counts."""
+def parse_query(search: str | None) -> dict[str, str]:
+    """Return the query of an address as a dict; of a repeated name the first value counts."""
     values: dict[str, str] = {}
     for name, value in parse_qsl((search or "").removeprefix("?")[:MAX_QUERY]):
         values.setdefault(name, value)
@@ -86,7 +86,7 @@ def query_of(search: str | None) -> dict[str, str]:
 
 
 def run_address(run: str, page: str = "", query: Mapping[str, object] | None = None) -> str:
-    """Return the address of a page of a run; what is None in the query is left out."""
+    """Return the address of a page of a run; query values that are None are left out."""
     path = f"/runs/{quote(run, safe='')}" + (f"/{page}" if page else "")
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path

@@ -1,4 +1,4 @@
-"""Work that may take a while is done beside the request that asked for it, which is answered at once."""
+"""Slow work in background threads, so that the request that needs it is answered quickly."""
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
@@ -9,75 +9,75 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 MAX_AT_ONCE: Final = 64
-"""Pieces of work that are done at the same time ..."""
-MAX_OF_ONE: Final = 4
-"""... and how many of them for one page, however many addresses it has. Who asks for more waits for a place."""
-MAX_KEPT: Final = 32
-"""Pieces that are done, and that nobody has come back for."""
-FORGOTTEN_S: Final = 15.0
-"""After how long what nobody came back for is made anew."""
+"""Jobs that run at the same time ..."""
+MAX_PER_PAGE: Final = 4
+"""... and how many of them for one page, whatever its addresses. Further jobs wait for a free slot."""
+MAX_UNCLAIMED: Final = 32
+"""Finished jobs whose result was not fetched yet."""
+UNCLAIMED_S: Final = 15.0
+"""How long an unfetched result is kept."""
 T = TypeVar("T")
 
 
-class _Piece(msgspec.Struct, Generic[T], kw_only=True, eq=False):
-    """One piece of work, what it is for, and when it was last asked for."""
+class _Job(msgspec.Struct, Generic[T], kw_only=True, eq=False):
+    """One job, the page it is for, and when it was last requested."""
 
     of: Hashable
     asked_s: float
     future: "Future[T]" = msgspec.field(default_factory=Future)
 
 
-class Work(Generic[T]):
-    """Pieces of work by what they are for. Their threads are daemons: who ends the server does not wait for them."""
+class BackgroundWork(Generic[T]):
+    """Jobs by key. Their threads are daemons, so that stopping the server does not wait for them."""
 
     def __init__(self) -> None:
-        self._pieces: dict[Hashable, _Piece[T]] = {}
+        self._jobs: dict[Hashable, _Job[T]] = {}
         self._free = Condition()
 
     def fetch(self, key: Hashable, make: Callable[[], T], patience_s: float, *, of: Hashable = None) -> T | None:
-        """Return what `make` gives, or None where that takes longer than `patience_s`: then ask again.
+        """Return the result of `make`, or None if that takes longer than `patience_s`: then ask again.
 
-        Raises what `make` raises. Who asks for the same while it is made gets the same. `of` is the page it is for: one
-        whose run takes long to read leaves places for the others.
+        Raises what `make` raises. Concurrent calls with the same key share one job. `of` is the page: one page whose
+        run takes long to read leaves slots for the others.
         """
         until = monotonic() + patience_s
-        piece = self._begun(key, make, of, until)
-        if piece is None or not wait([piece.future], max(until - monotonic(), 0)).done:
+        job = self._start(key, make, of, until)
+        if job is None or not wait([job.future], max(until - monotonic(), 0)).done:
             return None
         with self._free:
-            if self._pieces.get(key) is piece:  # else it was taken, and may be under way anew for somebody else
-                del self._pieces[key]
-        return piece.future.result()
+            if self._jobs.get(key) is job:  # otherwise another caller took it, and a new job may be running
+                del self._jobs[key]
+        return job.future.result()
 
-    def _begun(self, key: Hashable, make: Callable[[], T], of: Hashable, until: float) -> _Piece[T] | None:
+    def _start(self, key: Hashable, make: Callable[[], T], of: Hashable, until: float) -> _Job[T] | None:
         with self._free:
-            self._forget()
-            while key not in self._pieces and not self._has_place(of):
+            self._drop_unclaimed()
+            while key not in self._jobs and not self._has_slot(of):
                 if not self._free.wait(max(until - monotonic(), 0)):
                     return None
-            if key in self._pieces:
-                self._pieces[key].asked_s = monotonic()
-                return self._pieces[key]
-            piece = _Piece[T](of=of, asked_s=monotonic())
-            Thread(target=self._make, args=(piece, make), daemon=True).start()
-            self._pieces[key] = piece
-            return piece
+            if key in self._jobs:
+                self._jobs[key].asked_s = monotonic()
+                return self._jobs[key]
+            job = _Job[T](of=of, asked_s=monotonic())
+            Thread(target=self._make, args=(job, make), daemon=True).start()
+            self._jobs[key] = job
+            return job
 
-    def _has_place(self, of: Hashable) -> bool:
-        under_way = [each.of for each in self._pieces.values() if not each.future.done()]
-        return len(under_way) < MAX_AT_ONCE and under_way.count(of) < MAX_OF_ONE
+    def _has_slot(self, of: Hashable) -> bool:
+        under_way = [each.of for each in self._jobs.values() if not each.future.done()]
+        return len(under_way) < MAX_AT_ONCE and under_way.count(of) < MAX_PER_PAGE
 
-    def _forget(self) -> None:
-        done = {key: each for key, each in self._pieces.items() if each.future.done()}
+    def _drop_unclaimed(self) -> None:
+        done = {key: each for key, each in self._jobs.items() if each.future.done()}
         oldest_first = sorted(done, key=lambda key: done[key].asked_s)
         for key in oldest_first:
-            if len(done) > MAX_KEPT or monotonic() - done[key].asked_s > FORGOTTEN_S:
-                del done[key], self._pieces[key]
+            if len(done) > MAX_UNCLAIMED or monotonic() - done[key].asked_s > UNCLAIMED_S:
+                del done[key], self._jobs[key]
 
-    def _make(self, piece: _Piece[T], make: Callable[[], T]) -> None:
+    def _make(self, job: _Job[T], make: Callable[[], T]) -> None:
         try:
-            piece.future.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where the result is fetched
-            piece.future.set_exception(error)
+            job.future.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - any error is raised where the result is fetched
+            job.future.set_exception(error)
         with self._free:
             self._free.notify_all()

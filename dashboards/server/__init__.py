@@ -1,1 +1,1 @@
-"""The web server: routing, security, and work done beside requests."""
+"""The web server: routing, security, sockets and the document around every page."""

@@ -1,4 +1,4 @@
-"""The application: one callback from address to page, and the callbacks of the pages."""
+"""The Dash application: one callback that turns an address into a page, and the callbacks of the pages."""
 
 import logging
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards import pages
 from overlapscope_dashboards.compare import steps as comparison_steps
 from overlapscope_dashboards.parts import empty
-from overlapscope_dashboards.runs.site import Site, query_of
-from overlapscope_dashboards.runs.work import Work
+from overlapscope_dashboards.runs.site import Site, parse_query
+from overlapscope_dashboards.runs.work import BackgroundWork
 from overlapscope_dashboards.server import router, security, shell
 
 PATIENCE_S: Final = 1.0
-"""How long a request waits for a page, before it is answered with how far that is."""
+"""How long a request waits for a page before it is answered with the progress instead."""
 POLL_PATIENCE_S: Final = 0.3
 _LOG = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ def create_app(
     guard: security.Guard | None = None,
     perfetto_url: str | None = None,
 ) -> Dash:
-    """Return the dashboard of what lies below `roots`; its WSGI application is `.server`.
+    """Return the dashboard of the runs below `roots`; its WSGI application is `.server`.
 
-    `guard` says whom to answer, by default this machine alone. `options` say how to read traces.
-    `perfetto_url` is where a Perfetto UI is served beside it.
+    `guard` decides which requests are answered, by default only those from this machine. `options` configure how traces
+    are read. `perfetto_url` is the address of a Perfetto UI on this machine.
     """
     site = Site(roots, options, perfetto_url)
     app = Dash(
@@ -45,7 +45,7 @@ def create_app(
         update_title="",
         suppress_callback_exceptions=True,
         on_error=_failed,
-        add_log_handler=False,  # its own would write to standard output, as it comes
+        add_log_handler=False,  # its own handler would write to standard output, unformatted
     )
     app.layout = shell.shell()
     _register(app, site)
@@ -59,7 +59,7 @@ def create_app(
 
 
 def _register(app: Dash, site: Site) -> None:
-    work = Work[router.Shown]()
+    work = BackgroundWork[router.RenderedPage]()
 
     @app.callback(
         Output("nav", "children"),
@@ -76,11 +76,11 @@ def _register(app: Dash, site: Site) -> None:
     def show(path: str | None, search: str | None, _: int | None, revision: str | None) -> tuple[Any, ...]:
         here, polled = path or "/", ctx.triggered_id == "poll"
         patience = POLL_PATIENCE_S if polled else PATIENCE_S
-        made = work.fetch((here, search), lambda: router.show(site, here, query_of(search)), patience, of=here)
+        made = work.fetch((here, search), lambda: router.show(site, here, parse_query(search)), patience, of=here)
         shown = made or router.busy(site, here)
-        stands = not (revision or "").startswith(router.BUSY)
-        if polled and (shown.revision == revision or (shown.busy and stands)):
-            return (no_update,) * 6  # what is shown stays until another takes its place
+        has_page = not (revision or "").startswith(router.BUSY)
+        if polled and (shown.revision == revision or (shown.busy and has_page)):
+            return (no_update,) * 6  # the page stays until another one replaces it
         every_ms = shell.BUSY_POLL_MS if shown.busy else shell.POLL_MS
         return shown.nav, shown.content, shown.title, shown.revision, not shown.growing, every_ms
 
@@ -89,15 +89,15 @@ def _register(app: Dash, site: Site) -> None:
 
 
 def _failed(error: Exception) -> None:
-    """Say that a callback failed, in place of the page; what went wrong is for the terminal."""
+    """Show that a callback failed, in place of the page, and log the error to the terminal."""
     _LOG.error("a callback failed", exc_info=error)
-    words = "Something went wrong here; the terminal that serves this says what. Other pages still work."
-    set_props("main", {"children": [html.H1("A fault"), empty(words)]})
-    set_props("revision", {"data": ""})  # a page that is looked at again comes back
+    words = "Something went wrong. The error is in the terminal that runs the server. Other pages still work."
+    set_props("main", {"children": [html.H1("Internal error"), empty(words)]})
+    set_props("revision", {"data": ""})  # so that the page is shown when it is opened again
 
 
 def _no_such_suite(_: DependencyException) -> Response:
-    """Answer a request for a file of no component: that is no fault of the server."""
+    """Answer a request for a file of an unknown component: the request is wrong, not the server."""
     return Response("Not Found\n", status=404, mimetype="text/plain")
 
 

@@ -1,4 +1,4 @@
-"""The page of all runs: newest first, what is known of each, and two to compare."""
+"""The page that lists all runs, newest first, and lets the reader pick two to compare."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from dash.development.base_component import Component
 from overlapscope.report.formatting import count
 from overlapscope_dashboards.compare.page import compare_address
 from overlapscope_dashboards.parts import card, empty, next_command, notes, table
-from overlapscope_dashboards.runs.catalog import Listed
+from overlapscope_dashboards.runs.catalog import CatalogEntry
 from overlapscope_dashboards.runs.site import run_address
 
 
-def layout(found: Sequence[Listed], remarks: Sequence[str], base: str | None = None) -> list[Component]:
-    """Return the page; `base` is the id of a run that was picked to compare another with."""
+def layout(found: Sequence[CatalogEntry], remarks: Sequence[str], base: str | None = None) -> list[Component]:
+    """Return the page; `base` is the id of the run that was picked as the base of a comparison."""
     if not found:
         how = next_command("Record one, or turn traces into one", "overlapscope ingest TRACES -o RUN")
-        return [html.Section(empty("There is no run in this folder yet. This page looks again by itself.", how),
+        return [html.Section(empty("There is no run in this folder yet. This page refreshes itself.", how),
                              className="card")]  # fmt: skip
-    picked = next((each for each in found if each.place.id == base), None)
+    picked = next((each for each in found if each.location.id == base), None)
     rows = [(*_row(each), _compare(each, picked)) for each in found]
     head = ("run", "state", "recorded with", "ranks", "steps", "changed, UTC", "compare")
     listed = table(head, rows, caption="Runs, newest first", left=3, hide_caption=True)
-    words = f"Pick the run to compare with {picked.place.name}." if picked else ""
+    words = f"Pick the run to compare with {picked.location.name}." if picked else ""
     return [card(count(len(found), "run"), [listed, *([notes(remarks)] if remarks else [])], words=words)]
 
 
-def revision(found: Sequence[Listed]) -> str:
-    """Return what changes when the page would."""
-    return hashlib.blake2b(repr([(e.place.id, e.changed_ns, e.problem) for e in found]).encode()).hexdigest()[:16]
+def revision(found: Sequence[CatalogEntry]) -> str:
+    """Return a digest that changes whenever the page would."""
+    return hashlib.blake2b(repr([(e.location.id, e.changed_ns, e.problem) for e in found]).encode()).hexdigest()[:16]
 
 
-def _row(each: Listed) -> tuple[str | Component, ...]:
+def _row(each: CatalogEntry) -> tuple[str | Component, ...]:
     of_world = f" of {each.world_size}" if each.world_size else ""
     return (
-        dcc.Link(each.place.name, href=run_address(each.place.id)),
+        dcc.Link(each.location.name, href=run_address(each.location.id)),
         _state(each),
         each.software or "",
         "" if each.ranks is None else f"{each.ranks}{of_world}",
@@ -45,19 +45,19 @@ def _row(each: Listed) -> tuple[str | Component, ...]:
     )
 
 
-def _compare(each: Listed, picked: Listed | None) -> Component | str:
-    name = each.place.name
+def _compare(each: CatalogEntry, picked: CatalogEntry | None) -> Component | str:
+    name = each.location.name
     if each.problem:
         return ""
     if picked is None:
-        said = html.Span(f" compare {name} with another run", className="unseen")
-        return dcc.Link(["with …", said], href=f"/?base={each.place.id}")
+        label = html.Span(f" compare {name} with another run", className="unseen")
+        return dcc.Link(["with …", label], href=f"/?base={each.location.id}")
     if each is picked:
         return html.Span(["base · ", dcc.Link("clear", href="/")])
-    return dcc.Link(f"with {picked.place.name}", href=compare_address(picked.place.id, each.place.id))
+    return dcc.Link(f"with {picked.location.name}", href=compare_address(picked.location.id, each.location.id))
 
 
-def _state(each: Listed) -> Component:
+def _state(each: CatalogEntry) -> Component:
     if each.problem:
         return html.Span(each.problem, className="tag bad")
     if each.incomplete and each.world_size is not None and each.ranks is not None:
@@ -68,5 +68,5 @@ def _state(each: Listed) -> Component:
 def _moment(ns: int) -> str:
     try:
         return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M") if ns else ""
-    except (OverflowError, ValueError, OSError):  # a file system may say any time
+    except (OverflowError, ValueError, OSError):  # a file system may report any time
         return "n/a"

@@ -1,4 +1,4 @@
-"""From an address to what is shown: nothing but the address and the files decides."""
+"""Turn an address into a page; the page depends only on the address and the files."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,88 +12,90 @@ from overlapscope_dashboards.pages import pages
 from overlapscope_dashboards.parts import empty
 from overlapscope_dashboards.parts.text import aria
 from overlapscope_dashboards.runs.catalog import without_root
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Site, Unknown, parts_of, run_address
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import NotFound, Site, path_parts, run_address
 from overlapscope_dashboards.server import listing
 
 BUSY = "busy: "
-"""How the revision of what only stands in begins."""
-FIRST = "overview"
-"""The page of a run whose address names none."""
+"""Prefix of the revision of a placeholder page."""
+DEFAULT_PAGE = "overview"
+"""The page of a run whose address names no page."""
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What an address shows."""
+class RenderedPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown at an address."""
 
     title: str
     content: list[Component]
     nav: list[Component]
     """Links to the pages of the run; empty elsewhere."""
     revision: str = ""
-    """Another one as soon as the files changed."""
+    """Changes as soon as the files change."""
     growing: bool = False
-    """Whether to look again: ranks are missing, and may still come."""
+    """Whether to poll: ranks are missing and may still arrive."""
     status: int = 200
     busy: bool = False
-    """Whether this only stands in for what is still being made."""
+    """Whether this is a placeholder for a page that is still being computed."""
 
 
-def show(site: Site, path: str, query: Mapping[str, str]) -> Shown:
-    """Show an address; one that leads nowhere says what exists, a run that cannot be read says why."""
-    parts = parts_of(path)
+def show(site: Site, path: str, query: Mapping[str, str]) -> RenderedPage:
+    """Return the page at an address; for an unknown address alternatives, for an unreadable run the reason."""
+    parts = path_parts(path)
     try:
         if not parts:
             return _runs(site, query.get("base"))
         if parts == ["compare"]:
             return _compare(site, query)
         if parts[0] == "runs" and 2 <= len(parts) <= 3:
-            return _page(site, parts[1], parts[2] if len(parts) == 3 else FIRST, query)
-        return _unknown(Unknown("There is no such page.", [("All runs", "/")]))
-    except Unknown as unknown:
+            return _page(site, parts[1], parts[2] if len(parts) == 3 else DEFAULT_PAGE, query)
+        return _unknown(NotFound("There is no such page.", [("All runs", "/")]))
+    except NotFound as unknown:
         return _unknown(unknown)
     except OverlapScopeError as error:
         return _problem("This cannot be shown", str(error))
 
 
-def busy(site: Site, path: str) -> Shown:
-    """Show that an address is being made, and how far that is."""
-    parts = parts_of(path)
+def busy(site: Site, path: str) -> RenderedPage:
+    """Return a placeholder that shows the progress of the page being computed."""
+    parts = path_parts(path)
     title, words, nav = "Runs", "Looking for runs.", list[Component]()
     try:
         if len(parts) >= 2:
-            name = parts[2] if len(parts) == 3 else FIRST
-            title, words, nav = pages()[name].TITLE, site.opened.doing(parts[1]), _nav(parts[1], name)
+            name = parts[2] if len(parts) == 3 else DEFAULT_PAGE
+            title, words, nav = pages()[name].TITLE, site.open_runs.doing(parts[1]), _nav(parts[1], name)
     except KeyError:
-        pass  # the page itself will say what is wrong
-    content = html.Section([html.P(words), html.P("The page comes by itself.", className="note")], className="card")
-    return Shown(title=title, content=_headed(title, [content]), nav=nav, revision=f"{BUSY}{words}", growing=True,
-                 busy=True)  # fmt: skip
+        pass  # the page itself will report the error
+    content = html.Section(
+        [html.P(words), html.P("The page appears when it is ready.", className="note")], className="card"
+    )
+    return RenderedPage(title=title, content=_headed(title, [content]), nav=nav, revision=f"{BUSY}{words}",
+                        growing=True, busy=True)  # fmt: skip
 
 
 def exists(site: Site, path: str) -> bool:
     """Return whether an address leads anywhere, without opening a run."""
-    parts = parts_of(path)
+    parts = path_parts(path)
     if parts[:1] != ["runs"]:
         return parts in ([], ["compare"])
     known = len(parts) == 2 or (len(parts) == 3 and parts[2] in pages())
-    return known and any(each.id == parts[1] for each in site.places().places)
+    return known and any(each.id == parts[1] for each in site.find_runs().runs)
 
 
-def _runs(site: Site, base: str | None) -> Shown:
-    found = site.listed()
-    return Shown(
+def _runs(site: Site, base: str | None) -> RenderedPage:
+    found = site.catalog()
+    return RenderedPage(
         title="Runs",
-        content=_headed("Runs", listing.layout(found, site.places().notes, base)),
+        content=_headed("Runs", listing.layout(found, site.find_runs().notes, base)),
         nav=[],
         revision=listing.revision(found),
         growing=not found or any(each.incomplete or each.problem for each in found),
     )
 
 
-def _compare(site: Site, query: Mapping[str, str]) -> Shown:
+def _compare(site: Site, query: Mapping[str, str]) -> RenderedPage:
     if "base" not in query or "candidate" not in query:
-        raise Unknown("Name two runs to compare.", [("Pick two of all runs", "/")])
-    places = [site.place(query[side]) for side in ("base", "candidate")]
+        raise NotFound("Name two runs to compare.", [("Pick two from all runs", "/")])
+    places = [site.location(query[side]) for side in ("base", "candidate")]
     try:
         base, candidate = (site.run(each.id) for each in places)
         content = comparison.layout(base, candidate, query)
@@ -101,7 +103,7 @@ def _compare(site: Site, query: Mapping[str, str]) -> Shown:
     except OverlapScopeError as error:
         words = without_root(without_root(str(error), places[0]), places[1])
         return _problem("These cannot be compared", words)
-    return Shown(
+    return RenderedPage(
         title=f"Compare · {base.name}, {candidate.name}",
         content=_headed("Compare", content, over=comparison.sides(base, candidate)),
         nav=[],
@@ -110,12 +112,14 @@ def _compare(site: Site, query: Mapping[str, str]) -> Shown:
     )
 
 
-def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
-    place = site.place(run)
+def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> RenderedPage:
+    place = site.location(run)
     nav = _nav(run, name)
     if name not in pages():
-        raise Unknown("A run has no such page.", [(each.TITLE, run_address(run, key)) for key, each in pages().items()])
-    opened: Opened | None = None
+        raise NotFound(
+            "There is no such page of a run.", [(each.TITLE, run_address(run, key)) for key, each in pages().items()]
+        )
+    opened: OpenRun | None = None
     try:
         opened = site.run(run)
         page = pages()[name]
@@ -127,7 +131,7 @@ def _page(site: Site, run: str, name: str, query: Mapping[str, str]) -> Shown:
         revision = opened.revision if opened else ""
         return _problem("This run cannot be read", words, nav=nav, revision=revision)
     content = [laid_out] if isinstance(laid_out, Component) else laid_out
-    return Shown(
+    return RenderedPage(
         title=f"{title} · {place.name}",
         content=_headed(title, content, over=place.name),
         nav=nav,
@@ -150,16 +154,18 @@ def _nav(run: str, current: str) -> list[Component]:
     return [html.Ul(links)]
 
 
-def _unknown(unknown: Unknown) -> Shown:
-    links = html.Ul([html.Li(dcc.Link(label, href=address)) for label, address in unknown.there], className="there")
-    there = [html.P("There is:"), links] if unknown.there else []
-    content = _headed("Not here", [html.Section(empty(str(unknown), there), className="card")])
-    return Shown(title="Not here", content=content, nav=[], status=404)
+def _unknown(unknown: NotFound) -> RenderedPage:
+    links = html.Ul(
+        [html.Li(dcc.Link(label, href=address)) for label, address in unknown.alternatives], className="there"
+    )
+    there = [html.P("Available:"), links] if unknown.alternatives else []
+    content = _headed("Not found", [html.Section(empty(str(unknown), there), className="card")])
+    return RenderedPage(title="Not found", content=content, nav=[], status=404)
 
 
-def _problem(title: str, words: str, *, nav: Sequence[Component] = (), revision: str = "") -> Shown:
+def _problem(title: str, words: str, *, nav: Sequence[Component] = (), revision: str = "") -> RenderedPage:
     content = empty(words, html.P(dcc.Link("All runs", href="/")))
-    return Shown(
+    return RenderedPage(
         title=title,
         content=_headed(title, [html.Section(content, className="card")]),
         nav=list(nav),

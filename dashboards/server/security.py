@@ -1,8 +1,8 @@
-"""Who may ask, and what a browser may do with the answer.
+"""Which requests are answered, and what a browser may do with the answers.
 
-The dashboard is for one person on one machine. It answers only to names of this machine, so that a page elsewhere
-cannot reach it through a name of its own (DNS rebinding); beyond loopback it wants a token; and what it sends may load,
-and be framed by, nothing else.
+The dashboard is for one person on one machine. It answers only to host names of this machine, so that a page on another
+site cannot reach it through a name of its own (DNS rebinding). Beyond loopback it requires a token. Its pages may load
+nothing from elsewhere and may not be framed.
 """
 
 import hmac
@@ -26,29 +26,29 @@ from overlapscope.report.formatting import inert
 COOKIE: Final = "overlapscope"
 TOKEN: Final = "token"
 MAX_BODY: Final = 4 << 20
-"""Bytes of a request: the state of a page's components."""
+"""Most bytes of a request body, which holds the state of a page's components."""
 MAX_LOGGED: Final = 10_000
-"""Letters of a line in the log."""
+"""Most characters of a line in the log."""
 LOOPBACK: Final = ("localhost",)
 _HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{1,5})?")
 
 
 class Guard(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to answer."""
+    """Which requests to answer."""
 
     names: frozenset[str]
-    """Names, in small letters, by which this server may be called, besides addresses."""
+    """Host names, in lower case, that this server answers to, besides addresses."""
     any_address: bool = False
-    """Whether any IP address is a good Host; else those of loopback only. No name elsewhere leads to an address."""
+    """Whether any IP address is accepted as Host, or only loopback. DNS rebinding needs a name, never an address."""
     token: str | None = None
-    """What must be shown once; None where nobody else can reach the server."""
+    """Secret that must be presented once; None where only this machine can reach the server."""
 
 
-class OneLine(logging.Formatter):
-    """Write a record as one printable line, its traceback too: requests choose what stands in both."""
+class OneLineFormatter(logging.Formatter):
+    """Write a record and its traceback as one printable line, because both may contain text from requests."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; what is too long loses its middle."""
+        """Return the line; a long one is cut in the middle."""
         lines = [each.strip() for each in inert(super().format(record)).split("\n")]
         line = " | ".join(each for each in lines if each.strip("^~ "))
         half = MAX_LOGGED // 2
@@ -56,7 +56,7 @@ class OneLine(logging.Formatter):
 
 
 def guard_for(host: str) -> Guard:
-    """Return the guard for the address that is served on: outside of loopback with a token made now."""
+    """Return the guard for a serving address: beyond loopback with a fresh random token."""
     if is_loopback(host):
         return Guard(names=frozenset(LOOPBACK))
     own = {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower(), *LOOPBACK}
@@ -64,11 +64,11 @@ def guard_for(host: str) -> Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached only from this machine."""
     return host in LOOPBACK or (_address(host) or ipaddress.ip_address("0.0.0.0")).is_loopback
 
 
-def host_allowed(guard: Guard, host: str) -> bool:
+def is_host_allowed(guard: Guard, host: str) -> bool:
     """Return whether a Host header names this server."""
     found = _HOST.fullmatch(host.lower())
     name = (found["address"] or found["name"]) if found else ""
@@ -78,8 +78,8 @@ def host_allowed(guard: Guard, host: str) -> bool:
     return name in guard.names
 
 
-def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
-    """Return whether the token was shown, or none is wanted."""
+def has_token(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
+    """Return whether the request carries the token, or none is required."""
     if guard.token is None:
         return True
     return any(
@@ -87,10 +87,10 @@ def token_given(guard: Guard, *, query: str | None, cookie: str | None) -> bool:
     )
 
 
-def asked_here(headers: Headers) -> bool:
-    """Return whether a browser asks for a page of ours, or for the window of a click; not for another page's picture.
+def is_same_site(headers: Headers) -> bool:
+    """Return whether a request comes from our own pages, or opens a page by a click, not from another site's image.
 
-    What sends no `Sec-Fetch-Site` is a program, or an old browser, and is answered.
+    A request without `Sec-Fetch-Site` comes from a program or an old browser, and is answered.
     """
     if headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
         return True
@@ -98,13 +98,13 @@ def asked_here(headers: Headers) -> bool:
 
 
 def policy(script_hashes: Sequence[str]) -> str:
-    """Return the content security policy: this server only, and no script but its files and those with these hashes."""
+    """Return the content security policy: only this server, and only scripts from its files or with these hashes."""
     return "; ".join(
         (
             "default-src 'none'",
             f"script-src 'self' {' '.join(script_hashes)}".strip(),
             "style-src 'self' 'unsafe-inline'",  # plotly and Dash write style elements
-            "img-src 'self' data: blob:",  # heat maps are drawn to an image; a chart is saved as one
+            "img-src 'self' data: blob:",  # heat maps are drawn as images; a chart can be saved as one
             "font-src 'self'",
             "connect-src 'self'",
             "base-uri 'none'",
@@ -115,19 +115,19 @@ def policy(script_hashes: Sequence[str]) -> str:
 
 
 def protect(server: Flask, guard: Guard, content_policy: Callable[[], str]) -> None:
-    """Put the guard before every request and the headers on every answer."""
+    """Check every request with the guard and set the security headers on every answer."""
     server.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
     def check() -> Response | None:
-        if not host_allowed(guard, request.headers.get("Host", "")):
-            return _said(400, "This server is not called by that name.")
+        if not is_host_allowed(guard, request.headers.get("Host", "")):
+            return _text_response(400, "This server does not answer to that host name.")
         origin = request.headers.get("Origin")
         elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-        if elsewhere or not asked_here(request.headers):
-            return _said(400, "Requests from other pages are not answered.")
+        if elsewhere or not is_same_site(request.headers):
+            return _text_response(400, "Requests from other sites are not answered.")
         given = request.args.get(TOKEN)
-        if not token_given(guard, query=given, cookie=request.cookies.get(COOKIE)):
-            return _said(403, "This dashboard wants its token: open the address that was printed when it started.")
+        if not has_token(guard, query=given, cookie=request.cookies.get(COOKIE)):
+            return _text_response(403, "This dashboard needs its token. Open the address that was printed at start.")
         return _remember(guard.token) if guard.token is not None and given is not None else None
 
     def headers(response: Response) -> Response:
@@ -141,9 +141,9 @@ def protect(server: Flask, guard: Guard, content_policy: Callable[[], str]) -> N
 
     def fault(error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            return _said(error.code or 500, error.name)
+            return _text_response(error.code or 500, error.name)
         server.logger.error("a request failed: %s", request.path, exc_info=error)
-        return _said(500, "Something went wrong; the terminal that serves this says what.")
+        return _text_response(500, "Something went wrong. The error is in the terminal that runs the server.")
 
     server.before_request(check)
     server.after_request(headers)
@@ -151,22 +151,22 @@ def protect(server: Flask, guard: Guard, content_policy: Callable[[], str]) -> N
 
 
 def _remember(token: str) -> Response:
-    """Keep the token as a cookie, and go on without it in the address.
+    """Return a page that stores the token as a cookie and reloads the address without it.
 
-    The page goes there by itself, where a redirect would not do: after a click elsewhere, a browser takes that for the
-    other site's request and keeps the cookie back.
+    The page reloads itself, because a redirect does not work: after a click on another site, a browser treats the
+    redirect as that site's request and does not send the cookie.
     """
     rest = urlencode([(name, value) for name, value in request.args.items(multi=True) if name != TOKEN])
     there = escape("/" + request.path.lstrip("/") + (f"?{rest}" if rest else ""))
     answer = Response(
-        f'<!DOCTYPE html><meta http-equiv="refresh" content="0;url={there}"><a href="{there}">Go on</a>',
+        f'<!DOCTYPE html><meta http-equiv="refresh" content="0;url={there}"><a href="{there}">Continue</a>',
         mimetype="text/html",
     )
     answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
     return answer
 
 
-def _said(status: int, words: str) -> Response:
+def _text_response(status: int, words: str) -> Response:
     return Response(f"{words}\n", status=status, mimetype="text/plain")
 
 

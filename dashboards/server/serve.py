@@ -1,4 +1,8 @@
-"""The dashboard behind waitress: threads, pure Python, and never the debug server."""
+"""Run the dashboard with the waitress server (threads, pure Python, never the debug server).
+
+A Perfetto UI build can be served from a folder too: to this machine only, and on a port of its own, because its service
+worker must be served from the root.
+"""
 
 import logging
 import mimetypes
@@ -20,50 +24,50 @@ from overlapscope.display import shown
 from overlapscope.errors import InputError, UsageError
 from overlapscope.ingest.options import ReadOptions
 from overlapscope_dashboards.server.app import create_app
-from overlapscope_dashboards.server.security import TOKEN, OneLine, guard_for, is_loopback, protect
-from overlapscope_dashboards.server.sockets import bound
+from overlapscope_dashboards.server.security import TOKEN, OneLineFormatter, guard_for, is_loopback, protect
+from overlapscope_dashboards.server.sockets import bind_all
 
 if sys.platform != "win32":
     import resource
 THREADS: Final = 8
 MAX_CONNECTIONS: Final = 1_000
 REQUEST_S: Final = 20
-"""How long a connection may be idle, and a request may take to come in whole; what it asks for may take longer."""
+"""How long a connection may be idle, and how long a request may take to arrive; the answer may take longer."""
 CLEANUP_S: Final = 5
-"""How often such connections are looked for."""
+"""How often idle connections are searched for."""
 INDEX: Final = "index.html"
 POLICY: Final = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval' blob: data:; base-uri 'self'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""What the build needs of its own files; it may ask no other server for anything, and send none anything."""
+"""What the Perfetto build needs; it can neither load from nor send to another server."""
 
 
 class Served(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the dashboard answers."""
+    """Where the dashboard listens."""
 
     url: str
     perfetto_url: str | None
     others: bool
-    """Whether others on the network can reach it, if they have the token that stands in the address."""
+    """Whether other machines can reach it, with the token that is part of the address."""
 
     def words(self) -> str:
-        """Say it in lines."""
+        """Return the lines to print."""
         lines = [f"serving on {self.url}"]
         if self.perfetto_url:
             lines.append(f"Perfetto on {self.perfetto_url}")
         if self.others:
-            lines.append("others on the network can reach this: without the token in the address they are turned away")
+            lines.append("other machines can reach this address; they need the token that is part of it")
         return "\n".join(lines)
 
 
-class Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection whose request has to come in whole within `REQUEST_S`: waitress lets it come byte by byte."""
+class TimedChannel(HTTPChannel):  # type: ignore[misc]
+    """A connection whose request must arrive within `REQUEST_S`: waitress has no limit for one sent byte by byte."""
 
     last_activity: float
 
     def handle_read(self) -> None:
-        """Read what came; more of a request that has begun does not count as activity."""
+        """Read available bytes; more of a request that has begun does not count as activity."""
         has_begun, active_s = self.request is not None, self.last_activity
         super().handle_read()
         if has_begun and self.request is not None:
@@ -79,32 +83,34 @@ def serve(
     perfetto: Path | None = None,
     say: Callable[[Served], None],
 ) -> None:
-    """Serve until interrupted; `say` gets where, once it answers. Port 0 takes any free one.
+    """Serve until interrupted; `say` is called with the address once the server listens. Port 0 takes any free port.
 
-    `perfetto` is a folder with a Perfetto UI build, which is served beside it. Raises InputError where nothing can
-    listen there, or that folder holds no build.
+    `perfetto` is a folder with a Perfetto UI build, which is served too. Raises InputError where the port cannot be
+    bound, or that folder contains no build.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler])  # before Flask adds a handler of its own
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no news
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])  # before Flask adds its own handler
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a short queue is not worth a warning
     guard = guard_for(host)
     if perfetto is not None and not is_loopback(host):
-        raise UsageError("--perfetto-dir serves this machine alone, and --host names another: leave one of them out")
-    perfetto_url = None if perfetto is None else _beside(perfetto)
+        raise UsageError(
+            "--perfetto-dir serves only this machine, but --host names another address: leave one of them out"
+        )
+    perfetto_url = None if perfetto is None else _serve_perfetto(perfetto)
     app = create_app(roots, options=options, guard=guard, perfetto_url=perfetto_url)
-    server, taken = _listening(app.server, host, port)
+    server, bound_port = _listening(app.server, host, port)
     secret = f"?{TOKEN}={guard.token}" if guard.token else ""
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    say(Served(url=f"http://{name}:{taken}/{secret}", perfetto_url=perfetto_url, others=not is_loopback(host)))
+    say(Served(url=f"http://{name}:{bound_port}/{secret}", perfetto_url=perfetto_url, others=not is_loopback(host)))
     server.run()
 
 
 def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
     try:
-        sockets, taken = bound(host, port)
+        sockets, bound_port = bind_all(host, port)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot serve on {host} port {port}: {reason}; choose another --port or --host") from error
@@ -123,29 +129,29 @@ def _listening(app: Any, host: str, port: int) -> tuple[Any, int]:
     )
     for each in listening.values():
         if isinstance(each, TcpWSGIServer):
-            each.channel_class = Channel
-    return server, taken
+            each.channel_class = TimedChannel
+    return server, bound_port
 
 
 def _most_connections() -> int:
-    """Return how many connections may be open: a third of the files that may be, as Perfetto and runs need some too."""
+    """Return the limit of open connections: a third of the allowed open files, as Perfetto and runs need some too."""
     if sys.platform == "win32":
         return MAX_CONNECTIONS // 4  # its select takes 512 sockets
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 3)
 
 
-def _beside(folder: Path) -> str:
-    server, taken = _listening(perfetto_app(folder), "127.0.0.1", 0)
+def _serve_perfetto(folder: Path) -> str:
+    server, bound_port = _listening(perfetto_app(folder), "127.0.0.1", 0)
     Thread(target=server.run, daemon=True).start()
-    return f"http://127.0.0.1:{taken}/"
+    return f"http://127.0.0.1:{bound_port}/"
 
 
 def perfetto_app(folder: Path) -> Flask:
-    """Return the server of a build's files; raises InputError where the folder holds none."""
+    """Return the application that serves a Perfetto UI build; raises InputError where the folder contains none."""
     root = folder.resolve()
     if not (root / INDEX).is_file():
-        raise InputError(f"{shown(folder)}: holds no {INDEX}; unpack a perfetto-ui.zip there")
+        raise InputError(f"{shown(folder)}: has no {INDEX}; unpack a perfetto-ui.zip there")
     mimetypes.add_type("application/wasm", ".wasm")
     app = Flask("overlapscope_perfetto", static_folder=None)
 

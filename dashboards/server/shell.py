@@ -1,4 +1,4 @@
-"""What stands around every page: the document, the header with its navigation, and what looks after addresses."""
+"""The frame around every page: the HTML document, the header with its navigation, and address handling."""
 
 import base64
 import hashlib
@@ -14,14 +14,14 @@ from overlapscope_dashboards.parts.text import aria
 from overlapscope_dashboards.theme import palette_rules
 
 POLL_MS: Final = 5_000
-"""How often the files of an incomplete run are looked at."""
+"""How often the files of an incomplete run are checked."""
 BUSY_POLL_MS: Final = 700
-"""How often it is asked for a page that is being made."""
+"""How often the browser asks for a page that is being computed."""
 ASSETS: Final = Path(__file__).parents[1] / "assets"
 THEME_SCRIPT: Final = (Path(__file__).parents[1] / "theme.js").read_text(encoding="utf-8").strip()
-"""Runs in the head, before anything is drawn: a page that is dark by choice is never white for a moment."""
+"""Runs in the head, before anything is drawn, so that a page in the dark theme never flashes white."""
 PLOTLY: Final = "plotly", "package_data/plotly.min.js"
-"""The package that brings plotly's script, and where it lies in it."""
+"""The package that contains plotly's script, and the path of the script in it."""
 _DOCUMENT: Final = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -39,7 +39,7 @@ PALETTE
 </head>
 <body>
 {{%app_entry%}}
-<noscript><p>The dashboard needs scripts, all of which this server sends itself.</p></noscript>
+<noscript><p>The dashboard needs JavaScript. All scripts come from this server.</p></noscript>
 <footer class="unseen">{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
 </body>
 </html>
@@ -47,10 +47,10 @@ PALETTE
 
 
 def document() -> str:
-    """Return the document around every page.
+    """Return the HTML document around every page.
 
-    It brings plotly, under a name that is another one with each release: a browser keeps the script, and what it made
-    of it, and `shell.js` runs it while the server makes the page. Dash would fetch it anew for each page and only then.
+    It preloads plotly under a name that changes with each release, so that a browser caches the script and its compiled
+    form; `shell.js` runs it while the server computes the page. Dash alone would fetch it for each page, and later.
     """
     package, path = PLOTLY
     named = build_fingerprint(path, version(package), 0)  # type: ignore[no-untyped-call]
@@ -59,13 +59,13 @@ def document() -> str:
 
 
 def theme_script_hash() -> str:
-    """Return the hash by which the policy allows the script in the head."""
+    """Return the hash with which the content security policy allows the script in the head."""
     digest = base64.b64encode(hashlib.sha256(THEME_SCRIPT.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 def shell() -> Component:
-    """Return what Dash lays out once; `router.show` fills `nav` and `main`."""
+    """Return the layout that Dash renders once; `router.show` fills `nav` and `main`."""
     return html.Div(
         [
             html.A("Skip to the page", href="#main", className="skip"),

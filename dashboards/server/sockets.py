@@ -1,4 +1,4 @@
-"""The sockets of one address: a name may stand for several of them, as localhost for ::1 and 127.0.0.1."""
+"""Listening sockets for a host name, which may have several addresses, as localhost has ::1 and 127.0.0.1."""
 
 import errno
 import os
@@ -8,14 +8,14 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 TRIES: Final = 8
-"""Free ports that are tried for one which is free on all addresses."""
+"""Free ports to try until one is free on all addresses."""
 ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""A name may stand for an address that this machine has not, as ::1 where IPv6 is off: the others will do."""
+"""Errors for an address that this machine does not have, as ::1 where IPv6 is off: the other addresses are enough."""
 Address = tuple[socket.AddressFamily, Any]
 
 
-def bound(host: str, port: int) -> tuple[list[socket.socket], int]:
-    """Bind a socket to every address of a host, all to one port; port 0 takes one that is free on all of them.
+def bind_all(host: str, port: int) -> tuple[list[socket.socket], int]:
+    """Bind a socket to every address of a host, all on one port; port 0 chooses one that is free on all of them.
 
     Raises OSError where nothing can be bound, or the port is taken on one of the addresses.
     """
@@ -57,7 +57,7 @@ def _bound(addresses: Sequence[Address], port: int) -> tuple[list[socket.socket]
 def _one(family: socket.AddressFamily, address: Any) -> socket.socket:
     with ExitStack() as failing:
         made = failing.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        if os.name == "posix":  # elsewhere it would let two servers share a port
+        if os.name == "posix":  # on Windows it would let two servers share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -68,7 +68,7 @@ def _one(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 def close(sockets: Sequence[socket.socket]) -> None:
-    """Close them all."""
+    """Close all sockets and ignore errors."""
     for each in sockets:
         with suppress(OSError):
             each.close()

@@ -1,1 +1,1 @@
-"""What the timeline page shows, as values: windows of time, heat maps, lanes, links between ranks, names."""
+"""The timeline page: time windows, heat maps, lanes (streams and threads), calls linked across ranks, search."""

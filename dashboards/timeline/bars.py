@@ -1,4 +1,4 @@
-"""The spans in view one by one, as bars: a trace for each kind, and one for each cause of exposed communication."""
+"""Draw single spans as bars: one plotly trace for each kind, and one for each cause of exposed communication."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,35 +10,35 @@ import numpy.typing as npt
 from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY, Ints
 from overlapscope_dashboards.theme import COLOURS, plain
-from overlapscope_dashboards.timeline.labels import length
-from overlapscope_dashboards.timeline.lane_rows import Row
-from overlapscope_dashboards.timeline.lanes import Lane, RankLanes, pieces
-from overlapscope_dashboards.timeline.query import Asked
-from overlapscope_dashboards.timeline.raster import typed
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.labels import format_duration
+from overlapscope_dashboards.timeline.lane_rows import LaneRow
+from overlapscope_dashboards.timeline.lanes import RankLanes, SpanLane, pieces
+from overlapscope_dashboards.timeline.query import TimelineQuery
+from overlapscope_dashboards.timeline.raster import plotly_array
+from overlapscope_dashboards.timeline.source import TimelineSource
 
 NAMED: Final = 400
-"""Spans in view up to which their names stand in them."""
+"""Most spans in view for which bars contain names."""
 MAX_LETTERS: Final = 80
 FEWEST_LETTERS: Final = 4
 LETTER_PIXELS: Final = 7
 _KINDS: Final = ((COMPUTE, "compute"), (COMM, "hidden"), (COPY, "copy"))
 
 
-class Corner(msgspec.Struct, frozen=True, kw_only=True):
-    """Where lanes are drawn: what is 0 on the axis of time, counted from the run's begin, and the first row."""
+class DrawingOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where lanes are drawn: the time shown as 0 (ns from the run's start), and the first row of the axis."""
 
     origin_ns: int = 0
     row: int = 0
 
 
 def span_bars(
-    source: Source, asked: Asked, ranks: Sequence[RankLanes], lower: Sequence[Row], found: Sequence[Ints],
-    width: int, corner: Corner,
+    source: TimelineSource, query: TimelineQuery, ranks: Sequence[RankLanes], lower: Sequence[LaneRow],
+    found: Sequence[Ints], width: int, origin: DrawingOrigin,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the spans one by one: a trace for each kind, then what of communication is exposed on top."""
+    """Return one trace for each kind of span, then the exposed parts of communication on top."""
     exposed = {each.rank: each.exposed for each in ranks}
-    bars: dict[str, list[tuple[int, Lane, Ints]]] = {name: [] for _, name in _KINDS}
+    bars: dict[str, list[tuple[int, SpanLane, Ints]]] = {name: [] for _, name in _KINDS}
     over: list[tuple[Ints, Ints, int]] = []
     for at, (row, rows) in enumerate(zip(lower, found, strict=True)):
         if row.lane is None:
@@ -51,30 +51,30 @@ def span_bars(
         _, start, end = pieces(row.lane, comm, exposed[row.rank])
         over.append((start, end, at))
     room = width if sum(each.size for each in found) <= NAMED else 0
-    drawn = [_kind_trace(source, asked, lower, name, bars[name], room, corner) for _, name in _KINDS if bars[name]]
+    drawn = [_kind_trace(source, query, lower, name, bars[name], room, origin) for _, name in _KINDS if bars[name]]
     starts = np.concatenate([each[0] for each in over] or [np.empty(0, np.int64)])
     ends = np.concatenate([each[1] for each in over] or [np.empty(0, np.int64)])
     places = np.repeat([each[2] for each in over], [each[0].size for each in over])
     if starts.size:
-        # The bars of communication once more, on top and seen through: what is exposed would cover their names.
+        # The communication bars again, transparent and on top, because the exposed parts would cover their names.
         whole = next(each for each in drawn if each["name"] == "hidden")
         seen_through = {**whole, "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
         plain_bars = {name: whole[name] for name in whole if not name.startswith(("text", "inside", "hover"))}
         drawn[drawn.index(whole)] = {**plain_bars, "textposition": "none", "hoverinfo": "skip"}
-        drawn += [_bars("exposed", starts, ends, places, corner) | {"hoverinfo": "skip"}, seen_through]
+        drawn += [_bars("exposed", starts, ends, places, origin) | {"hoverinfo": "skip"}, seen_through]
     return drawn
 
 
 def _kind_trace(
-    source: Source,
-    asked: Asked,
-    lower: Sequence[Row],
+    source: TimelineSource,
+    query: TimelineQuery,
+    lower: Sequence[LaneRow],
     kind: str,
-    parts: Sequence[tuple[int, Lane, Ints]],
+    parts: Sequence[tuple[int, SpanLane, Ints]],
     width: int,
-    corner: Corner,
+    origin: DrawingOrigin,
 ) -> dict[str, Any]:
-    """Return the bars of one kind of span; with their names in them, as far as they fit on so many pixels."""
+    """Return the bars of one kind of span; with names if `width`, the pixels of the axis, is not 0."""
     start = np.concatenate([lane.start_ns[rows] for _, lane, rows in parts])
     end = np.concatenate([lane.end_ns[rows] for _, lane, rows in parts])
     places = np.repeat([at for at, _, _ in parts], [rows.size for _, _, rows in parts])
@@ -88,14 +88,14 @@ def _kind_trace(
         keys += [f"{lower[at].rank}:{row}" for row in own.tolist()]
     shown = {name: plain(name) for name in set(plainly)}
     names = [shown[name] for name in plainly]
-    told = [[key, length(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
-    trace = _bars(kind, start, end, places, corner) | {
-        "customdata": told, "hovertext": names,
+    custom = [[key, format_duration(taken)] for key, taken in zip(keys, (end - start).tolist(), strict=True)]
+    trace = _bars(kind, start, end, places, origin) | {
+        "customdata": custom, "hovertext": names,
         "hovertemplate": "<b>%{hovertext}</b><br>%{customdata[1]}<extra></extra>"
     }  # fmt: skip
     if width:
-        fits = (end - start) * width // (asked.window.length_ns * LETTER_PIXELS)
-        fits[(start < asked.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
+        fits = (end - start) * width // (query.window.length_ns * LETTER_PIXELS)
+        fits[(start < query.window.start_ns) | (fits < FEWEST_LETTERS)] = 0
         trace |= {
             "text": [_cut(name, room) for name, room in zip(plainly, fits.tolist(), strict=True)],
             "textposition": "inside", "insidetextanchor": "start", "textangle": 0, "cliponaxis": True,
@@ -104,34 +104,37 @@ def _kind_trace(
     return trace
 
 
-def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], corner: Corner) -> dict[str, Any]:
+def _bars(colour: str, start_ns: Ints, end_ns: Ints, places: npt.NDArray[Any], origin: DrawingOrigin) -> dict[str, Any]:
     return {
-        "type": "bar", "orientation": "h", "base": typed((start_ns - corner.origin_ns) / 1e6),
-        "x": typed((end_ns - start_ns) / 1e6), "y": typed((places + corner.row).astype(np.float64)),
+        "type": "bar", "orientation": "h", "base": plotly_array((start_ns - origin.origin_ns) / 1e6),
+        "x": plotly_array((end_ns - start_ns) / 1e6), "y": plotly_array((places + origin.row).astype(np.float64)),
         "width": 0.84, "xaxis": "x", "yaxis": "y2", "name": colour, "showlegend": False,
         "marker": {"color": COLOURS[colour], "line": {"width": 0}}, "textposition": "none",
     }  # fmt: skip
 
 
-def cause_bars(source: Source, asked: Asked, lower: Sequence[Row], corner: Corner) -> list[dict[str, Any]]:
-    """Return why communication was exposed, one trace a cause."""
+def cause_bars(
+    source: TimelineSource, query: TimelineQuery, lower: Sequence[LaneRow], origin: DrawingOrigin
+) -> list[dict[str, Any]]:
+    """Return bars of exposed communication, one trace for each cause."""
     parts: dict[str, list[tuple[int, Ints, Ints]]] = {}
     for at, row in enumerate(lower):
         if row.lane is None:
-            for cause, start, end in source.causes(row.rank, asked.window):
+            for cause, start, end in source.causes(row.rank, query.window):
                 parts.setdefault(cause, []).append((at, start, end))
     drawn = []
     for cause, found in parts.items():
         looks = CAUSES[cause]
         start, end = (np.concatenate([each[at] for each in found]) for at in (1, 2))
         places = np.repeat([at for at, _, _ in found], [each.size for _, each, _ in found])
-        trace = _bars(looks.colour, start, end, places, corner)
+        trace = _bars(looks.colour, start, end, places, origin)
         trace["marker"] = {
             **trace["marker"],
             "pattern": {"shape": looks.pattern, "size": 6, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "#fff"},
         }
         words = [
-            [f"why:{lower[at].rank}", length(taken)] for at, taken in zip(places, (end - start).tolist(), strict=True)
+            [f"why:{lower[at].rank}", format_duration(taken)]
+            for at, taken in zip(places, (end - start).tolist(), strict=True)
         ]
         drawn.append(trace | {
             "width": 0.5, "customdata": words, "name": cause,

@@ -1,12 +1,12 @@
-"""The states of all ranks of a run directory, straight from its spans; of a large run they are kept beside it.
+"""The states of all ranks of a run directory, computed from its spans; for a large run they are cached in the run.
 
-    RUN/.timeline/at.npy      beginnings of states, all ranks behind each other, on the common clock once that is known
+    RUN/.timeline/at.npy      start times of states, ranks concatenated, on the common clock once that is known
     RUN/.timeline/state.npy   the states
     RUN/.timeline/cells.npy   time in each state over cells of one width, by the rows of the heat map
-    RUN/.timeline/told.json   where each rank begins, of which files this was made, and the clocks, once they are known
+    RUN/.timeline/told.json   offsets of the ranks, digests of code and input files, and the clocks once they are known
 
-It is a copy that may be thrown away, and is mapped, not read: of a large run a view looks at little. Where the run
-cannot be written it is made anew in every process.
+The cache can be deleted at any time. Its columns are memory-mapped, because a view of a large run needs only a small
+part. Where the run directory is not writable, the states are computed again in every process.
 """
 
 import os
@@ -36,85 +36,85 @@ from overlapscope.timeline.intervals import union
 from overlapscope.timeline.store.arrow_tables import opened_parquet
 from overlapscope.timeline.store.lazy_rank import check_rank
 from overlapscope.timeline.store.manifest import RankEntry, is_rank_folder
-from overlapscope_dashboards.timeline.coarse_sums import Coarse, cell_width, cells
+from overlapscope_dashboards.timeline.coarse_sums import CoarseSums, cell_width, cells
 from overlapscope_dashboards.timeline.heat_map import map_rows
 
 FOLDER: Final = ".timeline"
 AT: Final = "at.npy"
 STATE: Final = "state.npy"
 CELLS: Final = "cells.npy"
-TOLD: Final = "told.json"
+INDEX: Final = "told.json"
 CODE: Final = ("overlapscope.timeline", "overlapscope.analysis", "overlapscope_dashboards.timeline")
-"""What other states may come of when it changes."""
+"""Packages whose code determines the states: a change invalidates the cache."""
 WORKERS: Final = 2
 States = dict[int, tuple[Ints, "np.ndarray[Any, np.dtype[np.uint8]]"]]
 _HEADER: Final = re.compile(rb"{'descr': '(.{3})', 'fortran_order': False, 'shape': \(([0-9]{1,15}),\), } *\n")
-"""What `numpy.save` writes of one column: no more is understood, so that a broken one is never taken for Python."""
+"""The header that `numpy.save` writes for one column. Nothing else is accepted, so no header is parsed as Python."""
 
 
-class Told(msgspec.Struct, kw_only=True):
-    """What `told.json` holds."""
+class CacheIndex(msgspec.Struct, kw_only=True):
+    """Content of `told.json`."""
 
     made_by: str
-    """Of which code."""
+    """Digest of the code."""
     made_of: str
-    """Of which files."""
+    """Digest of the input files."""
     ranks: list[int]
     first: list[int]
-    """Where each rank begins, and where the last ends."""
+    """Offset of each rank in the columns, and the total length."""
     has_cells: bool
     clocks: Clocks | None = None
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """The states of ranks, all on the common clock where `clocks` are known, else each on its own."""
+class RankStates(msgspec.Struct, frozen=True, kw_only=True):
+    """The states of ranks: on the common clock if `clocks` are known, else each rank on its own clock."""
 
     states: States
-    """By rank, in their order; none without a state."""
+    """By rank, in order; only ranks with states."""
     clocks: Clocks | None
-    coarse: Coarse | None
-    """None where states are few, or cells could not hold them."""
+    coarse: CoarseSums | None
+    """None where there are few states, or a sum could overflow a cell."""
 
     @property
     def reach_ns(self) -> tuple[int, int]:
-        """When the first of all states begins, and how long it is until the last."""
+        """Start of the first state, and the duration until the last one."""
         begin = min(int(at[0]) for at, _ in self.states.values())
         return begin, max(max(int(at[-1]) for at, _ in self.states.values()) - begin, 1)
 
 
-def occupancy_of_folder(run: Path, entries: Sequence[RankEntry], made_of: str) -> Kept:
-    """Return the states of each rank that can be read, from what was kept if that is of these files.
+def load_states(run: Path, entries: Sequence[RankEntry], made_of: str) -> RankStates:
+    """Return the states of each readable rank, from the cache if that was made from these files.
 
-    `made_of` is another one as soon as a file of the run changed.
+    `made_of` is the digest of the run's files.
     """
-    kept = _kept(run / FOLDER, made_of, {each.rank for each in entries})
-    if kept is not None:
-        return kept
+    cached = _read_cache(run / FOLDER, made_of, {each.rank for each in entries})
+    if cached is not None:
+        return cached
     in_order = sorted(entries, key=lambda entry: entry.rank)
     with ThreadPoolExecutor(WORKERS) as pool:
         found = list(pool.map(lambda entry: _of_rank(entry, run / Path(entry.folder).name), in_order))
     states = {entry.rank: each for entry, each in zip(in_order, found, strict=True) if each and each[0].size}
-    return keep(run, states, None, made_of)
+    return save_states(run, states, None, made_of)
 
 
-def keep(run: Path, states: States, clocks: Clocks | None, made_of: str) -> Kept:
-    """Keep states beside the run, on these clocks, in the place of what was kept; gives them as they are kept."""
-    made = Kept(states=states, clocks=clocks, coarse=None)
+def save_states(run: Path, states: States, clocks: Clocks | None, made_of: str) -> RankStates:
+    """Write states on these clocks to the cache, replacing it, and return the cached (memory-mapped) states."""
+    made = RankStates(states=states, clocks=clocks, coarse=None)
     if states:
-        coarse = Coarse.of([Occupancy(*each) for each in states.values()], *made.reach_ns)
-        made = Kept(states=states, clocks=clocks, coarse=coarse)
-    _keep(run / FOLDER, made, made_of)
-    found = _kept(run / FOLDER, made_of, states.keys())
-    # What could not be written, or another process wrote meanwhile, is an older copy: on each rank's own clock.
+        coarse = CoarseSums.of([Occupancy(*each) for each in states.values()], *made.reach_ns)
+        made = RankStates(states=states, clocks=clocks, coarse=coarse)
+    _write_cache(run / FOLDER, made, made_of)
+    found = _read_cache(run / FOLDER, made_of, states.keys())
+    # If writing failed or another process wrote meanwhile, the cache may be older: on each rank's own clock.
     return found if found is not None and found.clocks == clocks else made
 
 
 def _of_rank(entry: RankEntry, folder: Path) -> tuple[Ints, Any] | None:
-    """Return a rank's states; None where its spans could not be read with the rank itself."""
+    """Return a rank's states (start times, states); None where its spans are not readable or inconsistent."""
     try:
         if not is_rank_folder(folder.name):
             return None
-        # Arrow itself opens no path that is not UTF-8.
+        # Arrow cannot open paths that are not UTF-8.
         with opened_plain(folder / "spans.parquet") as spans, opened_plain(folder / "recordings.parquet") as windows:
             file = opened_parquet(spans)
             check_rank(file, entry.rank)
@@ -140,7 +140,7 @@ def _whole_numbers(table: pa.Table, name: str) -> Ints:
 
 
 def _kinds(table: pa.Table) -> Ints:
-    """Return the number of each span's kind, -1 where none is told."""
+    """Return the code of each span's kind, -1 where it is missing."""
     kind = table.column("kind").combine_chunks()
     kind = kind if pa.types.is_dictionary(kind.type) else kind.dictionary_encode()
     codes: Ints = np.array([SPAN_KINDS.index(each) for each in kind.dictionary.to_pylist()] + [-1])
@@ -149,7 +149,7 @@ def _kinds(table: pa.Table) -> Ints:
 
 
 def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
-    """Return what `whole_windows` gives: each recording's time, from its first start to its last end."""
+    """Return the same as `whole_windows`: the time of each recording, from its first start to its last end."""
     if recording.size and recording.max() >= recording.size:
         recording = np.unique(recording, return_inverse=True)[1]
     number = int(recording.max(initial=-1)) + 1
@@ -160,73 +160,73 @@ def _windows(recording: Ints, start: Ints, end: Ints) -> list[tuple[int, int]]:
     return list(zip(first[seen].tolist(), last[seen].tolist(), strict=True))
 
 
-def _kept(place: Path, made_of: str, recorded: Set[int]) -> Kept | None:
-    """Return what was kept; None where that is of other files, not whole, or not all this user's own."""
+def _read_cache(place: Path, made_of: str, recorded: Set[int]) -> RankStates | None:
+    """Return the cached states; None if they are of other files, incomplete, or not owned by this user."""
     try:
         with own_folder(place) as folder:
-            told = _told(folder)
-            if told is None or (told.made_by, told.made_of) != (source_digest(*CODE), made_of):
+            index = _read_index(folder)
+            if index is None or (index.made_by, index.made_of) != (source_digest(*CODE), made_of):
                 return None
-            at, state = mapped(folder, AT, np.int64), mapped(folder, STATE, np.uint8)
-            added = mapped(folder, CELLS, np.uint32) if told.has_cells else None
+            at, state = map_column(folder, AT, np.int64), map_column(folder, STATE, np.uint8)
+            added = map_column(folder, CELLS, np.uint32) if index.has_cells else None
     except (OSError, ValueError):
         return None
-    if not _is_possible(told, recorded, at.size) or at.size != state.size or state.max(initial=0) >= len(STATES):
+    if not _is_possible(index, recorded, at.size) or at.size != state.size or state.max(initial=0) >= len(STATES):
         return None
-    parts = [(at[begin:end], state[begin:end]) for begin, end in pairwise(told.first)]
+    parts = [(at[begin:end], state[begin:end]) for begin, end in pairwise(index.first)]
     if not all(own.size and (own[1:] >= own[:-1]).all() for own, _ in parts):
         return None
-    kept = Kept(states=dict(zip(told.ranks, parts, strict=True)), clocks=told.clocks, coarse=None)
-    return kept if added is None else _with_cells(kept, added)
+    cached = RankStates(states=dict(zip(index.ranks, parts, strict=True)), clocks=index.clocks, coarse=None)
+    return cached if added is None else _with_cells(cached, added)
 
 
-def _with_cells(kept: Kept, added: "np.ndarray[Any, np.dtype[np.uint32]]") -> Kept | None:
-    """Add the cells; None where they are not as many as these states have."""
-    length = kept.reach_ns[1]
-    shape = (len(map_rows(len(kept.states))), len(STATES), cells(length))
+def _with_cells(cached: RankStates, added: "np.ndarray[Any, np.dtype[np.uint32]]") -> RankStates | None:
+    """Return the states with cells; None where the number of cells does not match the states."""
+    length = cached.reach_ns[1]
+    shape = (len(map_rows(len(cached.states))), len(STATES), cells(length))
     if added.size != np.prod(shape):
         return None
-    return replace(kept, coarse=Coarse(cell_ns=cell_width(length), spent=added.reshape(shape)))
+    return replace(cached, coarse=CoarseSums(cell_ns=cell_width(length), spent=added.reshape(shape)))
 
 
-def _is_possible(told: Told, recorded: Set[int], size: int) -> bool:
-    """Return whether the ranks are recorded ones, each once, that share `size` states in their order."""
-    ranks = set(told.ranks)
-    in_order = told.first == sorted(told.first) and told.first[:1] == [0] and told.first[-1:] == [size]
-    same = len(told.first) == len(told.ranks) + 1 == len(ranks) + 1 > 1
-    return in_order and same and told.ranks == sorted(ranks) and ranks <= recorded
+def _is_possible(index: CacheIndex, recorded: Set[int], size: int) -> bool:
+    """Return whether the ranks are distinct recorded ones in order, whose offsets cover exactly `size` states."""
+    ranks = set(index.ranks)
+    in_order = index.first == sorted(index.first) and index.first[:1] == [0] and index.first[-1:] == [size]
+    same = len(index.first) == len(index.ranks) + 1 == len(ranks) + 1 > 1
+    return in_order and same and index.ranks == sorted(ranks) and ranks <= recorded
 
 
-def _told(folder: int) -> Told | None:
+def _read_index(folder: int) -> CacheIndex | None:
     try:
-        with opened_own(TOLD, folder) as file:
-            return msgspec.json.decode(file.read(), type=Told)
+        with opened_own(INDEX, folder) as file:
+            return msgspec.json.decode(file.read(), type=CacheIndex)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _keep(folder: Path, kept: Kept, made_of: str) -> None:
-    """Write the copy whole, or not at all; never in the place of a link, or of what is another user's."""
-    if not kept.states or not _is_free(folder):
+def _write_cache(folder: Path, cached: RankStates, made_of: str) -> None:
+    """Write the cache completely or not at all; never replace a link or a folder of another user."""
+    if not cached.states or not _can_replace(folder):
         return
-    sizes = [at.size for at, _ in kept.states.values()]
-    told = Told(
-        made_by=source_digest(*CODE), made_of=made_of, ranks=list(kept.states), first=[0, *np.cumsum(sizes).tolist()],
-        has_cells=kept.coarse is not None, clocks=kept.clocks,
+    sizes = [at.size for at, _ in cached.states.values()]
+    index = CacheIndex(
+        made_by=source_digest(*CODE), made_of=made_of, ranks=list(cached.states), first=[0, *np.cumsum(sizes).tolist()],
+        has_cells=cached.coarse is not None, clocks=cached.clocks,
     )  # fmt: skip
     with suppress(OSError), held_folder(folder.parent, f"{FOLDER}.") as temporary:
-        np.save(temporary / AT, np.concatenate([at for at, _ in kept.states.values()]))
-        np.save(temporary / STATE, np.concatenate([state for _, state in kept.states.values()]))
-        if kept.coarse is not None:
-            np.save(temporary / CELLS, kept.coarse.spent.ravel())
+        np.save(temporary / AT, np.concatenate([at for at, _ in cached.states.values()]))
+        np.save(temporary / STATE, np.concatenate([state for _, state in cached.states.values()]))
+        if cached.coarse is not None:
+            np.save(temporary / CELLS, cached.coarse.spent.ravel())
         (temporary / ".gitignore").write_text("*\n", encoding="utf-8")
-        (temporary / TOLD).write_bytes(msgspec.json.encode(told))
-        flush_below(temporary)  # after a power cut, states that are all nulls would look like states
+        (temporary / INDEX).write_bytes(msgspec.json.encode(index))
+        flush_below(temporary)  # after a power failure, states that are all zeros would look valid
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
 
 
-def _is_free(folder: Path) -> bool:
+def _can_replace(folder: Path) -> bool:
     try:
         with own_folder(folder):
             return True
@@ -236,15 +236,16 @@ def _is_free(folder: Path) -> bool:
         return False
 
 
-def mapped(folder: int, name: str, dtype: type) -> "np.ndarray[Any, Any]":
-    """Map the one column that a `.npy` file holds; raises OSError, or ValueError where it is another array."""
+def map_column(folder: int, name: str, dtype: type) -> "np.ndarray[Any, Any]":
+    """Return the column in a `.npy` file, memory-mapped; raises OSError, or ValueError for another type or shape."""
     with opened_own(name, folder) as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError(f"{name}: another format")
-        told = _HEADER.fullmatch(file.read(int.from_bytes(file.read(2), "little")))
-        if told is None or told[1].decode("latin-1") != np.dtype(dtype).str:
+        header = _HEADER.fullmatch(file.read(int.from_bytes(file.read(2), "little")))
+        if header is None or header[1].decode("latin-1") != np.dtype(dtype).str:
             raise ValueError(f"{name}: another array")
-        length = int(told[2])
+        length = int(header[2])
         if length == 0:
             return np.empty(0, dtype)
-        return np.asarray(np.memmap(file, dtype, "r", offset=file.tell(), shape=length))  # parts of it are made faster
+        column = np.memmap(file, dtype, "r", offset=file.tell(), shape=length)
+        return np.asarray(column)  # slices of a plain array are created faster

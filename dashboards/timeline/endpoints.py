@@ -1,13 +1,13 @@
-"""What the timeline's own script asks for: a view of a window, and what is pointed at.
+"""The HTTP endpoints of the timeline's script: a view of a time window, and the details under the pointer.
 
-It goes past Dash, which lays out each answer as if it were a page, and takes longer for that than all else together.
+They bypass Dash, which would treat each answer like a page layout and take longer than everything else together.
 
-    GET /runs/<run>/timeline/view    four bytes with a length, so much JSON, then the cells of its rasters, a byte each
+    GET /runs/<run>/timeline/view    4-byte length (little-endian), JSON of that length, cells of the rasters (bytes)
     GET /runs/<run>/timeline/point   JSON
 
-Both take what the page's address has (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the axis. What is
-not ready yet is answered with 202: ask again. Where there is nothing to show, both are JSON with `problem`, in words; a
-browser would note any other status as a fault of the page.
+Both take the query of the page's address (`t0`, `t1`, `ranks`, `mode`, `q`) and `width`, the pixels of the axis. Status
+202 means not ready: ask again. Where there is nothing to show, both return JSON with the reason in `problem`, because a
+browser would log any other status as an error of the page.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,22 +20,22 @@ from msgspec.structs import asdict
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.formatting import count, ms, percent
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Site, Unknown, run_address
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import NotFound, Site, run_address
 from overlapscope_dashboards.theme import CONFIG
 from overlapscope_dashboards.timeline import perfetto, view
 from overlapscope_dashboards.timeline.figure import WIDTH
 from overlapscope_dashboards.timeline.labels import NAMES
-from overlapscope_dashboards.timeline.query import Asked, asked, spelled
+from overlapscope_dashboards.timeline.query import TimelineQuery, format_ranks, parse_timeline_query
 from overlapscope_dashboards.timeline.source import source_of
-from overlapscope_dashboards.timeline.view import View
+from overlapscope_dashboards.timeline.view import TimelineView
 
 MAX_WIDTH: Final = 10_000
 CELLS: Final = "application/octet-stream"
 
 
 def register(app: Dash, site: Site) -> None:
-    """Answer both."""
+    """Register both endpoints."""
 
     def show(run: str) -> Response:
         given = request.args.to_dict()
@@ -49,32 +49,32 @@ def register(app: Dash, site: Site) -> None:
     app.server.add_url_rule("/runs/<run>/timeline/point", "timeline_point", point)
 
 
-def _answer(site: Site, run: str, what: str, make: Callable[[Opened], bytes]) -> Response:
-    def made(opened: Opened) -> bytes | str:
+def _answer(site: Site, run: str, what: str, make: Callable[[OpenRun], bytes]) -> Response:
+    def made(opened: OpenRun) -> bytes | str:
         try:
             return make(opened)
         except OverlapScopeError as error:
             return opened.without_root(error)
 
     try:
-        told = site.beside((what, request.query_string), run_address(run, "timeline"), made)
-    except Unknown as unknown:
-        told = str(unknown)
+        answer = site.in_background((what, request.query_string), run_address(run, "timeline"), made)
+    except NotFound as unknown:
+        answer = str(unknown)
     except OverlapScopeError:
-        told = "This run cannot be read."
-    if told is None:
+        answer = "This run cannot be read."
+    if answer is None:
         return Response(status=202)
-    if isinstance(told, str):
-        return Response(msgspec.json.encode({"problem": told}), mimetype="application/json")
-    return Response(told, mimetype=CELLS if what == "view" else "application/json")
+    if isinstance(answer, str):
+        return Response(msgspec.json.encode({"problem": answer}), mimetype="application/json")
+    return Response(answer, mimetype=CELLS if what == "view" else "application/json")
 
 
-def _view(site: Site, opened: Opened, given: Mapping[str, str]) -> bytes:
+def _view(site: Site, opened: OpenRun, given: Mapping[str, str]) -> bytes:
     source = source_of(opened)
-    now = asked(given, source.whole, source.ranks)
+    now = parse_timeline_query(given, source.whole, source.ranks)
     shown = view.show(source, now, _width(given), at=_at(given))
     state = state_of(now)
-    told = {
+    head = {
         **asdict_but_cells(shown),
         "state": state,
         "whole": [source.whole.start_ns, source.whole.end_ns],
@@ -89,36 +89,42 @@ def _view(site: Site, opened: Opened, given: Mapping[str, str]) -> bytes:
         "take": run_address(opened.id, "timeline") + perfetto.tail(state),
         "perfetto": site.perfetto_url,
     }  # fmt: skip
-    head = msgspec.json.encode(told)
-    return b"".join((len(head).to_bytes(4, "little"), head, *(each.cells for each in shown.rasters)))
+    encoded = msgspec.json.encode(head)
+    return b"".join((len(encoded).to_bytes(4, "little"), encoded, *(each.cells for each in shown.rasters)))
 
 
-def _point(opened: Opened, given: Mapping[str, str]) -> bytes:
+def _point(opened: OpenRun, given: Mapping[str, str]) -> bytes:
     source = source_of(opened)
-    pointed = view.point(source, asked(given, source.whole, source.ranks), _width(given), given)
-    return msgspec.json.encode({**asdict(pointed), "coming": source.waiting})
+    pointed = view.point(source, parse_timeline_query(given, source.whole, source.ranks), _width(given), given)
+    return msgspec.json.encode({**asdict(pointed), "coming": source.is_working})
 
 
-def state_of(now: Asked) -> dict[str, Any]:
-    """Return a view as its address has it."""
+def state_of(now: TimelineQuery) -> dict[str, Any]:
+    """Return a query as the values of its address."""
     window = now.window
-    return {"t0": window.start_ns, "t1": window.end_ns, "ranks": spelled(now.ranks), "mode": now.mode, "q": now.text}
+    return {
+        "t0": window.start_ns,
+        "t1": window.end_ns,
+        "ranks": format_ranks(now.ranks),
+        "mode": now.mode,
+        "q": now.text,
+    }
 
 
-def asdict_but_cells(shown: View) -> dict[str, Any]:
-    """Return what a view holds, without the cells of its rasters."""
-    told = {name: getattr(shown, name) for name in View.__struct_fields__}
-    told["rasters"] = [
+def asdict_but_cells(shown: TimelineView) -> dict[str, Any]:
+    """Return the fields of a view, without the cells of its rasters."""
+    fields = {name: getattr(shown, name) for name in TimelineView.__struct_fields__}
+    fields["rasters"] = [
         {name: getattr(each, name) for name in each.__struct_fields__ if name != "cells"} for each in shown.rasters
     ]
-    return told
+    return fields
 
 
 def _width(given: Mapping[str, str]) -> int:
-    told = given.get("width", "")
-    return min(int(told), MAX_WIDTH) if told.isdecimal() and len(told) < 9 and int(told) else WIDTH
+    text = given.get("width", "")
+    return min(int(text), MAX_WIDTH) if text.isdecimal() and len(text) < 9 and int(text) else WIDTH
 
 
 def _at(given: Mapping[str, str]) -> int | None:
-    told = given.get("at", "")
-    return int(told) if told.isdecimal() and len(told) < 9 else None
+    text = given.get("at", "")
+    return int(text) if text.isdecimal() and len(text) < 9 else None

@@ -1,4 +1,4 @@
-"""The gradient bucket that an all-reduce carried: which gradients, when they were ready, when it was launched."""
+"""The DDP bucket of an all-reduce: which gradients it contains, when they were ready, when it was launched."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -9,29 +9,33 @@ from overlapscope.report.formatting import count, ms, size
 from overlapscope.timeline.columns import NONE
 from overlapscope.timeline.operations import ITEM_BYTES
 from overlapscope.whatif.recorded_buckets import Bucket, bucket_of
-from overlapscope_dashboards.timeline.labels import length
+from overlapscope_dashboards.timeline.labels import format_duration
 from overlapscope_dashboards.timeline.lane_rows import lower_rows
-from overlapscope_dashboards.timeline.query import Asked
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.query import TimelineQuery
+from overlapscope_dashboards.timeline.source import TimelineSource
 
 MAX_NAME: Final = 60
 
 
-def bucket_words(source: Source, rank: int, call: int) -> list[str]:
-    """Say what bucket a collective carried; nothing where the recording does not tell it for certain."""
+def bucket_words(source: TimelineSource, rank: int, call: int) -> list[str]:
+    """Return phrases on the bucket of a collective; empty where the recording does not determine it."""
     found = bucket_of(source.tables(rank), call)
     if found is None:
         return []
-    told = [f"bucket {found.number + 1} of {found.of}: {_gradients(source, rank, found)}"]
+    parts = [f"bucket {found.number + 1} of {found.of}: {_gradients(source, rank, found)}"]
     ready = int(source.aligned(rank, np.array([found.ready_ns]))[0])
     done = "enqueued" if source.tables(rank).has_device else "ready"
-    told.append(f"last gradient {done} at {ms(ready)} ms, launched {length(found.launch_ns - found.ready_ns)} later")
-    return told
+    parts.append(
+        f"last gradient {done} at {ms(ready)} ms, launched {format_duration(found.launch_ns - found.ready_ns)} later"
+    )
+    return parts
 
 
-def ready_marks(source: Source, asked: Asked, ranks: Sequence[int], calls: Sequence[int]) -> list[dict[str, Any]]:
-    """Mark on the lanes of each chosen rank when the last gradient of its bucket was ready."""
-    rows = [each.rank for each in lower_rows(source, [source.lanes(rank) for rank in asked.ranks])]
+def ready_marks(
+    source: TimelineSource, query: TimelineQuery, ranks: Sequence[int], calls: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return marks on the lanes of each selected rank where the last gradient of its bucket was ready."""
+    rows = [each.rank for each in lower_rows(source, [source.lanes(rank) for rank in query.ranks])]
     of = dict(zip(ranks, calls, strict=True))
     marks: list[dict[str, Any]] = []
     for rank in dict.fromkeys(rows):
@@ -47,7 +51,7 @@ def ready_marks(source: Source, asked: Asked, ranks: Sequence[int], calls: Seque
     return marks
 
 
-def _gradients(source: Source, rank: int, bucket: Bucket) -> str:
+def _gradients(source: TimelineSource, rank: int, bucket: Bucket) -> str:
     timeline = source.tables(rank)
     table, names = timeline.gradients, timeline.names
     rows = bucket.gradients.tolist()

@@ -1,6 +1,6 @@
-"""The heat map: ranks by time, each cell a sum of exact times.
+"""The heat map: ranks by time, each cell computed from exact times.
 
-A row is one rank, or several neighbours where there are more ranks than rows; their times are added, none is left out.
+A row is one rank, or several neighbouring ranks where there are more ranks than rows; then their times are summed.
 """
 
 from collections.abc import Sequence
@@ -23,40 +23,40 @@ from overlapscope.timeline.columns import Ints
 
 DOMINATING: Final = "dominating"
 MODES: Final = (DOMINATING, "exposed", "hidden", "compute", "copy", "idle")
-"""What a cell's colour says: the state it was in longest, or the share of one state."""
+"""The meaning of a cell's colour: the state with the most time, or the share of one state."""
 FULL: Final = 201
-"""The value of a cell that was in the state throughout; 1 is never, 0 is not recorded."""
+"""Cell value for a share of 100 %; 1 is 0 %, 0 is not recorded."""
 MAP_PIXELS: Final = 384
 """Height of the heat map of many ranks; more ranks than pixels share rows."""
 ROW_PIXELS: Final = 28
 """Height of a row of the heat map of few ranks."""
 _TIES: Final = (EXPOSED, HIDDEN, COMPUTE_ONLY, COPY_ONLY, IDLE, UNRECORDED)
-"""Of states that took equally long, the first of these is shown."""
+"""Tie rule: of states with equal time, the first of these is shown."""
 _EXACT: Final = 1 << 53
-"""Up to here sums of floats are sums of whole numbers."""
+"""Below this, sums of whole numbers in float64 are exact."""
 Cells = npt.NDArray[np.uint8]
 
 
-def rows_of(ranks: int, most: int) -> list[range]:
-    """Share so many ranks out over at most `most` rows, equally many to each but the last; by position, not number."""
+def share_rows(ranks: int, most: int) -> list[range]:
+    """Return ranges of rank positions for at most `most` rows, equal in size except the last."""
     each = max(-(-ranks // max(most, 1)), 1)
     return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
 
 
 def map_rows(ranks: int) -> list[range]:
     """Return the rows of the heat map."""
-    return rows_of(ranks, MAP_PIXELS)
+    return share_rows(ranks, MAP_PIXELS)
 
 
 def map_row_pixels(rows: int) -> int:
-    """Return the height of each of so many."""
+    """Return the height in pixels of one of `rows` rows."""
     return max(min(ROW_PIXELS, MAP_PIXELS // max(rows, 1)), 1)
 
 
-def spent_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns: Ints) -> Ints:
-    """Return the nanoseconds that each row's ranks together spend in each state and bin: rows by `STATES` by bins.
+def time_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns: Ints) -> Ints:
+    """Return nanoseconds by row (summed over its ranks), state and bin: shape (rows, len(STATES), bins).
 
-    The bins are all of one width: `edges_ns` are what `window.edges` gives, on the clock of the states.
+    The bins have equal width: `edges_ns` is the result of `window.edges`, on the clock of the states.
     """
     bins = max(edges_ns.size - 1, 0)
     spent = np.zeros((len(rows), len(STATES), bins), np.int64)
@@ -66,11 +66,11 @@ def spent_by_row(occupancy: Sequence[Occupancy], rows: Sequence[range], edges_ns
     return spent
 
 
-def heat(spent: Ints, mode: str) -> Cells:
-    """Return the cells, one row a line: the state (`STATES`) of most time, or the share of one from 1 to FULL.
+def map_cells(spent: Ints, mode: str) -> Cells:
+    """Return cells of shape (rows, bins): the state (`STATES`) with the most time, or the share of one, 1 to FULL.
 
-    A share is one of the time that was recorded; where there is any it is never shown as none. `spent` is what
-    `spent_by_row` gives.
+    A share is relative to the recorded time, and rounded up so that a small one is never shown as 0 %. `spent` is the
+    result of `time_by_row`.
     """
     cells = np.empty((spent.shape[0], spent.shape[2]), np.uint8)
     for row, own in zip(cells, spent, strict=True):
@@ -79,10 +79,10 @@ def heat(spent: Ints, mode: str) -> Cells:
 
 
 def _add(spent: Ints, rank: Occupancy, first_ns: int, width_ns: int) -> None:
-    """Add a rank's time in each state to bins of one width.
+    """Add a rank's time in each state to bins of equal width, in place.
 
-    A bin is all of the state that it begins with; then each change moves what is left of the bin from one state to the
-    other. So what lies between changes is never looked at.
+    A bin first counts fully for the state that it begins with; then each change moves the rest of the bin from the old
+    state to the new one. So the cost depends only on the number of changes and bins.
     """
     bins = spent.shape[1]
     begin, end = rank.at_ns.searchsorted((first_ns, first_ns + width_ns * bins)).tolist()

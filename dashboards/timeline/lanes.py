@@ -1,4 +1,4 @@
-"""Single ranks, lane by lane: what ran where, as spans when few are in view, else as the time they cover."""
+"""The lanes (streams and threads) of single ranks: their spans, and the time that these cover."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,13 +14,13 @@ from overlapscope.timeline.run import RankTimeline
 
 MAX_RANKS: Final = 16
 MAX_LANES: Final = 8
-"""Of each rank; those that are busiest."""
+"""Most lanes shown for a rank: the busiest ones."""
 MAX_SPANS: Final = 2_000
-"""More would take a browser half a second and longer to draw, beside the map."""
+"""More would take a browser half a second or longer to draw."""
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """The spans of one lane in order of their starts, on the common clock."""
+class SpanLane(msgspec.Struct, frozen=True, kw_only=True):
+    """The spans of one lane ordered by start, on the common clock."""
 
     lane: int
     label: str
@@ -29,11 +29,11 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Ints
     end_ns: Ints
     reach_ns: Ints
-    """The latest end so far: of what starts later than another ends, both find their place by bisection."""
+    """Running maximum of `end_ns`; it is sorted, so a window can be found by bisection."""
     occupancy: Occupancy
 
     def in_view(self, start_ns: int, end_ns: int) -> Ints:
-        """Return the positions of the spans with a part in [start, end), also those without length, in order."""
+        """Return the positions of the spans that overlap [start, end), including zero-length ones, in order."""
         first = int(np.searchsorted(self.reach_ns, start_ns, side="left"))
         last = int(np.searchsorted(self.start_ns, end_ns, side="left"))
         at = np.arange(first, max(last, first))
@@ -41,17 +41,17 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLanes(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's lanes, and when its communication is exposed; all on the common clock."""
+    """One rank's lanes, and the intervals of exposed communication; on the common clock."""
 
     rank: int
-    lanes: tuple[Lane, ...]
+    lanes: tuple[SpanLane, ...]
     left_out: int
-    """Lanes beyond MAX_LANES."""
+    """Number of lanes beyond MAX_LANES."""
     exposed: Intervals
 
 
 def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Sequence[str]) -> RankLanes:
-    """Return the lanes of a rank that have spans, in their order; its spans' times are given as aligned."""
+    """Return the lanes of a rank that have spans, in order; `start_ns` and `end_ns` are its aligned span times."""
     spans = timeline.spans
     cover = Coverage(*(_union(start_ns, end_ns, spans.kind == kind) for kind in (COMM, COMPUTE, COPY)))
     order = np.lexsort((-end_ns, start_ns, spans.lane))
@@ -67,8 +67,8 @@ def lanes_of(timeline: RankTimeline, start_ns: Ints, end_ns: Ints, labels: Seque
     )
 
 
-def pieces(lane: Lane, at: Ints, exposed: Intervals) -> tuple[Ints, Ints, Ints]:
-    """Return the exposed pieces of the spans at `at`: (which of them, start, end)."""
+def pieces(lane: SpanLane, at: Ints, exposed: Intervals) -> tuple[Ints, Ints, Ints]:
+    """Return the exposed pieces of the spans at positions `at`: (index into `at`, start, end)."""
     start, end = lane.start_ns[at], lane.end_ns[at]
     first = np.searchsorted(exposed.ends, start, side="right")
     counts = np.maximum(np.searchsorted(exposed.starts, end, side="left") - first, 0)
@@ -80,7 +80,7 @@ def pieces(lane: Lane, at: Ints, exposed: Intervals) -> tuple[Ints, Ints, Ints]:
 
 def _lane(
     timeline: RankTimeline, lane: int, label: str, rows: Ints, start_ns: Ints, end_ns: Ints, cover: Coverage
-) -> Lane:
+) -> SpanLane:
     start, end, kind = start_ns[rows], end_ns[rows], timeline.spans.kind[rows]
     comm, compute, copy = (_union(start, end, kind == each) for each in (COMM, COMPUTE, COPY))
     rest = difference(comm, compute)
@@ -90,7 +90,7 @@ def _lane(
         (difference(rest, cover.compute), EXPOSED),
         (difference(copy, union(comm, compute)), COPY_ONLY),
     )
-    return Lane(
+    return SpanLane(
         lane=lane,
         label=label,
         rows=rows,
@@ -105,8 +105,8 @@ def _union(start_ns: Ints, end_ns: Ints, chosen: "np.ndarray[tuple[int], np.dtyp
     return union((start_ns[chosen], end_ns[chosen]))
 
 
-def state_cells(lanes: Sequence[Lane], edges_ns: Ints) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """Return each lane's cells: 0 where nothing ran, else the state of most time there, however short it was."""
+def state_cells(lanes: Sequence[SpanLane], edges_ns: Ints) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    """Return cells of shape (lanes, bins): 0 where nothing ran, else the state with the most time."""
     cells = np.zeros((len(lanes), max(edges_ns.size - 1, 0)), np.uint8)
     for at, lane in enumerate(lanes):
         spent = lane.occupancy.spent(edges_ns)[:, COMPUTE_ONLY : len(STATES)]

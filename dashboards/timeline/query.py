@@ -1,4 +1,4 @@
-"""What an address of the timeline asks for, and the address that asks for it."""
+"""Parse the query of a timeline address, and format rank lists for it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,36 +6,36 @@ from typing import Any, Final
 
 import msgspec
 
-from overlapscope_dashboards.runs.site import Unknown
+from overlapscope_dashboards.runs.site import NotFound
 from overlapscope_dashboards.timeline.heat_map import DOMINATING, MODES
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS
-from overlapscope_dashboards.timeline.window import Window, within
+from overlapscope_dashboards.timeline.window import TimeWindow, within
 
 MAX_TEXT: Final = 200
 FIRST_RANKS: Final = 4
-"""So many ranks are shown by lane where the address names none."""
+"""Number of ranks whose lanes are shown if the address names none."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A view of the timeline. Times count from the run's begin."""
+class TimelineQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A requested view of the timeline. Times are relative to the run's start."""
 
-    window: Window
+    window: TimeWindow
     ranks: tuple[int, ...]
     mode: str = DOMINATING
     text: str = ""
 
 
-def asked(query: Mapping[str, Any], whole: Window, ranks: Sequence[int]) -> Asked:
-    """Read `t0`, `t1` (nanoseconds from the run's begin), `ranks` (`0-3,6`), `mode` and `q`; what is missing is usual.
+def parse_timeline_query(query: Mapping[str, Any], whole: TimeWindow, ranks: Sequence[int]) -> TimelineQuery:
+    """Parse `t0`, `t1` (ns from the run's start), `ranks` (`0-3,6`), `mode` and `q`; missing values get defaults.
 
-    A window is moved into the run. Raises Unknown where none of the ranks was recorded, or there is no such mode.
+    A window is moved into the run. Raises NotFound where none of the ranks was recorded, or the mode does not exist.
     """
     start, end = _integer(query.get("t0")), _integer(query.get("t1"))
     window = within(whole.start_ns if start is None else start, whole.end_ns if end is None else end, whole)
     mode = str(query.get("mode") or DOMINATING)
     if mode not in MODES:
-        raise Unknown(f"The timeline has no mode {mode[:20]!r}.", [(each, f"?mode={each}") for each in MODES])
-    return Asked(
+        raise NotFound(f"The timeline has no mode {mode[:20]!r}.", [(each, f"?mode={each}") for each in MODES])
+    return TimelineQuery(
         window=window,
         ranks=_ranks(str(query.get("ranks") or ""), ranks),
         mode=mode,
@@ -43,8 +43,8 @@ def asked(query: Mapping[str, Any], whole: Window, ranks: Sequence[int]) -> Aske
     )
 
 
-def spelled(ranks: Sequence[int]) -> str:
-    """Return ranks as `0-3,6`."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text, such as `0-3,6`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][1] + 1:
@@ -59,12 +59,12 @@ def _ranks(text: str, there: Sequence[int]) -> tuple[int, ...]:
         return tuple(there[:FIRST_RANKS])
     found: set[int] = set()
     for part in text[:MAX_TEXT].split(","):
-        told = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
-        if told:
-            first, last = int(told[1]), int(told[2] or told[1])
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
+        if match:
+            first, last = int(match[1]), int(match[2] or match[1])
             found.update(rank for rank in there if first <= rank <= last)
     if not found:
-        raise Unknown(
+        raise NotFound(
             f"No rank {text[:40]!r} was recorded; write ranks as 0-3,6.",
             [(f"rank {each}", f"?ranks={each}") for each in there[:MAX_RANKS]],
         )
@@ -74,5 +74,5 @@ def _ranks(text: str, there: Sequence[int]) -> tuple[int, ...]:
 def _integer(value: Any) -> int | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value) if abs(value) < 1 << 53 else None
-    told = re.fullmatch(r"-?[0-9]{1,18}", str(value or ""))
-    return int(told[0]) if told else None
+    match = re.fullmatch(r"-?[0-9]{1,18}", str(value or ""))
+    return int(match[0]) if match else None

@@ -1,4 +1,4 @@
-"""Looking for a name: which spans of some ranks have it, and which of them comes next."""
+"""Search spans by name, and find the next hit."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from overlapscope.timeline.columns import Ints
 from overlapscope.timeline.run import RankTimeline
 
 
-class Hits(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans in order of time, on the common clock."""
+class SearchHits(msgspec.Struct, frozen=True, kw_only=True):
+    """Found spans ordered by time, on the common clock."""
 
     rank: Ints
     row: Ints
@@ -19,15 +19,15 @@ class Hits(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Ints
 
     @property
-    def number(self) -> int:
-        """How many."""
+    def count(self) -> int:
+        """Number of hits."""
         return int(self.row.size)
 
 
-def hits(ranks: Sequence[tuple[RankTimeline, Ints, Ints]], text: str) -> Hits:
-    """Return the spans whose name, or host operation, holds `text`, in whatever case; none for no text.
+def find_spans(ranks: Sequence[tuple[RankTimeline, Ints, Ints]], text: str) -> SearchHits:
+    """Return the spans whose name or host operation contains `text`, ignoring case; none for empty text.
 
-    Each rank comes with the starts and ends of its spans on the common clock.
+    Each rank is given with the starts and ends of its spans on the common clock.
     """
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
     wanted = text.strip().casefold()
@@ -39,17 +39,17 @@ def hits(ranks: Sequence[tuple[RankTimeline, Ints, Ints]], text: str) -> Hits:
         np.concatenate([each[at] for each in found]) if found else np.empty(0, np.int64) for at in range(4)
     )
     order = np.lexsort((row, rank, start))
-    return Hits(rank=rank[order], row=row[order], start_ns=start[order], end_ns=end[order])
+    return SearchHits(rank=rank[order], row=row[order], start_ns=start[order], end_ns=end[order])
 
 
-def from_here(found: Hits, at: int | None, time_ns: int, step: int) -> int | None:
-    """Give the number of the next hit (step 1) or the one before (step -1), around the ends; None where there is none.
+def next_hit(found: SearchHits, at: int | None, time_ns: int, step: int) -> int | None:
+    """Return the index of the next (step 1) or previous (step -1) hit, wrapping around; None without hits.
 
-    From hit number `at`; without one, from a time: the first that starts at it or later, or the last before it.
+    Relative to hit `at`; without it to a time: the first hit that starts at or after it, or the last before it.
     """
-    if not found.number:
+    if not found.count:
         return None
     if at is not None:
-        return (at + step) % found.number
+        return (at + step) % found.count
     later = int(np.searchsorted(found.start_ns, time_ns, side="left"))
-    return (later if step > 0 else later - 1) % found.number
+    return (later if step > 0 else later - 1) % found.count

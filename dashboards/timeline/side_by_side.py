@@ -1,7 +1,7 @@
-"""The same step of two runs, one above the other on one axis: the rank's lanes, and what links them.
+"""Draw the same step of two runs one above the other: the rank's lanes, and ribbons between paired collectives.
 
-Time is milliseconds since the step began on the rank. The collectives that changed most are ribbons from one run down
-to the other, with a number at both ends.
+Time is in milliseconds since the step's start on the rank. The collectives that changed most are connected by ribbons
+from one run to the other, with a number at both ends.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ import numpy as np
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.columns import NONE, or_none
 from overlapscope_dashboards.theme import GRID, figure, plain
-from overlapscope_dashboards.timeline.bars import Corner
-from overlapscope_dashboards.timeline.figure import ASIDE, LANE_PIXELS
+from overlapscope_dashboards.timeline.bars import DrawingOrigin
+from overlapscope_dashboards.timeline.figure import LANE_PIXELS, TICK_SPACING
 from overlapscope_dashboards.timeline.labels import ORDER
-from overlapscope_dashboards.timeline.lane_rows import Row
+from overlapscope_dashboards.timeline.lane_drawing import DrawnLanes, draw_lanes
+from overlapscope_dashboards.timeline.lane_rows import LaneRow
 from overlapscope_dashboards.timeline.lanes import MAX_SPANS
-from overlapscope_dashboards.timeline.overview_strip import Strip, strip
-from overlapscope_dashboards.timeline.query import Asked
-from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.window import Window
-from overlapscope_dashboards.views.paired_calls import Call, Link
+from overlapscope_dashboards.timeline.query import TimelineQuery
+from overlapscope_dashboards.timeline.source import TimelineSource
+from overlapscope_dashboards.timeline.window import TimeWindow
+from overlapscope_dashboards.views.paired_calls import CallPairing, StepCall
 
 MARGIN: Final = 0.02
-"""Of the longer step, before it and after it."""
+"""Margin before and after, as a share of the longer step."""
 MAX_EARLY: Final = 0.25
-"""Of the longer step: so much before it is shown at most, where its own calls ran before it began."""
+"""Most time shown before the step, if its own calls began earlier, as a share of the longer step."""
 GAP_ROWS: Final = 2
-"""Between the two runs."""
+"""Empty rows between the two runs."""
 MAX_CALLS: Final = 4_000
-"""Calls of a step up to which they are linked."""
+"""Most calls of a step for which they are paired."""
 TOP_PIXELS: Final = 4
 BOTTOM_PIXELS: Final = 48
 WIDTH: Final = 1_000
@@ -40,35 +40,35 @@ RIBBON_EDGE: Final = "rgba(134,142,150,0.5)"
 MAX_LABEL: Final = 18
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class StepSide(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one run on one rank."""
 
     name: str
-    source: Source
+    source: TimelineSource
     rank: int
     step: int
     start_ns: int
-    """In time from the run's begin."""
+    """Relative to the run's start."""
     end_ns: int
-    calls: tuple[Call, ...] | None
-    """Those that the step launched; None where they are too many."""
+    calls: tuple[StepCall, ...] | None
+    """The collectives of the step; None if there are too many."""
 
     @property
     def length_ns(self) -> int:
-        """How long."""
+        """Duration of the step."""
         return self.end_ns - self.start_ns
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """The figure, its height, and what it leaves out."""
+class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
+    """The figure, its height in pixels, and notes on omissions."""
 
     figure: dict[str, Any]
     height: int
     notes: tuple[str, ...]
 
 
-def whole_steps(source: Source, rank: int) -> dict[int, tuple[int, int]]:
-    """Return the complete steps of a rank: start and end by number, from the run's begin; of one number the first."""
+def complete_steps(source: TimelineSource, rank: int) -> dict[int, tuple[int, int]]:
+    """Return (start, end) of a rank's complete steps by number, from the run's start; the first of equal numbers."""
     found: dict[int, tuple[int, int]] = {}
     for each, start, end in source.steps(rank):
         if each.complete:
@@ -76,45 +76,45 @@ def whole_steps(source: Source, rank: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def side_of(name: str, source: Source, rank: int, step: int, window: tuple[int, int]) -> Side:
+def side_of(name: str, source: TimelineSource, rank: int, step: int, window: tuple[int, int]) -> StepSide:
     """Return a step of a run with its collectives."""
     start, end = window
-    return Side(name=name, source=source, rank=rank, step=step, start_ns=start, end_ns=end,
+    return StepSide(name=name, source=source, rank=rank, step=step, start_ns=start, end_ns=end,
                 calls=_calls(source, rank, step, start))  # fmt: skip
 
 
-def window_of(side: Side, longest_ns: int, early_ns: int) -> Window:
-    """Return what of a run is shown, from the run's begin."""
+def window_of(side: StepSide, longest_ns: int, early_ns: int) -> TimeWindow:
+    """Return the window that is shown of a run, relative to its start."""
     margin = max(int(longest_ns * MARGIN), 1)
-    return Window(start_ns=side.start_ns - early_ns - margin, end_ns=side.start_ns + longest_ns + margin)
+    return TimeWindow(start_ns=side.start_ns - early_ns - margin, end_ns=side.start_ns + longest_ns + margin)
 
 
-def early(sides: Sequence[Side]) -> int:
-    """Return how long before the steps the first of their own calls began, as far as that is shown."""
+def early_start_ns(sides: Sequence[StepSide]) -> int:
+    """Return how long (ns) before the steps their first own call began, limited by MAX_EARLY."""
     longest = max(each.length_ns for each in sides)
     first = min((call.start_ns for side in sides for call in side.calls or ()), default=0)
     return min(max(-first, 0), int(longest * MAX_EARLY))
 
 
-def spent(side: Side) -> dict[str, int]:
+def state_durations(side: StepSide) -> dict[str, int]:
     """Return the nanoseconds of the step in each state of its rank."""
-    now = side.source.now
-    edges = np.array([side.start_ns, side.end_ns]) + now.origin_ns
-    own = now.occupancy[side.source.ranks.index(side.rank)].spent(edges)[0].tolist()
+    snapshot = side.source.snapshot
+    edges = np.array([side.start_ns, side.end_ns]) + snapshot.origin_ns
+    own = snapshot.occupancy[side.source.ranks.index(side.rank)].spent(edges)[0].tolist()
     return {state: own[STATES.index(state)] for state in ORDER if state != "unrecorded" or own[STATES.index(state)]}
 
 
-def draw_beside(base: Side, candidate: Side, marked: Sequence[Link]) -> Beside:
-    """Draw both steps, and the marked links between them."""
+def draw_side_by_side(base: StepSide, candidate: StepSide, marked: Sequence[CallPairing]) -> SideBySide:
+    """Return the figure of both steps with ribbons for the marked pairings."""
     sides = (base, candidate)
-    longest, before = max(each.length_ns for each in sides), early(sides)
-    strips: list[Strip] = []
+    longest, before = max(each.length_ns for each in sides), early_start_ns(sides)
+    strips: list[DrawnLanes] = []
     first = [1, 0]
     for at, side in enumerate(sides):
         window = window_of(side, longest, before)
-        asked = Asked(window=window, ranks=(side.rank,))
-        corner = Corner(origin_ns=side.start_ns, row=first[at])
-        strips.append(strip(side.source, asked, WIDTH, corner, MAX_SPANS // 2))
+        query = TimelineQuery(window=window, ranks=(side.rank,))
+        origin = DrawingOrigin(origin_ns=side.start_ns, row=first[at])
+        strips.append(draw_lanes(side.source, query, WIDTH, origin, MAX_SPANS // 2))
         if at == 0:
             first[1] = 1 + len(strips[0].rows) + GAP_ROWS + 1
     last = first[1] + len(strips[1].rows)
@@ -126,14 +126,14 @@ def draw_beside(base: Side, candidate: Side, marked: Sequence[Link]) -> Beside:
     layout = _layout(sides, strips, first, last, span)
     layout["shapes"] = [*shapes, *layout["shapes"]]
     layout["annotations"] = [*layout["annotations"], *numbers]
-    return Beside(
+    return SideBySide(
         figure=figure(traces, layout=layout),
         height=last * LANE_PIXELS + TOP_PIXELS + BOTTOM_PIXELS,
         notes=tuple(_notes(sides, strips)),
     )
 
 
-def _calls(source: Source, rank: int, step: int, begin_ns: int) -> tuple[Call, ...] | None:
+def _calls(source: TimelineSource, rank: int, step: int, begin_ns: int) -> tuple[StepCall, ...] | None:
     timeline = source.tables(rank)
     table, names = timeline.collectives, timeline.names
     rows = np.flatnonzero((table.step == step) & (table.start_ns != NONE) & (table.end_ns != NONE))
@@ -142,13 +142,14 @@ def _calls(source: Source, rank: int, step: int, begin_ns: int) -> tuple[Call, .
     starts, ends = (source.aligned(rank, each[rows]) - begin_ns for each in (table.start_ns, table.end_ns))
     found = []
     for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        told = source.told(rank, row)
+        figures = source.call_figures(rank, row)
         op, dtype, size, members = (int(each[row]) for each in (table.op, table.dtype, table.bytes, table.group_size))
-        found.append(Call(
+        found.append(StepCall(
             op=names[op] if op >= 0 else "collective", dtype=names[dtype] if dtype >= 0 else None,
             size_bytes=or_none(size), group_size=or_none(members),
-            start_ns=start, end_ns=end, exposed_ns=_whole(told.get("exposed_ns")), wait_ns=_whole(told.get("wait_ns")),
-            cause=str(told["cause"]) if "cause" in told else None,
+            start_ns=start, end_ns=end, exposed_ns=_whole(figures.get("exposed_ns")),
+            wait_ns=_whole(figures.get("wait_ns")),
+            cause=str(figures["cause"]) if "cause" in figures else None,
         ))  # fmt: skip
     return tuple(found)
 
@@ -158,9 +159,9 @@ def _whole(value: object) -> int | None:
 
 
 def _ribbons(
-    marked: Sequence[Link], edges: Sequence[tuple[float, float]], span: Sequence[float]
+    marked: Sequence[CallPairing], edges: Sequence[tuple[float, float]], span: Sequence[float]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return each link as a band over the rows of each of its calls and ribbons between them; and its numbers."""
+    """Return each pairing as bands over its calls and ribbons between them, and the number labels."""
     shapes, numbers = [], []
     (top, bottom), (low_top, low_bottom) = edges
 
@@ -186,7 +187,7 @@ def _ribbons(
 
 
 def _layout(
-    sides: Sequence[Side], strips: Sequence[Strip], first: Sequence[int], last: int, span: Sequence[float]
+    sides: Sequence[StepSide], strips: Sequence[DrawnLanes], first: Sequence[int], last: int, span: Sequence[float]
 ) -> dict[str, Any]:
     places: list[int] = []
     words: list[str] = []
@@ -213,26 +214,26 @@ def _layout(
         },
         "yaxis": {
             "range": [last - 0.5, -0.5], "showgrid": False, "zeroline": False, "tickvals": places, "ticktext": words,
-            "automargin": False, **ASIDE,
+            "automargin": False, **TICK_SPACING,
         },
     }  # fmt: skip
 
 
-def _label(row: Row) -> str:
+def _label(row: LaneRow) -> str:
     return plain(row.label[:MAX_LABEL])
 
 
-def _notes(sides: Sequence[Side], strips: Sequence[Strip]) -> list[str]:
+def _notes(sides: Sequence[StepSide], strips: Sequence[DrawnLanes]) -> list[str]:
     notes = []
     for name, side, drawn in zip(("base", "candidate"), sides, strips, strict=True):
         if not drawn.detailed:
-            notes.append(f"{name}: {drawn.spans:,} spans, shown as the time they cover; its timeline shows each")
+            notes.append(f"{name}: {drawn.spans:,} spans are shown as covered time; the timeline page shows each")
         if drawn.left_out:
-            notes.append(f"{name}: {drawn.left_out} quieter lanes are not shown")
+            notes.append(f"{name}: {drawn.left_out} less busy lanes are not shown")
         if side.source.problem:
-            notes.append(f"{name}: why it was exposed cannot be shown: {side.source.problem}")
+            notes.append(f"{name}: causes of exposed time are not available: {side.source.problem}")
         elif side.source.figures is None:
-            notes.append(f"{name}: why it was exposed is still being worked out; open the page again for it")
+            notes.append(f"{name}: causes of exposed time are still being computed; reload the page")
         if side.calls is None:
-            notes.append(f"{name}: more than {MAX_CALLS:,} collectives in the step, which are not linked")
+            notes.append(f"{name}: more than {MAX_CALLS:,} collectives in the step, so they are not paired")
     return notes

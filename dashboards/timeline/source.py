@@ -1,7 +1,7 @@
-"""What a run's timeline is drawn from: states of all ranks at once, tables of single ranks when they are looked at.
+"""The data of a run's timeline: the states of all ranks, and the tables of single ranks when they are needed.
 
-A small run is read and analysed whole before anything is shown. Of a large run directory the states are shown first,
-and what needs all tables (causes, links, and clocks that were not kept) follows when it has been worked out.
+A small run is read and analysed completely before anything is shown. For a large run directory the states are shown
+first; results that need all tables (causes, matched calls, clocks that are not cached) follow when computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,162 +24,162 @@ from overlapscope.report.perfetto.tracks import lane_name, on_common_clock
 from overlapscope.timeline.columns import NONE, Ints, size
 from overlapscope.timeline.run import RankTimeline, Run
 from overlapscope.timeline.store.load_save import load_rank
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.recent import Recent
-from overlapscope_dashboards.timeline.cache import Kept, States, keep, occupancy_of_folder
-from overlapscope_dashboards.timeline.coarse_sums import Coarse
-from overlapscope_dashboards.timeline.heat_map import map_rows, spent_by_row
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.recent import RecentCache
+from overlapscope_dashboards.timeline.cache import RankStates, States, load_states, save_states
+from overlapscope_dashboards.timeline.call_links import CallLinks
+from overlapscope_dashboards.timeline.coarse_sums import CoarseSums
+from overlapscope_dashboards.timeline.heat_map import map_rows, time_by_row
 from overlapscope_dashboards.timeline.lanes import MAX_RANKS, RankLanes, lanes_of
-from overlapscope_dashboards.timeline.linked_calls import Links
-from overlapscope_dashboards.timeline.window import Window, edges
+from overlapscope_dashboards.timeline.window import TimeWindow, edges
 
 LARGE: Final = 2_000_000
-"""Spans from which on states are shown before the rest is known."""
-MAX_LOOKED_AT: Final = 2 * MAX_RANKS
-"""Ranks of which tables, lanes and words are kept: those of two views."""
+"""Number of spans from which a run is large: its states are shown before the rest is read."""
+MAX_CACHED_RANKS: Final = 2 * MAX_RANKS
+"""Ranks whose tables, lanes and call figures are cached: those of two views."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What only all ranks together tell."""
+class CrossRankFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Results that need the tables of all ranks."""
 
     run: Run
-    links: Links
+    links: CallLinks
     transfers: Mapping[int, Transfers]
     causes: Mapping[int, Causes]
 
 
-class Aligned(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks on one clock, as far as clocks are known; it is replaced whole, never changed but for kept lanes."""
+class AlignedStates(msgspec.Struct, frozen=True, kw_only=True):
+    """The states of all ranks on one clock, as far as known. Immutable except for the lane cache."""
 
     clocks: Clocks | None
-    """None while they are not known: each rank is then on its own clock."""
+    """None while not known: then each rank is on its own clock."""
     occupancy: tuple[Occupancy, ...]
-    coarse: Coarse | None
+    coarse: CoarseSums | None
     origin_ns: int
-    whole: Window
-    lanes: Recent[RankLanes]
-    """What was looked at of single ranks."""
+    whole: TimeWindow
+    lanes: RecentCache[RankLanes]
+    """Cached lanes of single ranks."""
 
     @classmethod
-    def of(cls, kept: Kept) -> Self:
-        """Put states together."""
+    def of(cls, kept: RankStates) -> Self:
+        """Return the aligned states of cached or computed states."""
         begin, length = kept.reach_ns
         return cls(
             clocks=kept.clocks,
             occupancy=tuple(Occupancy(*each) for each in kept.states.values()),
             coarse=kept.coarse,
             origin_ns=begin,
-            whole=Window(start_ns=0, end_ns=length),
-            lanes=Recent(MAX_LOOKED_AT),
+            whole=TimeWindow(start_ns=0, end_ns=length),
+            lanes=RecentCache(MAX_CACHED_RANKS),
         )
 
-    def bins(self, window: Window, pixels: int) -> Ints:
-        """Return the edges of the bins of a view, from the begin."""
+    def bins(self, window: TimeWindow, pixels: int) -> Ints:
+        """Return the bin edges of a view, relative to the run's start."""
         return edges(window, pixels, self.coarse.cell_ns if self.coarse else 0)
 
     def spent(self, bins: Ints) -> Ints:
-        """Return the time in each state by row of the heat map and bin, exactly."""
+        """Return the exact time by heat map row, state and bin."""
         found = self.coarse.over(bins) if self.coarse else None
         if found is not None:
             return found
-        return spent_by_row(self.occupancy, map_rows(len(self.occupancy)), bins + self.origin_ns)
+        return time_by_row(self.occupancy, map_rows(len(self.occupancy)), bins + self.origin_ns)
 
 
-class Source:
-    """The timeline of one run; times it gives are on the common clock, counted from its begin where that is said."""
+class TimelineSource:
+    """The timeline of one run. Times are on the common clock, relative to the run's start where stated."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenRun) -> None:
         self._opened, self._lock = opened, Lock()
-        self._tables = Recent[RankTimeline](MAX_LOOKED_AT)
-        self._words = Recent[CallWords](MAX_LOOKED_AT)
+        self._tables = RecentCache[RankTimeline](MAX_CACHED_RANKS)
+        self._words = RecentCache[CallWords](MAX_CACHED_RANKS)
         self._thread: Thread | None = None
-        self.figures: Figures | None = None
+        self.figures: CrossRankFigures | None = None
         self.problem = ""
-        """Why figures will not come."""
+        """Why `figures` cannot be computed; empty if they can."""
         self.entries = {entry.rank: entry for entry in opened.entries}
         self.large = opened.folder is not None and sum(each.spans for each in self.entries.values()) >= LARGE
         kept = self._of_large() if self.large else self._of_small()
         if not kept.states:
-            raise InputError("no times of what ran were recorded: there is no timeline")
+            raise InputError("no span times were recorded, so there is no timeline")
         self.ranks = tuple(kept.states)
-        self.now = Aligned.of(kept)
-        """Read once for whatever must agree: another one takes its place when clocks become known."""
+        self.snapshot = AlignedStates.of(kept)
+        """Read it once for values that must be consistent: it is replaced when clocks become known."""
 
-    def _of_small(self) -> Kept:
-        run, clocks = self._opened.run, self._opened.together.clocks
-        self.figures = self._figured()
+    def _of_small(self) -> RankStates:
+        run, clocks = self._opened.run, self._opened.cross_rank.clocks
+        self.figures = self._compute_figures()
         timelines = {rank: each for rank, each in run.ranks.items() if each.num_spans}
         made = {rank: Occupancy.of(Coverage.of(each.spans), whole_windows(each)) for rank, each in timelines.items()}
-        return Kept(states=_states(made, clocks), clocks=clocks, coarse=None)
+        return RankStates(states=_states(made, clocks), clocks=clocks, coarse=None)
 
-    def _of_large(self) -> Kept:
+    def _of_large(self) -> RankStates:
         assert self._opened.folder is not None
-        return occupancy_of_folder(self._opened.folder, tuple(self.entries.values()), self._opened.revision)
+        return load_states(self._opened.folder, tuple(self.entries.values()), self._opened.revision)
 
     def _align(self, clocks: Clocks) -> None:
-        """Put what was on each rank's own clock on the common one, and keep it so."""
+        """Convert the states from each rank's own clock to the common one, and cache them."""
         assert self._opened.folder is not None
-        states = _states(dict(zip(self.ranks, self.now.occupancy, strict=True)), clocks)
-        self.now = Aligned.of(keep(self._opened.folder, states, clocks, self._opened.revision))
+        states = _states(dict(zip(self.ranks, self.snapshot.occupancy, strict=True)), clocks)
+        self.snapshot = AlignedStates.of(save_states(self._opened.folder, states, clocks, self._opened.revision))
 
     @property
     def clocks(self) -> Clocks | None:
-        """None while they are not known."""
-        return self.now.clocks
+        """The clocks; None while not known."""
+        return self.snapshot.clocks
 
     @property
     def origin_ns(self) -> int:
-        """The begin, on the common clock."""
-        return self.now.origin_ns
+        """The run's start on the common clock."""
+        return self.snapshot.origin_ns
 
     @property
-    def whole(self) -> Window:
-        """All of the run."""
-        return self.now.whole
+    def whole(self) -> TimeWindow:
+        """The window of the whole run."""
+        return self.snapshot.whole
 
     @property
-    def waiting(self) -> bool:
-        """Return whether figures are being worked out."""
+    def is_working(self) -> bool:
+        """Return whether `figures` are being computed."""
         return self._thread is not None and self.figures is None and not self.problem
 
     @property
     def version(self) -> str:
-        """Another one whenever what is drawn changed."""
+        """Changes whenever the drawn data change."""
         return f"{self._opened.revision}-{self.clocks is not None}-{self.figures is not None}-{bool(self.problem)}"
 
-    def work_out(self) -> None:
-        """Have figures worked out, in the background; does nothing where that was begun."""
+    def start_analysis(self) -> None:
+        """Start computing `figures` in a background thread, once."""
         with self._lock:
             if self.figures is None and self._thread is None:
-                self._thread = Thread(target=self._work_out, daemon=True)
+                self._thread = Thread(target=self._analyse, daemon=True)
                 self._thread.start()
 
-    def _work_out(self) -> None:
-        """Publish figures, or why there are none, whatever happens: who waits for them asks until then."""
-        problem = "a fault; the terminal that serves this says what"
+    def _analyse(self) -> None:
+        """Set `figures` or `problem`, whatever happens, because the page polls until then."""
+        problem = "an internal error, see the terminal that runs the server"
         try:
-            clocks = self._opened.together.clocks
-            if self.now.clocks is None:
+            clocks = self._opened.cross_rank.clocks
+            if self.snapshot.clocks is None:
                 self._align(clocks)
-            self.figures = self._figured()
+            self.figures = self._compute_figures()
             problem = ""
         except OverlapScopeError as error:
             problem = str(error)
         finally:
             self.problem = problem
 
-    def _figured(self) -> Figures:
-        run, together = self._opened.run, self._opened.together
+    def _compute_figures(self) -> CrossRankFigures:
+        run, cross_rank = self._opened.run, self._opened.cross_rank
         coverage = {rank: Coverage.of(timeline.spans) for rank, timeline in run.ranks.items()}
-        return Figures(
+        return CrossRankFigures(
             run=run,
-            links=Links(run, together),
-            transfers=together.transfers(run),
-            causes=causes_of(run, together, coverage),
+            links=CallLinks(run, cross_rank),
+            transfers=cross_rank.transfers(run),
+            causes=causes_of(run, cross_rank, coverage),
         )
 
     def tables(self, rank: int) -> RankTimeline:
-        """Return a rank's tables, read when first asked for; raises InputError where they cannot be."""
+        """Return a rank's tables, read on first use; raises InputError where they cannot be read."""
         if self.figures is not None:
             if rank not in self.figures.run.ranks:
                 raise InputError(f"rank {rank} cannot be read")
@@ -189,23 +189,28 @@ class Source:
         return self._tables.get(rank, lambda: load_rank(folder, self.entries[rank]))
 
     def aligned(self, rank: int, times_ns: Ints) -> Ints:
-        """Return times of a rank on the common clock, counted from the begin."""
-        return _on(self.now, rank, times_ns)
+        """Return times of a rank on the common clock, relative to the run's start."""
+        return _to_common_clock(self.snapshot, rank, times_ns)
 
     def lanes(self, rank: int) -> RankLanes:
-        """Return a rank's lanes, in time counted from the begin."""
-        now = self.now
+        """Return a rank's lanes, with times relative to the run's start."""
+        snapshot = self.snapshot
 
         def make() -> RankLanes:
             timeline = self.tables(rank)
             labels = [lane_name(timeline, lane).partition(" (")[0] for lane in range(size(timeline.lanes))]
             spans = timeline.spans
-            return lanes_of(timeline, _on(now, rank, spans.start_ns), _on(now, rank, spans.end_ns), labels)
+            return lanes_of(
+                timeline,
+                _to_common_clock(snapshot, rank, spans.start_ns),
+                _to_common_clock(snapshot, rank, spans.end_ns),
+                labels,
+            )
 
-        return now.lanes.get(rank, make)
+        return snapshot.lanes.get(rank, make)
 
-    def causes(self, rank: int, window: Window) -> Sequence[tuple[str, Ints, Ints]]:
-        """Give when a rank's communication was exposed in a window, by cause: (cause, starts, ends), from the begin."""
+    def causes(self, rank: int, window: TimeWindow) -> Sequence[tuple[str, Ints, Ints]]:
+        """Return the exposed intervals of a rank in a window as (cause, starts, ends), relative to the run's start."""
         found = []
         if self.figures is not None:
             for cause in CAUSES:
@@ -216,8 +221,8 @@ class Source:
                     found.append((cause, start[inside], end[inside]))
         return found
 
-    def told(self, rank: int, call: int) -> Mapping[str, object]:
-        """Tell of one collective; nothing before figures are known."""
+    def call_figures(self, rank: int, call: int) -> Mapping[str, object]:
+        """Return the figures of one collective by name; empty before `figures` are computed."""
         figures = self.figures
         if figures is None:
             return {}
@@ -227,12 +232,12 @@ class Source:
         return words.told(call)
 
     def steps(self, rank: int) -> list[tuple[StepWindow, int, int]]:
-        """Return a rank's steps with their windows, from the begin."""
+        """Return a rank's steps with start and end relative to the run's start."""
         shown = [(each, each.window) for each in step_windows(self.tables(rank)) if each.window is not None]
         return [(each, *self.aligned(rank, np.array(window)).tolist()) for each, window in shown]
 
     def call_times(self, ranks: Sequence[int], rows: Sequence[int]) -> tuple[Ints, Ints]:
-        """Return starts and ends of a call on its ranks, from the begin; NONE where a rank did not time it."""
+        """Return starts and ends of a call on its ranks, from the run's start; NONE where a rank has no times."""
         assert self.figures is not None
         starts, ends = [], []
         for rank, row in zip(ranks, rows, strict=True):
@@ -245,14 +250,14 @@ class Source:
 
 
 def _states(occupancy: Mapping[int, Occupancy], clocks: Clocks) -> States:
-    """Put the states of each rank, on its own clock, on the common one."""
+    """Return the states of each rank converted from its own clock to the common one."""
     return {rank: (on_common_clock(clocks, rank, each.at_ns), each.state) for rank, each in occupancy.items()}
 
 
-def _on(now: Aligned, rank: int, times_ns: Ints) -> Ints:
-    return on_common_clock(now.clocks or Clocks(), rank, times_ns) - now.origin_ns
+def _to_common_clock(snapshot: AlignedStates, rank: int, times_ns: Ints) -> Ints:
+    return on_common_clock(snapshot.clocks or Clocks(), rank, times_ns) - snapshot.origin_ns
 
 
-def source_of(opened: Opened) -> Source:
-    """Return the timeline of an opened run, made once; raises InputError where it has none."""
-    return opened.once("timeline", lambda: Source(opened))
+def source_of(opened: OpenRun) -> TimelineSource:
+    """Return the timeline of an open run, created once; raises InputError where it has none."""
+    return opened.once("timeline", lambda: TimelineSource(opened))

@@ -1,4 +1,4 @@
-"""A view of the timeline as a value: the figure, its words and its table; and what is pointed at in it."""
+"""A view of the timeline as a value: figure, text and table; and the details under the pointer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,161 +11,167 @@ from overlapscope.analysis.cause_table import CAUSES
 from overlapscope.analysis.occupancy import STATES, spent_together
 from overlapscope.report.formatting import ms
 from overlapscope.timeline.columns import NONE, Ints
-from overlapscope_dashboards.runs.recent import Recent
-from overlapscope_dashboards.timeline.figure import Drawn, draw
+from overlapscope_dashboards.runs.recent import RecentCache
+from overlapscope_dashboards.timeline.figure import DrawnTimeline, draw
 from overlapscope_dashboards.timeline.gradient_bucket import bucket_words, ready_marks
 from overlapscope_dashboards.timeline.heat_map import map_rows
 from overlapscope_dashboards.timeline.labels import (
     NAMES,
     ORDER,
-    Amount,
-    amounts,
-    in_view,
-    length,
-    of_cell,
-    of_span,
+    StateTime,
+    describe_cell,
+    describe_span,
+    format_duration,
+    state_times,
+    times_in_window,
 )
+from overlapscope_dashboards.timeline.lane_drawing import cause_times
 from overlapscope_dashboards.timeline.lane_rows import lower_rows
-from overlapscope_dashboards.timeline.overview_strip import cause_times
-from overlapscope_dashboards.timeline.query import Asked
+from overlapscope_dashboards.timeline.query import TimelineQuery
 from overlapscope_dashboards.timeline.raster import Raster
 from overlapscope_dashboards.timeline.same_step import same_step
-from overlapscope_dashboards.timeline.search import Hits, from_here, hits
-from overlapscope_dashboards.timeline.source import Source
-from overlapscope_dashboards.timeline.window import Window, around
+from overlapscope_dashboards.timeline.search import SearchHits, find_spans, next_hit
+from overlapscope_dashboards.timeline.source import TimelineSource
+from overlapscope_dashboards.timeline.window import TimeWindow, around
 
 MAX_ROWS: Final = 64
-"""Ranks of the table."""
+"""Most ranks of the table."""
 MAX_LISTED: Final = 50
-"""Spans of the table."""
+"""Most spans of the table."""
 MAX_DRAWN: Final = 32
-"""Views kept of a run."""
+"""Most cached figures of a run."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the page."""
 
     figure: dict[str, Any]
     rasters: list[Raster]
     height: int
     when: str
     ranks: int
-    amounts: list[Amount]
+    amounts: list[StateTime]
     note: str
     twin_head: list[str]
     twin: list[list[str]]
     twin_note: str
     listed: list[list[str]]
     found: dict[str, Any]
-    """How many spans have the name, and which one is shown: its number and its window."""
+    """Number of search hits, and index, window and key of the next and the previous one."""
     coming: bool
-    """Whether more will be known soon."""
+    """Whether the page should ask again because more results are being computed."""
 
 
-class Pointed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is pointed at: words, and the same call on all ranks as marks of the figure."""
+class PointerDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Details of the item under the pointer, and marks of the same call or step on all ranks."""
 
     title: str
     parts: list[str]
     links: list[dict[str, Any]] = []
 
 
-_DRAWINGS: WeakKeyDictionary[Source, Recent[Drawn]] = WeakKeyDictionary()
-"""The last views of each run."""
+_DRAWINGS: WeakKeyDictionary[TimelineSource, RecentCache[DrawnTimeline]] = WeakKeyDictionary()
+"""The last figures of each run."""
 
 
-def show(source: Source, asked: Asked, width: int, at: int | None = None) -> View:
-    """Show a view on a time axis of so many pixels; `at` is the number of the span that was found last."""
+def show(source: TimelineSource, query: TimelineQuery, width: int, at: int | None = None) -> TimelineView:
+    """Return a view; `width` is the time axis in pixels, `at` the index of the current search hit."""
     begun = source.version
-    key = (begun, asked.window, asked.ranks, asked.mode, width)
-    drawn = _DRAWINGS.setdefault(source, Recent(MAX_DRAWN)).get(key, lambda: draw(source, asked, width))
+    key = (begun, query.window, query.ranks, query.mode, width)
+    drawn = _DRAWINGS.setdefault(source, RecentCache(MAX_DRAWN)).get(key, lambda: draw(source, query, width))
     if source.clocks is None:
-        source.work_out()
-    chosen = sorted(source.ranks, key=lambda rank: (rank not in asked.ranks, rank))[:MAX_ROWS]
-    spent = in_view(source, asked.window, chosen)
+        source.start_analysis()
+    chosen = sorted(source.ranks, key=lambda rank: (rank not in query.ranks, rank))[:MAX_ROWS]
+    spent = times_in_window(source, query.window, chosen)
     states = [state for state in ORDER if state != "unrecorded" or drawn.spent_ns[STATES.index(state)]]
-    return View(
+    return TimelineView(
         figure=drawn.figure,
         rasters=drawn.rasters,
         height=drawn.height,
-        when=f"{ms(asked.window.start_ns)} to {ms(asked.window.end_ns)} ms",
+        when=f"{ms(query.window.start_ns)} to {ms(query.window.end_ns)} ms",
         ranks=len(source.ranks),
-        amounts=amounts(drawn.spent_ns),
+        amounts=state_times(drawn.spent_ns),
         note=_note(source, drawn),
         twin_head=["rank", *(NAMES[state] for state in states)],
         twin=[[f"rank {rank}", *(ms(spent[rank][STATES.index(state)]) for state in states)] for rank in chosen],
         twin_note=f"{MAX_ROWS} of {len(source.ranks)} ranks" if len(chosen) < len(source.ranks) else "",
-        listed=_listed(source, asked) if drawn.detailed else [],
-        found=_found(source, asked, at),
-        coming=source.waiting or source.version != begun,
+        listed=_listed(source, query) if drawn.detailed else [],
+        found=_found(source, query, at),
+        coming=source.is_working or source.version != begun,
     )
 
 
-def nothing(asked: Asked) -> Pointed:
-    """Say what to do, where nothing is pointed at."""
-    return Pointed(title="Point at anything", parts=["exact times stand here; a click keeps them"])
+def no_details(query: TimelineQuery) -> PointerDetails:
+    """Return the hint that is shown while nothing is under the pointer."""
+    return PointerDetails(title="Hover for details, click to pin.", parts=[])
 
 
-def point(source: Source, asked: Asked, width: int, probe: Mapping[str, Any]) -> Pointed:
-    """Say what a pointer is at: `{"key": "rank:row"}` for a span, or `{"row", "bin", "part": "map" | "lanes"}`."""
+def point(source: TimelineSource, query: TimelineQuery, width: int, probe: Mapping[str, Any]) -> PointerDetails:
+    """Return details of `{"key": "rank:row"}` (a span) or `{"row", "bin", "part": "map" | "lanes"}` (a cell)."""
     try:
         key = str(probe.get("key") or "")
         if key:
             rank, row = (int(each) for each in key.split(":"))
-            return _span(source, asked, rank, row)
+            return _span(source, query, rank, row)
         row, bin_ = int(probe["row"]), int(probe["bin"])
-        return _cell(source, asked, width, row, bin_, of_map=probe.get("part") == "map")
+        return _cell(source, query, width, row, bin_, of_map=probe.get("part") == "map")
     except (KeyError, ValueError, TypeError, IndexError):
-        return nothing(asked)
+        return no_details(query)
 
 
-def _cell(source: Source, asked: Asked, width: int, row: int, bin_: int, *, of_map: bool) -> Pointed:
-    now = source.now
-    bins = now.bins(asked.window, width)
+def _cell(
+    source: TimelineSource, query: TimelineQuery, width: int, row: int, bin_: int, *, of_map: bool
+) -> PointerDetails:
+    snapshot = source.snapshot
+    bins = snapshot.bins(query.window, width)
     if row < 0 or bin_ < 0:
         raise IndexError
-    window = Window(start_ns=int(bins[bin_]), end_ns=int(bins[bin_ + 1]))
+    window = TimeWindow(start_ns=int(bins[bin_]), end_ns=int(bins[bin_ + 1]))
     if not of_map:
-        shown = lower_rows(source, [source.lanes(rank) for rank in asked.ranks])[row]
+        shown = lower_rows(source, [source.lanes(rank) for rank in query.ranks])[row]
         if shown.lane is None:
-            return _why(source, asked, shown.rank, bins[bin_ : bin_ + 2])
+            return _why(source, query, shown.rank, bins[bin_ : bin_ + 2])
         number = shown.lane.in_view(window.start_ns, window.end_ns).size
         spent = shown.lane.occupancy.spent(bins[bin_ : bin_ + 2])[0].tolist()
-        _, parts = of_cell((shown.rank,), window, spent)
-        return Pointed(title=f"rank {shown.rank}, {shown.label[:60]}", parts=[f"{number} spans", *parts])
+        _, parts = describe_cell((shown.rank,), window, spent)
+        return PointerDetails(title=f"rank {shown.rank}, {shown.label[:60]}", parts=[f"{number} spans", *parts])
     places = map_rows(len(source.ranks))[row]
-    begin, end = (bins[bin_ : bin_ + 2] + now.origin_ns).tolist()
-    spent = spent_together([now.occupancy[place] for place in places], begin, end).tolist()
-    title, parts = of_cell([source.ranks[place] for place in places], window, spent)
-    return Pointed(title=title, parts=parts)
+    begin, end = (bins[bin_ : bin_ + 2] + snapshot.origin_ns).tolist()
+    spent = spent_together([snapshot.occupancy[place] for place in places], begin, end).tolist()
+    title, parts = describe_cell([source.ranks[place] for place in places], window, spent)
+    return PointerDetails(title=title, parts=parts)
 
 
-def _why(source: Source, asked: Asked, rank: int, bins: Ints) -> Pointed:
-    spent = cause_times(source, asked, rank, bins)[:, 0].tolist()
-    parts = [f"{cause.label} {length(ns)}" for cause, ns in zip(CAUSES.values(), spent, strict=True) if ns]
-    when = f"{ms(int(bins[0]))} ms, {length(int(bins[1] - bins[0]))} long"
-    return Pointed(title=f"rank {rank} at {when}: why exposed", parts=parts or ["nothing was exposed"])
+def _why(source: TimelineSource, query: TimelineQuery, rank: int, bins: Ints) -> PointerDetails:
+    spent = cause_times(source, query, rank, bins)[:, 0].tolist()
+    parts = [f"{cause.label} {format_duration(ns)}" for cause, ns in zip(CAUSES.values(), spent, strict=True) if ns]
+    when = f"{ms(int(bins[0]))} ms, {format_duration(int(bins[1] - bins[0]))} long"
+    return PointerDetails(title=f"rank {rank} at {when}: causes of exposed time", parts=parts or ["no exposed time"])
 
 
-def _span(source: Source, asked: Asked, rank: int, row: int) -> Pointed:
+def _span(source: TimelineSource, query: TimelineQuery, rank: int, row: int) -> PointerDetails:
     if rank not in source.ranks or row < 0:
         raise IndexError
-    title, parts = of_span(source, rank, row)
-    source.work_out()
+    title, parts = describe_span(source, rank, row)
+    source.start_analysis()
     call = int(source.tables(rank).spans.collective[row])
     if call == NONE or source.figures is None:
-        said, marks = same_step(source, asked, rank, row)
-        return Pointed(title=title, parts=[*parts, *said], links=marks)
+        phrases, marks = same_step(source, query, rank, row)
+        return PointerDetails(title=title, parts=[*parts, *phrases], links=marks)
     linked = source.figures.links.of(rank, call)
     parts += bucket_words(source, rank, call)
     if len(linked.ranks) > 1:
-        parts.append(f"the same call on {len(linked.ranks)} ranks is outlined")
-    marks = _marks(source, asked, linked.ranks, linked.rows)
-    return Pointed(title=title, parts=parts, links=[*marks, *ready_marks(source, asked, linked.ranks, linked.rows)])
+        parts.append(f"the same call on {len(linked.ranks)} ranks is marked")
+    marks = _marks(source, query, linked.ranks, linked.rows)
+    return PointerDetails(
+        title=title, parts=parts, links=[*marks, *ready_marks(source, query, linked.ranks, linked.rows)]
+    )
 
 
-def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Outline a call: a box on each row of the map that has one of its ranks, and on each lane where it ran."""
+def _marks(
+    source: TimelineSource, query: TimelineQuery, ranks: Sequence[int], rows: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return marks of a call: a box on each row of the map with one of its ranks, and on each lane where it ran."""
     start, end = source.call_times(ranks, rows)
     marks: list[dict[str, Any]] = []
     place = {rank: at for at, rank in enumerate(source.ranks)}
@@ -179,7 +185,7 @@ def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[in
     if path:
         marks.append({"type": "path", "path": "".join(path), "xref": "x", "yref": "y", "name": "link",
                       "line": {"color": "#111", "width": 1.5}, "fillcolor": "rgba(255,255,255,.25)"})  # fmt: skip
-    found = lower_rows(source, [source.lanes(rank) for rank in asked.ranks])
+    found = lower_rows(source, [source.lanes(rank) for rank in query.ranks])
     for at, shown in enumerate(found):
         if shown.lane is None or shown.rank not in times or shown.rank not in place:
             continue
@@ -194,52 +200,56 @@ def _marks(source: Source, asked: Asked, ranks: Sequence[int], rows: Sequence[in
     return marks
 
 
-def _note(source: Source, drawn: Drawn) -> str:
-    said = [f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"]
+def _note(source: TimelineSource, drawn: DrawnTimeline) -> str:
+    notes = [
+        f"{drawn.spans:,} spans in view" if drawn.detailed else f"zoom in to see kernels ({drawn.spans:,} in view)"
+    ]
     if drawn.left_out:
-        said.append(f"{drawn.left_out} quieter lanes are not shown")
+        notes.append(f"{drawn.left_out} less busy lanes are not shown")
     if source.problem:
-        said.append(f"causes and links cannot be shown: {source.problem}")
+        notes.append(f"causes and matched calls are not available: {source.problem}")
     elif source.clocks is None:
-        said.append("clocks are being aligned: until then each rank stands on its own clock")
-    elif source.waiting:
-        said.append("causes and links are being worked out")
-    return "; ".join(said)
+        notes.append("clocks are being aligned: until then each rank is on its own clock")
+    elif source.is_working:
+        notes.append("causes and matched calls are being computed")
+    return "; ".join(notes)
 
 
-def _listed(source: Source, asked: Asked) -> list[list[str]]:
+def _listed(source: TimelineSource, query: TimelineQuery) -> list[list[str]]:
     rows: list[tuple[int, list[str]]] = []
-    for rank in asked.ranks:
+    for rank in query.ranks:
         timeline = source.tables(rank)
         for lane in source.lanes(rank).lanes:
-            at = lane.in_view(asked.window.start_ns, asked.window.end_ns)
+            at = lane.in_view(query.window.start_ns, query.window.end_ns)
             taken = lane.end_ns[at] - lane.start_ns[at]
             for place in np.argsort(-taken, kind="stable")[:MAX_LISTED].tolist():
                 code = int(timeline.spans.name[lane.rows[at[place]]])
                 name = timeline.names[code][:120] if code >= 0 else "unnamed"
                 start = ms(int(lane.start_ns[at[place]]))
-                rows.append((int(taken[place]), [name, str(rank), lane.label, start, length(int(taken[place]))]))
+                rows.append(
+                    (int(taken[place]), [name, str(rank), lane.label, start, format_duration(int(taken[place]))])
+                )
     return [row for _, row in sorted(rows, key=lambda each: -each[0])[:MAX_LISTED]]
 
 
-def _found(source: Source, asked: Asked, at: int | None) -> dict[str, Any]:
-    if not asked.text.strip():
+def _found(source: TimelineSource, query: TimelineQuery, at: int | None) -> dict[str, Any]:
+    if not query.text.strip():
         return {"text": "", "number": 0}
     ranks = []
-    for rank in asked.ranks:
+    for rank in query.ranks:
         timeline = source.tables(rank)
         spans = timeline.spans
         ranks.append((timeline, source.aligned(rank, spans.start_ns), source.aligned(rank, spans.end_ns)))
-    found = hits(ranks, asked.text)
-    told: dict[str, Any] = {"text": asked.text, "number": found.number, "at": at if isinstance(at, int) else None}
+    found = find_spans(ranks, query.text)
+    result: dict[str, Any] = {"text": query.text, "number": found.count, "at": at if isinstance(at, int) else None}
     for name, step in (("next", 1), ("previous", -1)):
-        number = from_here(found, told["at"], asked.window.start_ns, step)
+        number = next_hit(found, result["at"], query.window.start_ns, step)
         if number is not None:
-            told[name] = _place(source, found, number)
-    return told
+            result[name] = _place(source, found, number)
+    return result
 
 
-def _place(source: Source, found: Hits, number: int) -> dict[str, Any]:
+def _place(source: TimelineSource, found: SearchHits, number: int) -> dict[str, Any]:
     window = around(int(found.start_ns[number]), int(found.end_ns[number]), source.whole)
     return {
         "at": number, "t0": window.start_ns, "t1": window.end_ns,

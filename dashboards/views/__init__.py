@@ -1,1 +1,1 @@
-"""What pages show, as plain values: chosen, ordered and named, without a browser in sight."""
+"""The content of pages as plain values, selected, ordered and named; testable without a browser."""

@@ -1,4 +1,4 @@
-"""How much is exposed, and why: the figures of the overview, from an analysis."""
+"""The figures of the overview page, from an analysis: how much communication is exposed, and why."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -18,102 +18,103 @@ from overlapscope.timeline.columns import NONE, Ints
 from overlapscope_dashboards.parts.bars import BarRow, Segment
 
 MAX_NAMES: Final = 8
-"""Modules of the table; the others are one row."""
+"""Most named rows of a table; the rest is summed in one row."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step goes, mean over ranks and steps; the segments add up to `whole_ns`."""
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a step, mean over ranks and steps; the segments add up to `whole_ns`."""
 
     what: str
-    """`step`, or `recording` where no step is whole."""
+    """`step`, or `recording` where no step is complete."""
     whole_ns: float
     exposed_ns: float
     segments: tuple[Segment, ...]
 
 
-class ByPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Exposed time by dimension, phase or module, the largest first."""
+class ExposedByPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Exposed time by dimension, phase or module (`name`), the largest first."""
 
     name: str
     rows: tuple[BarRow, ...]
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Exposed nanoseconds by rank and step; NONE where a rank has no such whole step."""
+class RankStepGrid(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Exposed nanoseconds by rank and step; NONE where a rank has no such complete step."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     exposed_ns: Ints
-    """A row a rank."""
+    """Shape (ranks, steps)."""
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A grid as it is drawn: a cell is the most of so many ranks beside each other, and steps after each other."""
+    """A grid reduced for drawing: a cell is the maximum over neighbouring ranks and consecutive steps."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     most_ns: Ints
-    """NONE where nothing is known."""
+    """Shape (rows, columns); NONE where nothing is known."""
     rank: Ints
-    """Of the rank and step that have the most."""
+    """The rank with the maximum of each cell."""
     step: Ints
+    """The step with the maximum of each cell."""
     ranks_in_row: int
     steps_in_column: int
 
     @property
     def words(self) -> str:
-        """Say what a cell is, where it is not one step of one rank."""
+        """A sentence on what a cell is; empty where it is one step of one rank."""
         parts = [
             words
             for number, words in (
-                (self.ranks_in_row, f"{self.ranks_in_row} ranks beside each other"),
-                (self.steps_in_column, f"{self.steps_in_column} steps after each other"),
+                (self.ranks_in_row, f"{self.ranks_in_row} neighbouring ranks"),
+                (self.steps_in_column, f"{self.steps_in_column} consecutive steps"),
             )
             if number > 1
         ]
-        return f"Each cell is the most of {' and '.join(parts)}." if parts else ""
+        return f"Each cell is the maximum of {' and '.join(parts)}." if parts else ""
 
 
 def lead(analysis: Analysis) -> tuple[str, ...]:
-    """Say the main thing first: how much is exposed; then how much of it is waiting, and for whom."""
+    """Return the first sentences: how much is exposed, then how much of it is wait time, and for which rank."""
     lines = [line for line in sentence(analysis).splitlines() if line]
     waits = waiting(analysis)
     return (*lines[:1], *([waits] if waits else []), *lines[1:])
 
 
 def waiting(analysis: Analysis) -> str:
-    """Say how much of the exposed time is waiting for other ranks, and who held them up most; empty without any."""
+    """Return a sentence on exposed time spent waiting for other ranks, and the worst straggler; empty without any."""
     _, chosen = _windows(analysis)
     waited = (
         fmean([sum(each.causes.get(cause, 0) for cause in WAITS_FOR_ANOTHER_RANK) for each in chosen]) if chosen else 0
     )
     if not waited:
         return ""
-    words = f"{ms(waited)} ms of it is waiting for another rank"
+    words = f"{ms(waited)} ms of it is spent waiting for another rank"
     if analysis.skew.stragglers:
         first = analysis.skew.stragglers[0]
-        return f"{words}, most for rank {first.rank}: {HELD_BY[first.held_by]}."
+        return f"{words}, mostly for straggler rank {first.rank}: {HELD_BY[first.held_by]}."
     return f"{words}."
 
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Return (name, milliseconds, unit, what stands below) of the figures that people know by name."""
+    """Return the key figures as (name, milliseconds, unit, text below)."""
     what, chosen = _windows(analysis)
     if not chosen:
         return []
     figures = mean(chosen)
     rows: list[tuple[str, float | None, str]] = [
-        (f"A {what}", figures.window_ns, f"mean of {count(len(chosen), what)}"),
+        (what.capitalize(), figures.window_ns, f"mean of {count(len(chosen), what)}"),
         ("Exposed", figures.exposed_comm_ns, f"{_share(figures.exposed_comm_ns, figures)} of a {what}"),
-        ("Hidden", figures.overlapped_ns, f"{percent(figures.overlap_efficiency)} of communication"),
+        ("Overlapped", figures.overlapped_ns, f"{percent(figures.overlap_efficiency)} of communication"),
         ("Compute only", figures.compute_only_ns, f"{_share(figures.compute_only_ns, figures)} of a {what}"),
         ("Idle", figures.idle_ns, f"{_share(figures.idle_ns, figures)} of a {what}"),
     ]
     return [(name, ms(value), "ms" if value is not None else "", below) for name, value, below in rows]
 
 
-def step(analysis: Analysis) -> Step | None:
-    """Give the parts of a step: compute, what is hidden, what is exposed by cause, copies, idle; None without times."""
+def step(analysis: Analysis) -> StepParts | None:
+    """Return the parts of a step: compute, overlapped, exposed by cause, memcpy, idle; None without times."""
     what, chosen = _windows(analysis)
     if not chosen:
         return None
@@ -123,17 +124,17 @@ def step(analysis: Analysis) -> Step | None:
 
     segments = [
         Segment(name="compute only", ns=part("compute_only_ns"), kind="compute"),
-        Segment(name="hidden communication", ns=part("overlapped_ns"), kind="hidden"),
+        Segment(name="overlapped communication", ns=part("overlapped_ns"), kind="hidden"),
     ]
     by_cause = {cause: fmean([each.causes.get(cause, 0) for each in chosen]) for cause in CAUSES}
     for cause in sorted(by_cause, key=lambda each: -by_cause[each]):
         segments.append(Segment(name=f"exposed: {CAUSES[cause].label}", ns=by_cause[cause], kind=cause))
     exposed = part("exposed_comm_ns")
     rest = exposed - sum(by_cause.values())
-    segments.append(Segment(name="exposed: without a cause", ns=rest if rest >= 0.5 else 0, kind="unknown"))
-    segments.append(Segment(name="copies only", ns=part("copy_only_ns"), kind="copy"))
+    segments.append(Segment(name="exposed: unknown cause", ns=rest if rest >= 0.5 else 0, kind="unknown"))
+    segments.append(Segment(name="memcpy only", ns=part("copy_only_ns"), kind="copy"))
     segments.append(Segment(name="idle", ns=part("idle_ns"), kind="idle"))
-    return Step(
+    return StepParts(
         what=what,
         whole_ns=part("window_ns"),
         exposed_ns=exposed,
@@ -141,8 +142,8 @@ def step(analysis: Analysis) -> Step | None:
     )
 
 
-def by_place(analysis: Analysis) -> tuple[ByPlace, ...]:
-    """Return exposed time by dimension, phase and module, those by which anything could be placed."""
+def by_place(analysis: Analysis) -> tuple[ExposedByPlace, ...]:
+    """Return exposed time by dimension, phase and module, without those that are not known."""
     found = []
     for name in PLACES:
         sums: dict[str, int] = getattr(analysis.exposed_by, name)
@@ -151,12 +152,12 @@ def by_place(analysis: Analysis) -> tuple[ByPlace, ...]:
             shown, rest = named[:MAX_NAMES], named[MAX_NAMES:]
             if rest:
                 shown.append(BarRow(name=f"{len(rest)} more", ns=sum(each.ns for each in rest), kind="idle"))
-            found.append(ByPlace(name=name, rows=tuple(shown)))
+            found.append(ExposedByPlace(name=name, rows=tuple(shown)))
     return tuple(found)
 
 
-def grid(analysis: Analysis) -> Grid | None:
-    """Return exposed time by rank and step; None where that is no grid: fewer than two whole steps."""
+def grid(analysis: Analysis) -> RankStepGrid | None:
+    """Return exposed time by rank and step; None with fewer than two complete steps."""
     by_rank = {
         info.rank: {each.step: each.exposed_comm_ns for each in info.steps if each.complete} for info in analysis.ranks
     }
@@ -169,11 +170,11 @@ def grid(analysis: Analysis) -> Grid | None:
     for row, rank in zip(exposed, ranks, strict=True):
         known = {place[number]: ns for number, ns in by_rank[rank].items() if ns is not None}
         row[list(known)] = list(known.values())
-    return Grid(ranks=tuple(ranks), steps=tuple(steps), exposed_ns=exposed)
+    return RankStepGrid(ranks=tuple(ranks), steps=tuple(steps), exposed_ns=exposed)
 
 
-def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
-    """Return a grid on at most so many rows and columns. What is worst stays in sight: cells are maxima, not means."""
+def heat_map(found: RankStepGrid, rows: int, columns: int) -> HeatMap:
+    """Return a grid reduced to at most `rows` by `columns` cells, each a maximum so that outliers stay visible."""
     tall, wide = -(-len(found.ranks) // rows), -(-len(found.steps) // columns)
     high, broad = -(-len(found.ranks) // tall), -(-len(found.steps) // wide)
     padded = np.full((high * tall, broad * wide), NONE, np.int64)
@@ -183,8 +184,8 @@ def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
     ranks = np.arange(high)[:, None] * tall + at // wide
     steps = np.arange(broad)[None, :] * wide + at % wide
     return HeatMap(
-        rows=_spelled(found.ranks, tall),
-        columns=_spelled(found.steps, wide),
+        rows=_range_labels(found.ranks, tall),
+        columns=_range_labels(found.steps, wide),
         most_ns=cells.max(axis=2),
         rank=np.array(found.ranks)[np.minimum(ranks, len(found.ranks) - 1)],
         step=np.array(found.steps)[np.minimum(steps, len(found.steps) - 1)],
@@ -193,20 +194,20 @@ def heat_map(found: Grid, rows: int, columns: int) -> HeatMap:
     )
 
 
-def most_exposed(found: Grid, most: int) -> tuple[list[int], list[int]]:
-    """Return the rows and columns of a grid with the largest values, at most so many of each, in their order."""
+def most_exposed(found: RankStepGrid, most: int) -> tuple[list[int], list[int]]:
+    """Return at most `most` rows and columns of a grid with the largest values, in grid order."""
     by_rank, by_step = found.exposed_ns.max(axis=1), found.exposed_ns.max(axis=0)
     rows, columns = (np.sort(np.argsort(-each, kind="stable")[:most]).tolist() for each in (by_rank, by_step))
     return rows, columns
 
 
-def _spelled(numbers: Sequence[int], each: int) -> tuple[str, ...]:
+def _range_labels(numbers: Sequence[int], each: int) -> tuple[str, ...]:
     parts = [numbers[at : at + each] for at in range(0, len(numbers), each)]
     return tuple(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def by_rank(analysis: Analysis) -> tuple[BarRow, ...]:
-    """Return each rank's exposed time, mean over its whole steps, else of its recording."""
+    """Return each rank's mean exposed time over its complete steps, else that of its recording."""
     _, chosen = windows(analysis)
     means = [(rank, mean(each).exposed_comm_ns) for rank, each in chosen.items() if each]
     return tuple(BarRow(name=f"rank {rank}", ns=ns) for rank, ns in means if ns is not None)

@@ -1,4 +1,4 @@
-"""Who was late and who waited, by rank; and what the machine did meanwhile."""
+"""Stragglers and wait times by rank, and telemetry, from an analysis."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from overlapscope.report.text.cross_rank import evidence_words, matched_words, m
 from overlapscope.timeline.run import Run
 
 MAX_BARS: Final = 512
-"""Ranks up to which each has a bar."""
+"""Most bars; more ranks share bars."""
 MAX_CHOSEN: Final = 8
 CHOSEN: Final = 4
 MAX_STEPS: Final = 200
@@ -24,16 +24,16 @@ MAX_LATE: Final = 8
 MAX_REASONS: Final = 3
 
 
-class Late(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that the others waited for."""
+class StragglerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A straggler, as text."""
 
     rank: int
-    said: str
+    sentence: str
     evidence: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank waited, in all of the recording; None where nothing tells it."""
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Wait times of one rank over the whole recording; None where not known."""
 
     rank: int
     wait_ns: int | None
@@ -43,8 +43,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: int | None
 
 
-class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Values by rank, or the greatest of each of several ranks beside each other."""
+class RankBars(msgspec.Struct, frozen=True, kw_only=True):
+    """Values by rank, or the maximum of neighbouring ranks."""
 
     at: tuple[float, ...]
     values_ms: tuple[float | None, ...]
@@ -53,15 +53,15 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks in one bar."""
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurePanel(msgspec.Struct, frozen=True, kw_only=True):
     """One measure over time."""
 
     title: str
-    lines: tuple["Line", ...]
+    lines: tuple["SourceLine", ...]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One source of one rank: seconds from the first step, and values."""
+class SourceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Readings of one source of one rank: seconds from the first step, and values."""
 
     rank: int
     name: str
@@ -69,57 +69,57 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...]
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step was, in seconds from the first one."""
+class ShadedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Start and end of a step, in seconds from the first step."""
 
     number: int
-    begins: float
-    ends: float
+    start_s: float
+    end_s: float
 
 
-class Axis(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that readings are shown on."""
+class TimeAxis(msgspec.Struct, frozen=True, kw_only=True):
+    """The time axis of the readings."""
 
     origin_ns: float
-    """What is 0, on the common clock."""
+    """The time shown as 0, on the common clock."""
     title: str
-    shaded: tuple[Step, ...]
-    """Steps to shade: every other one, of many fewer."""
+    shaded: tuple[ShadedStep, ...]
+    """Steps to shade: every other one, fewer if there are many."""
     words: str
 
 
-def late(analysis: Analysis) -> tuple[Late, ...]:
-    """Return the ranks that the others waited for, the most blamed first, with what held them."""
+def late(analysis: Analysis) -> tuple[StragglerLine, ...]:
+    """Return the stragglers with their causes, the worst first."""
     sentences = straggler_words(analysis, MAX_LATE)
     return tuple(
-        Late(rank=each.rank, said=said, evidence=evidence_words(each.evidence))
-        for each, said in zip(analysis.skew.stragglers, sentences, strict=False)
+        StragglerLine(rank=each.rank, sentence=line, evidence=evidence_words(each.evidence))
+        for each, line in zip(analysis.skew.stragglers, sentences, strict=False)
     )
 
 
 def lead(analysis: Analysis) -> str:
-    """Say how many ranks held the others up, and which most; or why none is named."""
+    """Return a sentence on the number of stragglers and the worst one, or why there is none."""
     found = analysis.skew.stragglers
     if not found:
-        return nobody(analysis)
+        return why_no_straggler(analysis)
     bound = "at most " if analysis.run.missing_ranks else ""
-    most = f"rank {found[0].rank} most, for {bound}{ms(found[0].blame_ns)} ms: {HELD_BY[found[0].held_by]}"
-    return f"{count(len(found), 'rank')} of {len(analysis.ranks)} held the others up, {most}."
+    worst = f"rank {found[0].rank} made other ranks wait {bound}{ms(found[0].blame_ns)} ms: {HELD_BY[found[0].held_by]}"
+    return f"{count(len(found), 'straggler')} among {len(analysis.ranks)} ranks; {worst}."
 
 
-def nobody(analysis: Analysis) -> str:
-    """Say why no rank is named; empty where one is."""
+def why_no_straggler(analysis: Analysis) -> str:
+    """Return a sentence on why there is no straggler; empty if there is one."""
     if analysis.skew.stragglers:
         return ""
     if len(analysis.ranks) < 2:
-        return "One rank was recorded: who waits for whom shows only where several are."
+        return "Only one rank was recorded. Stragglers can be found only with several ranks."
     if not analysis.skew.ranks:
-        return "No collective could be matched across ranks, so nobody is known to have waited."
-    return "No rank held the others up for more than chance would have it."
+        return "No collective could be matched across ranks, so wait times are not known."
+    return "No straggler: no rank is late more often than chance explains."
 
 
 def matching(analysis: Analysis) -> list[str]:
-    """Say what was matched, and why what was not."""
+    """Return sentences on what was matched across ranks, and why the rest was not."""
     reasons = [" ".join(each.split()) for each in analysis.skew.reasons]
     more = len(reasons) - MAX_REASONS
     last = [f"{count(more, 'more reason')}: overlapscope analyze RUN --all"] if more > 0 else []
@@ -127,7 +127,7 @@ def matching(analysis: Analysis) -> list[str]:
 
 
 def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
-    """Return (name, value, unit, what stands below) of waiting as a whole."""
+    """Return the key figures on wait times as (name, value, unit, text below)."""
     skew = analysis.skew
     if not skew.ranks:
         return []
@@ -135,7 +135,7 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
     longest = max(skew.ranks, key=lambda each: each.wait_ns)
     latest = max(skew.ranks, key=lambda each: each.blame_ns)
     of_world = f"of {analysis.run.world_size}" if analysis.run.world_size else "recorded"
-    complete = "all of them" if analysis.run.world_size else "of how many is not known"
+    complete = "all of them" if analysis.run.world_size else "world size not known"
     return [
         (
             "Ranks",
@@ -143,25 +143,25 @@ def key_figures(analysis: Analysis) -> list[tuple[str, str, str, str]]:
             of_world,
             missing_words(analysis.run.missing_ranks, analysis.run.unread_ranks) or complete,
         ),
-        ("Waiting", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
-        ("Waited longest", ms(longest.wait_ns), "ms", f"rank {longest.rank}, in all of the recording"),
+        ("Wait time", percent(waited / spent if spent else None), "", f"of {ms(spent)} ms in matched collectives"),
+        ("Longest wait", ms(longest.wait_ns), "ms", f"rank {longest.rank}, whole recording"),
         (
-            "Held others up most",
+            "Most wait caused",
             ms(latest.blame_ns),
             "ms",
-            f"rank {latest.rank}, last {count(latest.times_last, 'time')}",
+            f"rank {latest.rank}, arrived last {count(latest.times_last, 'time')}",
         ),
     ]
 
 
-def rows(analysis: Analysis) -> tuple[Row, ...]:
+def rows(analysis: Analysis) -> tuple[RankRow, ...]:
     """Return a row for each recorded rank."""
     known = {each.rank: each for each in analysis.skew.ranks}
     found = []
     for info in analysis.ranks:
         skew = known.get(info.rank)
         found.append(
-            Row(
+            RankRow(
                 rank=info.rank,
                 wait_ns=skew.wait_ns if skew else None,
                 wait_fraction=skew.wait_fraction if skew else None,
@@ -173,8 +173,8 @@ def rows(analysis: Analysis) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def bars(found: Sequence[Row], name: str, limit: int = MAX_BARS) -> Bars:
-    """Return the bars of `wait_ns`, `blame_ns` or `idle_ns`; of more ranks than the limit several share one."""
+def bars(found: Sequence[RankRow], name: str, limit: int = MAX_BARS) -> RankBars:
+    """Return the bars of `wait_ns`, `blame_ns` or `idle_ns`; with more ranks than `limit`, ranks share bars."""
     width = -(-len(found) // limit) if found else 1
     at, values, words = [], [], []
     for begin in range(0, len(found), width):
@@ -183,72 +183,70 @@ def bars(found: Sequence[Row], name: str, limit: int = MAX_BARS) -> Bars:
         value: int | None = getattr(most, name)
         at.append(own[0].rank + (own[-1].rank - own[0].rank) / 2)
         values.append(None if value is None else value / 1e6)
-        together = f"ranks {own[0].rank} to {own[-1].rank}, most: " if len(own) > 1 else ""
-        words.append(f"{together}rank {most.rank}")
-    return Bars(at=tuple(at), values_ms=tuple(values), words=tuple(words), width=width)
+        prefix = f"ranks {own[0].rank} to {own[-1].rank}, maximum: " if len(own) > 1 else ""
+        words.append(f"{prefix}rank {most.rank}")
+    return RankBars(at=tuple(at), values_ms=tuple(values), words=tuple(words), width=width)
 
 
-def chosen(asked: str | None, analysis: Analysis) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the ranks whose telemetry is shown, and what was asked for that is not there.
+def chosen(requested: str | None, analysis: Analysis) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the ranks whose telemetry is shown, and the requested ones that do not exist.
 
-    Nobody asked: those that held others up, those that waited longest, the first ones.
+    By default: stragglers, then the ranks that waited longest, then the first ranks.
     """
     recorded = [each.rank for each in analysis.ranks]
-    if asked is None:
+    if requested is None:
         waited = sorted(analysis.skew.ranks, key=lambda each: -each.wait_ns)
         order = [*(each.rank for each in analysis.skew.stragglers), *(each.rank for each in waited), *recorded]
         return tuple(sorted(list(dict.fromkeys(order))[:CHOSEN])), ()
-    names = [each.strip() for each in asked.split(",") if each.strip()]
+    names = [each.strip() for each in requested.split(",") if each.strip()]
     known = {str(rank): rank for rank in recorded}
     good = list(dict.fromkeys(known[each] for each in names if each in known))
     bad = tuple(dict.fromkeys(each[:20] for each in names if each not in known))
     return tuple(good[:MAX_CHOSEN]), bad[:MAX_CHOSEN]
 
 
-def panels(found: Sequence[Readings], origin_ns: float) -> tuple[Panel, ...]:
+def panels(found: Sequence[Readings], origin_ns: float) -> tuple[MeasurePanel, ...]:
     """Return a panel for each measure that was recorded."""
-    by_measure: dict[str, list[Line]] = {}
+    by_measure: dict[str, list[SourceLine]] = {}
     for each in found:
         times, values = thinned(each, MAX_POINTS)
         name = f"rank {each.rank}" + (f" {each.source}" if each.source else "")
-        line = Line(rank=each.rank, name=name, seconds=tuple(((times - origin_ns) / 1e9).tolist()),
+        line = SourceLine(rank=each.rank, name=name, seconds=tuple(((times - origin_ns) / 1e9).tolist()),
                     values=tuple(values.tolist()))  # fmt: skip
         by_measure.setdefault(f"{each.measure.name}, {each.measure.unit}", []).append(line)
-    return tuple(Panel(title=title, lines=tuple(lines)) for title, lines in by_measure.items())
+    return tuple(MeasurePanel(title=title, lines=tuple(lines)) for title, lines in by_measure.items())
 
 
 def not_recorded(found: Sequence[Readings]) -> list[str]:
-    """Name the measures of which there is no reading."""
+    """Return the names of the measures without a reading."""
     there = {each.measure.name for each in found}
     return [each.name for each in MEASURES if each.name not in there]
 
 
-def axis(run: Run, clocks: Clocks, ranks: Sequence[int], found: Sequence[Readings]) -> Axis:
-    """Give the time that readings are shown on: from the first step of the first rank that has any, else from the first
-    reading.
-    """
-    own = "" if clocks.comparable(ranks) else "; nothing ties the clocks of these ranks, each stands on its own"
+def axis(run: Run, clocks: Clocks, ranks: Sequence[int], found: Sequence[Readings]) -> TimeAxis:
+    """Return the time axis: it starts at the first step of the first rank that has steps, else at the first reading."""
+    own = "" if clocks.comparable(ranks) else "; these ranks share no collective, so each has its own clock"
     for rank in ranks:
         table = run.ranks[rank].steps
         if not table.start_ns.size:
             continue
-        begins, ends = clocks.aligned(rank, table.start_ns), clocks.aligned(rank, table.end_ns)
-        origin = float(begins.min())
-        stride = -(-begins.size // MAX_STEPS)
-        seconds = [((each - origin) / 1e9)[::stride].tolist() for each in (begins, ends)]
+        start_s, end_s = clocks.aligned(rank, table.start_ns), clocks.aligned(rank, table.end_ns)
+        origin = float(start_s.min())
+        stride = -(-start_s.size // MAX_STEPS)
+        seconds = [((each - origin) / 1e9)[::stride].tolist() for each in (start_s, end_s)]
         numbers = table.step[::stride].tolist()
-        shaded = tuple(Step(number=n, begins=b, ends=e) for n, b, e in zip(numbers, *seconds, strict=True))[::2]
+        shaded = tuple(ShadedStep(number=n, start_s=b, end_s=e) for n, b, e in zip(numbers, *seconds, strict=True))[::2]
         which = "every other step" if stride == 1 else f"one step in {2 * stride}"
         of = "" if len(ranks) == 1 else f" of rank {rank}"
-        return Axis(origin_ns=origin, title="seconds from the first step", shaded=shaded,
+        return TimeAxis(origin_ns=origin, title="seconds from the first step", shaded=shaded,
                     words=f"shaded: {which}{of}{own}")  # fmt: skip
     first = min((float(each.time_ns[0]) for each in found), default=0.0)
-    words = f"no steps were recorded of these ranks{own}"
-    return Axis(origin_ns=first, title="seconds from the first reading", shaded=(), words=words)
+    words = f"no steps were recorded for these ranks{own}"
+    return TimeAxis(origin_ns=first, title="seconds from the first reading", shaded=(), words=words)
 
 
 def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:
-    """Return a row for each series: mean, least and most."""
+    """Return a row for each source: mean, minimum and maximum."""
     return [
         (
             f"rank {each.rank}" + (f" {each.source}" if each.source else ""),
@@ -260,8 +258,8 @@ def reading_rows(found: Sequence[Readings]) -> list[tuple[str, ...]]:
     ]
 
 
-def table_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return the cells of each rank."""
+def table_rows(found: Sequence[RankRow]) -> list[tuple[str, ...]]:
+    """Return the table row of each rank."""
     return [
         (
             f"rank {each.rank}",

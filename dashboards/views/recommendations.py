@@ -1,4 +1,4 @@
-"""What to change, with what it gains, risks and rests on; and how earlier predictions held."""
+"""Recommendations with gain, risk and evidence, and how accurate earlier predictions were."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,31 +19,31 @@ FRAMEWORKS: Final[Mapping[str, str]] = {
 MB: Final = 1e6
 
 
-class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted gain and its interval, for a bar on the scale of all of them."""
+class GainInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted gain and its 90 % interval."""
 
     gain_ns: int
     low_ns: int
     high_ns: int
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A recommendation as it is shown."""
+class ShownAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """A recommendation as text."""
 
     id: str
     title: str
     verdict: str
     gain: str
     """Milliseconds first; empty without a predicted gain."""
-    interval: Gain | None
+    interval: GainInterval | None
     facts: tuple[tuple[str, str], ...]
-    """Name and words: what it rests on, memory, numerics."""
+    """(Name, text): evidence, confidence, memory, numerics."""
     apply: tuple[tuple[str, str, str], ...]
-    """Framework as in addresses, its name, and what to write there."""
+    """(Framework key in addresses, framework name, code)."""
     verify: str
 
 
-class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction that a later run measured."""
 
     settings: str
@@ -56,48 +56,52 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> bool:
-        """Return whether the interval held it."""
+        """Whether the measured step time is inside the interval."""
         return self.low_ns <= self.measured_ns <= self.high_ns
 
 
-class Now(msgspec.Struct, frozen=True, kw_only=True):
-    """What is so today, as far as it is known: a step, what of it is exposed, and who held the others up."""
+class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The step as recorded: its time, its exposed time, and the worst straggler as text; None where not known."""
 
     step_ns: float | None = None
     exposed_ns: float | None = None
     late: str = ""
 
 
-def now(analysis: Analysis) -> Now:
-    """Return it for a run: the mean of its whole steps."""
+def current_step(analysis: Analysis) -> CurrentStep:
+    """Return the mean of a run's complete steps."""
     what, by_rank = windows(analysis)
     steps = [each for own in by_rank.values() for each in own]
     late = " ".join(straggler_words(analysis, 1))
     if what != "step" or not steps:
-        return Now(late=late)
+        return CurrentStep(late=late)
     figures = mean(steps)
-    return Now(step_ns=figures.window_ns, exposed_ns=figures.exposed_comm_ns, late=late)
+    return CurrentStep(step_ns=figures.window_ns, exposed_ns=figures.exposed_comm_ns, late=late)
 
 
-def shown(found: Sequence[Recommendation], today: Now) -> tuple[Shown, ...]:
-    """Return all recommendations."""
-    return tuple(_shown(each, today) for each in found)
+def shown(found: Sequence[Recommendation], current: CurrentStep) -> tuple[ShownAdvice, ...]:
+    """Return all recommendations as text."""
+    return tuple(_shown(each, current) for each in found)
 
 
 def lead(found: Sequence[Recommendation]) -> str:
-    """Say what there is to gain, milliseconds first; or that there is nothing."""
+    """Return a sentence on the largest gain, or that there is none."""
     gains = [each for each in found if each.predicted_gain_ns and each.verdict == "change"]
     if not found:
         return "Nothing to recommend."
     if not gains:
         first = found[0]
-        return f"{first.title}." if first.verdict != "trial" else "Nothing that surely gains; what follows is a trial."
+        return (
+            f"{first.title}."
+            if first.verdict != "trial"
+            else "No certain gain; the recommendations below are worth a trial."
+        )
     best = max(gains, key=lambda each: each.predicted_gain_ns or 0)
-    return f"{ms(best.predicted_gain_ns)} ms a step to gain: {best.title}."
+    return f"{ms(best.predicted_gain_ns)} ms per step to gain: {best.title}."
 
 
-def frameworks(found: Sequence[Shown]) -> list[str]:
-    """Return the frameworks that any recommendation has words for, in the order in which they are known."""
+def frameworks(found: Sequence[ShownAdvice]) -> list[str]:
+    """Return the frameworks that any recommendation has code for, in the order of FRAMEWORKS."""
     there = {key for each in found for key, _, _ in each.apply}
     return [*(key for key in FRAMEWORKS if key in there), *sorted(there - set(FRAMEWORKS))]
 
@@ -107,88 +111,90 @@ def framework_name(key: str) -> str:
     return FRAMEWORKS.get(key, key)
 
 
-def code_for(each: Shown, framework: str | None) -> tuple[str, str, str] | None:
-    """Return what to write in the chosen framework, else in the first one that it is told for; None without any."""
-    chosen = [told for told in each.apply if told[0] == framework]
+def code_for(each: ShownAdvice, framework: str | None) -> tuple[str, str, str] | None:
+    """Return the code for the selected framework, else for the first one available; None without any."""
+    chosen = [snippet for snippet in each.apply if snippet[0] == framework]
     return next(iter([*chosen, *each.apply]), None)
 
 
-def earlier(tested: Sequence[Outcome]) -> tuple[Earlier, ...]:
-    """Return what later runs measured."""
+def earlier(outcomes: Sequence[Outcome]) -> tuple[MeasuredPrediction, ...]:
+    """Return the predictions that later runs measured."""
     return tuple(
-        Earlier(
+        MeasuredPrediction(
             settings=words(each.prediction.knobs), predicted_ns=each.prediction.step_ns, low_ns=each.prediction.low_ns,
             high_ns=each.prediction.high_ns, measured_ns=each.measured_step_ns, run=each.run,
             made_at=each.prediction.made_at,
         )
-        for each in tested
+        for each in outcomes
     )  # fmt: skip
 
 
-def earlier_words(tested: Sequence[Earlier]) -> str:
-    """Say how often predictions held."""
-    if not tested:
+def earlier_words(outcomes: Sequence[MeasuredPrediction]) -> str:
+    """Return a sentence on how often measurements were inside the interval."""
+    if not outcomes:
         return ""
-    inside = sum(each.inside for each in tested)
-    error = sum(abs(each.predicted_ns / each.measured_ns - 1) for each in tested) / len(tested)
-    return f"{inside} of {count(len(tested), 'measured prediction')} inside the interval, mean error {percent(error)}."
+    inside = sum(each.inside for each in outcomes)
+    error = sum(abs(each.predicted_ns / each.measured_ns - 1) for each in outcomes) / len(outcomes)
+    return (
+        f"{inside} of {count(len(outcomes), 'measured prediction')} inside the interval, mean error {percent(error)}."
+    )
 
 
-def earlier_rows(tested: Sequence[Earlier]) -> list[tuple[str, ...]]:
+def earlier_rows(outcomes: Sequence[MeasuredPrediction]) -> list[tuple[str, ...]]:
     """Return a row for each earlier prediction."""
     return [
         (each.settings, each.run, each.made_at, ms(each.predicted_ns), f"{ms(each.low_ns)} to {ms(each.high_ns)}",
          ms(each.measured_ns), signed_percent(each.predicted_ns / each.measured_ns - 1),
          "inside" if each.inside else "outside")
-        for each in tested
+        for each in outcomes
     ]  # fmt: skip
 
 
-def _shown(each: Recommendation, today: Now) -> Shown:
+def _shown(each: Recommendation, current: CurrentStep) -> ShownAdvice:
     interval = None
     gain = ""
     if each.predicted_gain_ns is not None:
         low, high = each.gain_low_ns or 0, each.gain_high_ns or 0
-        interval = Gain(gain_ns=each.predicted_gain_ns, low_ns=low, high_ns=high)
-        share = f", {percent(each.predicted_gain_ns / today.step_ns)}" if today.step_ns else ""
-        gain = f"saves {ms(each.predicted_gain_ns)} ms a step{share} ({ms(low)} to {ms(high)} ms, 90 %)"
+        interval = GainInterval(gain_ns=each.predicted_gain_ns, low_ns=low, high_ns=high)
+        share = f", {percent(each.predicted_gain_ns / current.step_ns)}" if current.step_ns else ""
+        gain = f"saves {ms(each.predicted_gain_ns)} ms per step{share} ({ms(low)} to {ms(high)} ms, 90 %)"
     elif each.gain_high_ns:
-        gain = f"at most {ms(each.gain_high_ns)} ms: what its cause takes today"
-    return Shown(
+        gain = f"at most {ms(each.gain_high_ns)} ms: the time its cause takes now"
+    return ShownAdvice(
         id=each.id,
         title=each.title,
         verdict=ADVICE[each.verdict],
         gain=gain,
         interval=interval,
-        facts=tuple(_facts(each, today)),
+        facts=tuple(_facts(each, current)),
         apply=tuple((key, framework_name(key), text) for key, text in each.apply.items()),
         verify=each.verify,
     )
 
 
-def _facts(each: Recommendation, today: Now) -> list[tuple[str, str]]:
+def _facts(each: Recommendation, current: CurrentStep) -> list[tuple[str, str]]:
     evidence: Mapping[str, Any] = getattr(each, "evidence", {})
-    told = evidence_words(evidence) if evidence else _evidence(each, today)
-    found = [("Evidence", told)] if told else []
-    found.append(("Rests on", CONFIDENCE[each.confidence]))
+    words = evidence_words(evidence) if evidence else _evidence(each, current)
+    found = [("Evidence", words)] if words else []
+    found.append(("Based on", CONFIDENCE[each.confidence]))
     found += [
-        (name, "; ".join(told))
-        for name, told in (("Measured", getattr(each, "measured", [])), ("Assumed", getattr(each, "assumed", [])))
-        if told
+        (name, "; ".join(items))
+        for name, items in (("Measured", getattr(each, "measured", [])), ("Assumed", getattr(each, "assumed", [])))
+        if items
     ]
     if each.memory_bytes is not None and each.memory_bytes:
         more = "more" if each.memory_bytes > 0 else "less"
         found.append(("Memory", f"{abs(each.memory_bytes) / MB:,.1f} MB {more} on each rank"))
     else:
-        found.append(("Memory", "as it is"))
-    numerics = "changes: hold the loss against the present one" if each.changes_numerics else "unchanged"
+        found.append(("Memory", "unchanged"))
+    numerics = "changes: compare the loss with the current one" if each.changes_numerics else "unchanged"
     return [*found, ("Numerics", numerics)]
 
 
-def _evidence(each: Recommendation, today: Now) -> str:
-    """Return what the analysis holds for it, where the recommendation itself says nothing."""
+def _evidence(each: Recommendation, current: CurrentStep) -> str:
+    """Return evidence from the analysis, for a recommendation without evidence of its own."""
     if each.id.startswith("late_rank"):
-        return today.late
-    if today.step_ns is None or today.exposed_ns is None:
+        return current.late
+    if current.step_ns is None or current.exposed_ns is None:
         return ""
-    return f"{ms(today.exposed_ns)} ms of a {ms(today.step_ns)} ms step is exposed communication"
+    return f"{ms(current.exposed_ns)} ms of a {ms(current.step_ns)} ms step is exposed communication"

@@ -1,4 +1,4 @@
-"""What a step would be under other settings: from an address to settings, and from replays to what is drawn."""
+"""Predicted steps with other settings: parse settings from an address, replay them, and prepare the figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,23 +19,23 @@ from overlapscope_dashboards.parts.bars import Segment
 MAX_CAP_MB: Final = 100_000.0
 PASSES: Final = (1, 2, 4, 8)
 SPEEDS: Final = (0.5, 1.0, 2.0, 4.0)
-KNOBS: Final = ("cap", "hook", "views", "passes", "sync", "link", "late")
-"""Names in the address, in the order of the controls."""
+SETTING_NAMES: Final = ("cap", "hook", "views", "passes", "sync", "link", "late")
+"""Names of settings in the address, in the order of the controls."""
 FRAMEWORKS: Final[Mapping[str, str]] = {
     "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed", "megatron": "Megatron", "horovod": "Horovod",
 }  # fmt: skip
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One control: a label, and its values as (words, value in the address or None where it is as recorded, chosen)."""
+class SettingControl(msgspec.Struct, frozen=True, kw_only=True):
+    """One control: a label, and options as (text, value in the address or None for as recorded, whether selected)."""
 
     name: str
     label: str
     options: tuple[tuple[str, str | None, bool], ...]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replay tells of one set of settings, beside the present one."""
+class SettingsOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The replay of some settings and that of the recorded ones."""
 
     settings: Settings
     present: Scenario
@@ -44,16 +44,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     after: Lanes
     curve: CapCurve
     passes: tuple[int, int]
-    """Backward passes of a step, now and as asked for."""
+    """Backward passes of a step, as recorded and as requested."""
 
     @property
     def changed(self) -> bool:
-        """Return whether anything else than the present settings is asked for."""
+        """Whether the settings differ from the recorded ones."""
         return self.scenario is not self.present
 
 
-def settings_of(query: Mapping[str, str], base: Settings) -> Settings:
-    """Return the settings that an address asks for; a value that makes no sense is as if it were not there."""
+def read_settings(query: Mapping[str, str], base: Settings) -> Settings:
+    """Return the settings requested by an address; invalid values are ignored."""
     found = base
     cap = _number(query.get("cap"), 0.01, MAX_CAP_MB)
     if cap is not None:
@@ -75,12 +75,12 @@ def settings_of(query: Mapping[str, str], base: Settings) -> Settings:
     return replace(found, late_ranks=False) if query.get("late") == "none" else found
 
 
-def ask(case: RecordedCase, settings: Settings) -> Asked:
-    """Replay settings, the present ones, and all caps beside them."""
+def replay_settings(case: RecordedCase, settings: Settings) -> SettingsOutcome:
+    """Replay the settings, the recorded ones, and the settings with each bucket cap."""
     rows = scenarios(case, [settings])
     workload = case.workload()
     caps = caps_of(workload, settings.ddp.bucket_cap_mb)
-    return Asked(
+    return SettingsOutcome(
         settings=settings,
         present=rows[0],
         scenario=rows[-1],
@@ -91,74 +91,76 @@ def ask(case: RecordedCase, settings: Settings) -> Asked:
     )
 
 
-def choices(case: RecordedCase, asked: Settings) -> tuple[Choice, ...]:
-    """Return the controls besides the cap; those that would change nothing are left out."""
+def choices(case: RecordedCase, outcome: Settings) -> tuple[SettingControl, ...]:
+    """Return the controls except the cap, without those that have no effect."""
     base = case.baseline
     late = case.lateness_ns
-    passes = sorted({*PASSES, base.accumulation, asked.accumulation})
+    passes = sorted({*PASSES, base.accumulation, outcome.accumulation})
     found = [
-        _choice("views", "gradients as views of buckets", [("yes", True), ("no", False)],
-                base.gradient_as_bucket_view, asked.gradient_as_bucket_view),
-        _choice("passes", "backward passes a step", [(str(each), each) for each in passes],
-                base.accumulation, asked.accumulation),
-        _choice("link", "link speed, times", [(f"{each:g}", each) for each in SPEEDS], base.link_speed,
-                asked.link_speed),
+        _choice("views", "gradients as bucket views", [("yes", True), ("no", False)],
+                base.gradient_as_bucket_view, outcome.gradient_as_bucket_view),
+        _choice("passes", "backward passes per step", [(str(each), each) for each in passes],
+                base.accumulation, outcome.accumulation),
+        _choice("link", "link speed, factor", [(f"{each:g}", each) for each in SPEEDS], base.link_speed,
+                outcome.link_speed),
     ]  # fmt: skip
     if case.halves or base.communicated != 1:
         found.insert(0, _choice("hook", "sent with", [("32 bits", 1.0), ("16 bits", HALF)], base.communicated,
-                                asked.communicated, {1.0: "none", HALF: "16-bit"}))  # fmt: skip
-    if asked.accumulation > 1:
+                                outcome.communicated, {1.0: "none", HALF: "16-bit"}))  # fmt: skip
+    if outcome.accumulation > 1:
         place = [each.name for each in found].index("passes") + 1
         found.insert(place, _choice("sync", "reduced after", [("every pass", False), ("the last pass", True)],
-                                    base.no_sync, asked.no_sync, {False: "every", True: "last"}))  # fmt: skip
+                                    base.no_sync, outcome.no_sync, {False: "every", True: "last"}))  # fmt: skip
     if late and max(late) > 0:
-        found.append(_choice("late", "late ranks", [("as recorded", True), ("none late", False)], True,
-                             asked.late_ranks, {False: "none", True: ""}))  # fmt: skip
+        found.append(_choice("late", "stragglers", [("as recorded", True), ("no stragglers", False)], True,
+                             outcome.late_ranks, {False: "none", True: ""}))  # fmt: skip
     return tuple(found)
 
 
-def with_knob(query: Mapping[str, str], name: str, value: str | None) -> dict[str, str | None]:
-    """Return the query with one knob changed; None is as recorded, and does not stand in an address."""
-    kept = {key: query[key] for key in (*KNOBS, "for") if key in query}
+def change_setting(query: Mapping[str, str], name: str, value: str | None) -> dict[str, str | None]:
+    """Return the query with one setting changed; None means as recorded, and is not written into an address."""
+    kept = {key: query[key] for key in (*SETTING_NAMES, "for") if key in query}
     return {**kept, name: value}
 
 
-def lead(asked: Asked) -> str:
-    """Say what the step would be, milliseconds first."""
-    base, told = asked.present, asked.scenario
+def lead(outcome: SettingsOutcome) -> str:
+    """Return a sentence on the predicted step time."""
+    base, changed = outcome.present, outcome.scenario
     known = "measured" if base.known_from == "measured" else "replayed"
-    if not asked.changed:
+    if not outcome.changed:
         now = f"A step takes {ms(base.predicted_step_ns)} ms ({known}), {ms(base.exposed_comm_ns)} ms of it exposed."
-        return f"{now} Choose other settings to see what it would take."
-    if asked.passes[0] != asked.passes[1]:
+        return f"{now} Select other settings to predict the step time."
+    if outcome.passes[0] != outcome.passes[1]:
         before, after = (
-            each.predicted_step_ns / passes for each, passes in zip((base, told), asked.passes, strict=True)
+            each.predicted_step_ns / passes for each, passes in zip((base, changed), outcome.passes, strict=True)
         )
         return (
-            f"A step of {asked.passes[1]} {'pass' if asked.passes[1] == 1 else 'passes'} would take "
-            f"{ms(told.predicted_step_ns)} ms: {ms(after)} ms a pass instead of {ms(before)} ms."
+            f"A step of {outcome.passes[1]} {'pass' if outcome.passes[1] == 1 else 'passes'} would take "
+            f"{ms(changed.predicted_step_ns)} ms: {ms(after)} ms per pass instead of {ms(before)} ms."
         )
-    sign = 1 if told.gain >= 0 else -1
-    gain, *ends = (sign * share * base.predicted_step_ns for share in (told.gain, told.gain_low, told.gain_high))
+    sign = 1 if changed.gain >= 0 else -1
+    gain, *ends = (
+        sign * share * base.predicted_step_ns for share in (changed.gain, changed.gain_low, changed.gain_high)
+    )
     low, high = sorted(ends)
-    numerics = " It changes numerics." if told.changes_numerics else ""
-    hypothetical = " No setting alone brings this about." if told.hypothetical else ""
+    numerics = " It changes numerics." if changed.changes_numerics else ""
+    hypothetical = " No setting achieves this on its own." if changed.hypothetical else ""
     return (
-        f"A step would take {ms(told.predicted_step_ns)} ms instead of {ms(base.predicted_step_ns)} ms ({known}): that "
-        f"{'saves' if sign > 0 else 'costs'} {ms(gain)} ms, {percent(abs(told.gain))} "
+        f"A step would take {ms(changed.predicted_step_ns)} ms instead of {ms(base.predicted_step_ns)} ms ({known}): "
+        f"that {'saves' if sign > 0 else 'costs'} {ms(gain)} ms, {percent(abs(changed.gain))} "
         f"({ms(low)} to {ms(high)} ms, 90 %).{numerics}{hypothetical}"
     )
 
 
-def figures(asked: Asked) -> list[tuple[str, str, str, str]]:
-    """Return (name, value, unit, what stands below) of the settings that are asked for."""
-    base, told = asked.present, asked.scenario
-    interval = f"{ms(told.low_ns)} to {ms(told.high_ns)} ms, 90 %"
+def figures(outcome: SettingsOutcome) -> list[tuple[str, str, str, str]]:
+    """Return the key figures of the requested settings as (name, value, unit, text below)."""
+    base, changed = outcome.present, outcome.scenario
+    interval = f"{ms(changed.low_ns)} to {ms(changed.high_ns)} ms, 90 %"
     return [
-        ("Step", ms(told.predicted_step_ns), "ms", f"{interval}, {told.known_from}"),
-        ("Exposed", ms(told.exposed_comm_ns), "ms", f"now {ms(base.exposed_comm_ns)} ms, replayed"),
-        ("Buckets", str(told.buckets), "", f"now {base.buckets}"),
-        ("Memory of buckets", *_memory(told.memory_bytes), f"now {' '.join(_memory(base.memory_bytes))}"),
+        ("Step", ms(changed.predicted_step_ns), "ms", f"{interval}, {changed.known_from}"),
+        ("Exposed", ms(changed.exposed_comm_ns), "ms", f"now {ms(base.exposed_comm_ns)} ms, replayed"),
+        ("Buckets", str(changed.buckets), "", f"now {base.buckets}"),
+        ("Memory of buckets", *_memory(changed.memory_bytes), f"now {' '.join(_memory(base.memory_bytes))}"),
     ]
 
 
@@ -166,7 +168,7 @@ def segments(shown: Lanes) -> tuple[Segment, ...]:
     """Return the parts of a replayed step."""
     return (
         Segment(name="compute only", ns=shown.compute_only_ns, kind="compute"),
-        Segment(name="hidden communication", ns=shown.hidden_ns, kind="hidden"),
+        Segment(name="overlapped communication", ns=shown.hidden_ns, kind="hidden"),
         Segment(name="exposed", ns=shown.exposed_ns, kind="exposed"),
         Segment(name="idle", ns=shown.idle_ns, kind="idle"),
     )
@@ -184,7 +186,7 @@ def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
     return [
         (
             f"{at + 1}",
-            size(each.bytes) if each.bytes is not None else "besides",
+            size(each.bytes) if each.bytes is not None else "other",
             ms(each.begun_ns),
             ms(each.start_ns),
             ms(each.end_ns),
@@ -193,31 +195,29 @@ def lane_rows(shown: Lanes) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-def flat_ranges(curve: CapCurve) -> list[tuple[float, float]]:
-    """Return the stretches of caps, first to last, whose steps the noise does not tell from the shortest."""
+def best_cap_ranges(curve: CapCurve) -> list[tuple[float, float]]:
+    """Return (lowest, highest) MiB of the ranges of caps whose steps equal the shortest within the noise."""
     found: list[list[float]] = []
-    together = False
+    joined = False
     for cap in curve.caps_mb:
         near = cap in curve.flat_mb
-        if near and together:
+        if near and joined:
             found[-1].append(cap)
         elif near:
             found.append([cap])
-        together = near
+        joined = near
     return [(each[0], each[-1]) for each in found]
 
 
-def flat_words(curve: CapCurve) -> str:
-    """Say which caps do as well as the best."""
-    ranges = flat_ranges(curve)
+def best_caps_sentence(curve: CapCurve) -> str:
+    """Return a sentence on the caps that are as good as the best."""
+    ranges = best_cap_ranges(curve)
     if not ranges:
         return ""
     if len(curve.flat_mb) == 1:
         return f"The shortest step is with a cap of {curve.flat_mb[0]:g} MiB."
-    told = [f"{low:g} to {high:g}" if low != high else f"{low:g}" for low, high in ranges]
-    return (
-        f"Caps of {' or '.join(told)} MiB (shaded green) are as good as the best: the noise does not tell them apart."
-    )
+    spans = [f"{low:g} to {high:g}" if low != high else f"{low:g}" for low, high in ranges]
+    return f"Caps of {' or '.join(spans)} MiB (shaded green) are equally good within the noise."
 
 
 def curve_rows(curve: CapCurve) -> list[tuple[str, ...]]:
@@ -234,9 +234,9 @@ def _choice(
     label: str,
     values: Sequence[tuple[str, Any]],
     base: object,
-    asked: object,
+    outcome: object,
     spelled: Mapping[Any, str] | None = None,
-) -> Choice:
+) -> SettingControl:
     def address(value: Any) -> str | None:
         if value == base:
             return None
@@ -245,9 +245,9 @@ def _choice(
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:g}"
 
     options = tuple(
-        (f"{words} (now)" if value == base else words, address(value), value == asked) for words, value in values
+        (f"{words} (now)" if value == base else words, address(value), value == outcome) for words, value in values
     )
-    return Choice(name=name, label=label, options=options)
+    return SettingControl(name=name, label=label, options=options)
 
 
 def _number(text: str | None, low: float, high: float) -> float | None:

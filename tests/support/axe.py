@@ -1,4 +1,4 @@
-"""axe-core, the checker of accessibility: fetched once from the npm registry, kept outside of the repository."""
+"""axe-core, the accessibility checker: fetched once from the npm registry, cached outside the repository."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ MAX_BYTES = 5_000_000
 
 
 def axe_script() -> str:
-    """Return the script, or skip the test where it is neither kept nor to be had."""
+    """Return the script, or skip the test if it is neither cached nor available."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "overlapscope" / f"axe-core-{VERSION}"
     packed = place / f"axe-core-{VERSION}.tgz"
     if not packed.is_file():

@@ -1,4 +1,4 @@
-"""The machine's own Chromium, for tests that look at pages as people do."""
+"""The installed Chromium, for tests of pages in a browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ QUIET = (
 
 @contextmanager
 def opened_browser() -> Iterator[Any]:
-    """Open it, or skip the test with what is missing."""
+    """Yield the browser, or skip the test and say what is missing."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (Debian: chromium)")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -32,11 +32,11 @@ def copy_run(place: Path, run: Path = SAMPLES / "baseline") -> Path:
 
 def ids(site: Site) -> dict[str, str]:
     """Return the id of each run by its name."""
-    return {each.name: each.id for each in site.places().places}
+    return {each.name: each.id for each in site.find_runs().runs}
 
 
 def words(component: object) -> str:
-    """Return all text of a component and what is inside it."""
+    """Return all text of a component and its children."""
     if isinstance(component, str):
         return component
     if isinstance(component, (list, tuple)):
@@ -45,7 +45,7 @@ def words(component: object) -> str:
 
 
 def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) -> str:
-    """Serve on a free port from a thread that ends with the process; give its address."""
+    """Serve on a free port from a daemon thread; return the address."""
     said: Queue[Served] = Queue()
     settings = {"host": host, "port": 0, "say": said.put, **options}
     Thread(target=serve, args=(list(roots),), kwargs=settings, daemon=True).start()
@@ -53,7 +53,7 @@ def served(roots: Sequence[Path], *, host: str = "127.0.0.1", **options: Any) ->
 
 
 def hostile_traces(place: Path, name: str) -> Path:
-    """Write the traces of two ranks, in which whatever has a name is called `name`."""
+    """Write traces of two ranks in which every name is `name`."""
     place.mkdir(parents=True)
     for rank in (0, 1):
         events = [_renamed(each, name) for each in training(3)]

@@ -26,7 +26,9 @@ from overlapscope.ingest.build.kernel_names import (
 )
 
 TABLE = tomllib.loads(files("overlapscope.ingest.build").joinpath("comm_names.toml").read_text(encoding="utf-8"))
-COMPUTE_TABLE = tomllib.loads(files("overlapscope.ingest.build").joinpath("compute_names.toml").read_text(encoding="utf-8"))
+COMPUTE_TABLE = tomllib.loads(
+    files("overlapscope.ingest.build").joinpath("compute_names.toml").read_text(encoding="utf-8")
+)
 ROWS = [*TABLE["rule"], COMPUTE_TABLE["never"], *COMPUTE_TABLE["rule"]]
 ROLES = {"comm": COMMUNICATES, "fused": FUSES}
 EXAMPLES = [(place, example) for place, rule in enumerate(TABLE["rule"]) for example in rule["examples"]]

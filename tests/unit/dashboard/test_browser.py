@@ -1,4 +1,4 @@
-"""The dashboard as people have it: in a browser, with mouse, keyboard and assistive technology."""
+"""The dashboard in a browser, with mouse, keyboard and assistive technology."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """A page that is open, and what it did that it should not."""
+    """An open page, and the errors it caused."""
 
     page: Any
     elsewhere: list[str] = []
@@ -45,7 +45,7 @@ def address(root: Path, browser: Any) -> str:
 
 @pytest.fixture(scope="module")
 def usual(browser: Any) -> Iterator[Any]:
-    """Yield what most tests open their pages in, so that scripts are loaded once."""
+    """Yield a browser context shared by most tests, so that scripts are loaded once."""
     context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
     yield context
     context.close()
@@ -85,7 +85,7 @@ STANDS = """() => document.querySelector("main[aria-busy=false] h1")
 
 
 def arrived(seen: Visit) -> None:
-    """Wait until a page stands: nothing is being made, every chart is drawn."""
+    """Wait until a page is complete: nothing is being computed, every chart is drawn."""
     seen.page.wait_for_function(STANDS, timeout=PATIENCE_MS)
 
 
@@ -94,7 +94,7 @@ def text(seen: Visit) -> str:
 
 
 def paths_of(known: dict[str, str]) -> list[str]:
-    """Return the address of every page of one run, and of its comparison with the other."""
+    """Return the addresses of all pages of one run, and of its comparison with the other."""
     base, candidate = known["baseline"], known["regressed"]
     return [*(run_address(base, each) for each in pages()), f"/compare?base={base}&candidate={candidate}"]
 
@@ -125,7 +125,7 @@ def test_from_the_runs_to_a_comparison_and_back_by_links_alone(address: str, vis
     seen.page.go_back()
     seen.page.wait_for_selector("text=Pick the run to compare")
     seen.page.get_by_role("link", name="baseline", exact=True).click()
-    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
     assert seen.page.title() == "Overview · baseline · OverlapScope"
     assert seen.is_quiet(), seen
 
@@ -139,7 +139,7 @@ def test_an_unknown_address_and_a_run_that_broke_say_so_while_others_open(tmp_pa
     seen.page.goto(f"{own}/runs/0123456789ab")
     seen.page.wait_for_selector("text=There is no such run here")
     seen.page.get_by_role("link", name="baseline").click()
-    seen.page.wait_for_selector("text=Where a step goes", timeout=PATIENCE_MS)
+    seen.page.wait_for_selector("text=Time per step", timeout=PATIENCE_MS)
 
 
 def test_a_run_that_grows_is_read_again_by_itself(
@@ -174,7 +174,7 @@ def test_dark_and_light_follow_the_system_and_the_switch_is_kept(address: str, v
     seen.page.get_by_role("button", name="Show in light colours").click()
     assert paper(seen) > 600
     seen.page.emulate_media(color_scheme="dark")
-    assert paper(seen) < 150, "what the system says anyway is not kept as a choice"
+    assert paper(seen) < 150, "the system's own theme is not stored as a choice"
 
 
 def test_names_in_traces_stay_text(tmp_path: Path, visit: Visitor) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks of pages: one that fails says so, and one that takes long holds up nobody."""
+"""Callbacks of pages: a failing one is reported, and a slow one blocks no other request."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from overlapscope_dashboards.pages import overview
 from overlapscope_dashboards.runs import site as site_module
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server.app import create_app
 from overlapscope_dashboards.timeline.perfetto import AT_ONCE
@@ -23,11 +23,11 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(root: Path) -> str:
-    return run_address(Site([root]).places().places[0].id)
+    return run_address(Site([root]).find_runs().runs[0].id)
 
 
 def called(client: Any, output: str, inputs: dict[str, Any], states: dict[str, Any]) -> Any:
-    """Call the callback with this output as a browser does."""
+    """Call the callback that has this output, as a browser does."""
     (spec,) = (
         each for each in client.get("/_dash-dependencies").json
         if output in each["output"] and all(f"{one['id']}.{one['property']}" in inputs for one in each["inputs"])
@@ -58,15 +58,15 @@ def test_a_fault_is_said_and_the_page_that_grows_comes_back(
     client = create_app([root]).server.test_client()
     with caplog.at_level(logging.CRITICAL):
         answer = called(client, "overview-advice.children", ADVICE, {"address.pathname": path})
-    assert "A fault" in str(answer.json["sideUpdate"]["main"])
+    assert "Internal error" in str(answer.json["sideUpdate"]["main"])
     assert answer.json["sideUpdate"]["revision"] == {"data": ""}
 
 
 def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
     root: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, plain = Event(), Opened._read
-    monkeypatch.setattr(Opened, "_read", lambda opened: read.wait() and plain(opened))
+    read, plain = Event(), OpenRun._read
+    monkeypatch.setattr(OpenRun, "_read", lambda opened: read.wait() and plain(opened))
     monkeypatch.setattr(site_module, "PATIENCE_S", 0)
     client = create_app([root]).server.test_client()
     states = {"address.pathname": f"{path}/timeline", "address.search": ""}
@@ -77,8 +77,8 @@ def test_callbacks_of_a_slow_run_are_answered_at_once_and_again_when_it_is_read(
     ]
     for output, inputs, look in asks:
         answer = called(client, output, inputs, states)
-        told = answer.json["response"] if answer.status_code == 200 else {}
-        assert told == ({look: {"disabled": False}} if look else {})
+        result = answer.json["response"] if answer.status_code == 200 else {}
+        assert result == ({look: {"disabled": False}} if look else {})
     timeline = [f"{path}/timeline/view?ranks=0", f"{path}/timeline/point?row=0&bin=1&part=map"]
     for address in timeline:
         assert client.get(address).status_code == 202

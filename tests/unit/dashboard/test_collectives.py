@@ -1,4 +1,4 @@
-"""What the page of collectives shows, without a browser."""
+"""The collectives page, without a browser."""
 
 from math import log2
 from pathlib import Path
@@ -29,7 +29,7 @@ def analysis(site: Site) -> Analysis:
 
 def test_the_page_tells_transfer_from_waiting(site: Site) -> None:
     said = words(router.show(site, run_address(ids(site)["baseline"], "collectives"), {}).content)
-    assert "8.194 of 38.495 ms in matched collectives is waiting (21.3 %)" in said
+    assert "8.194 of 38.495 ms in matched collectives is wait time (21.3 %)" in said
     assert "4.506 MiB" in said
     assert "NCCL_DEBUG_SUBSYS" in said
 
@@ -42,14 +42,14 @@ def test_an_unknown_operation_names_those_that_there_are(site: Site) -> None:
 
 def test_bounds_are_marked_and_stand_apart(analysis: Analysis) -> None:
     (row,) = analysis.collectives
-    bound = msgspec.structs.replace(row, estimate="upper_bound", bytes=1 << 20, baseline_ns=None)
-    (found,) = view.series(recorded_curves([row, bound]))
+    bind_all = msgspec.structs.replace(row, estimate="upper_bound", bytes=1 << 20, baseline_ns=None)
+    (found,) = view.series(recorded_curves([row, bind_all]))
     assert found.matched.sizes_bytes == (4_724_736,)
     assert found.bounds.sizes_bytes == (1 << 20,)
     assert found.line is None
-    cells = view.kinds([row, bound]).rows
+    cells = view.kinds([row, bind_all]).rows
     assert [each[-1] for each in cells] == ["0.708", "≥ 0.708"]
-    assert [each[2] for each in view.point_rows([found], [])] == ["measured", "bound: waiting is in it"]
+    assert [each[2] for each in view.point_rows([found], [])] == ["measured", "bound: includes wait time"]
 
 
 def test_far_sizes_are_joined_by_a_guess_and_close_ones_by_a_curve(analysis: Analysis) -> None:
@@ -70,11 +70,11 @@ def test_columns_of_which_nothing_is_known_are_left_out(analysis: Analysis) -> N
     (row,) = analysis.collectives
     plain = view.kinds([row])
     assert "algorithm" not in plain.head
-    assert view.unknown_choice([row])
-    told = msgspec.structs.replace(row, algorithm="RING", protocol="LL128")
-    assert {"algorithm", "protocol"} < set(view.kinds([told]).head)
-    assert not view.unknown_choice([told])
-    assert view.words_left(plain) == plain.head.index("size")
+    assert view.is_algorithm_unknown([row])
+    result = msgspec.structs.replace(row, algorithm="RING", protocol="LL128")
+    assert {"algorithm", "protocol"} < set(view.kinds([result]).head)
+    assert not view.is_algorithm_unknown([result])
+    assert view.count_word_columns(plain) == plain.head.index("size")
 
 
 def test_tables_are_compared_with_calls_of_their_operation_and_ranks(analysis: Analysis) -> None:
@@ -82,7 +82,7 @@ def test_tables_are_compared_with_calls_of_their_operation_and_ranks(analysis: A
         return Curve(source="t", op=op, ranks=ranks, sizes=(1024, 2048), busbw_gbs=(1.0, 2.0))
 
     given = [table("all_reduce", 2), table("all_reduce", 4), table("all_gather", 2), table("all_reduce", None)]
-    assert len(view.compared(given, recorded_curves(analysis.collectives))) == 2
+    assert len(view.matching_benchmarks(given, recorded_curves(analysis.collectives))) == 2
 
 
 def test_marks_of_sizes_are_few_and_powers_of_two() -> None:
@@ -100,8 +100,8 @@ def test_what_takes_longest_is_named() -> None:
         OpTime(op="send", group=None, group_size=None, ranks=4, calls=2, transfer_ns=0, wait_ns=0, unsplit_ns=2e6),
     ]
     said = view.lead(times, "step")
-    assert "1.000 of 4.000 ms in matched collectives is waiting (25.0 %)" in said
-    assert "2.000 ms could not be split" in said
+    assert "1.000 of 4.000 ms in matched collectives is wait time (25.0 %)" in said
+    assert "2.000 ms could not be separated" in said
     assert "all_gather, group g of 4" in said
     assert view.lead([], "step") == ""
 
@@ -115,7 +115,7 @@ def test_a_run_without_collectives_says_what_to_record(tmp_path: Path) -> None:
     site = Site([folder_of_runs(tmp_path / "runs")])
     opened = site.run(ids(site)["baseline"])
     empty = msgspec.structs.replace(opened.analysis, collectives=[])
-    opened._known["analysis"] = empty
+    opened._results["analysis"] = empty
     said = words(router.show(site, run_address(opened.id, "collectives"), {}).content)
     assert "No collective was recorded" in said
     assert "overlapscope.profile" in said
@@ -123,8 +123,8 @@ def test_a_run_without_collectives_says_what_to_record(tmp_path: Path) -> None:
 
 def test_a_table_that_is_cut_says_so() -> None:
     many = view.MAX_KINDS + 5
-    line = view.Line(sizes_bytes=tuple(float(at + 1) for at in range(many)), busbw_gbs=(1.0,) * many)
+    line = view.BandwidthLine(sizes_bytes=tuple(float(at + 1) for at in range(many)), busbw_gbs=(1.0,) * many)
     said = words(page._points_table((), (("all_reduce, here", line),), None))
     assert f"The first {view.MAX_KINDS} of {many} points." in said
-    short = view.Line(sizes_bytes=(1.0,), busbw_gbs=(1.0,))
+    short = view.BandwidthLine(sizes_bytes=(1.0,), busbw_gbs=(1.0,))
     assert "The first" not in words(page._points_table((), (("all_reduce, here", short),), None))

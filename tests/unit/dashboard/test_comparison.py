@@ -1,4 +1,4 @@
-"""Two runs beside each other: parts that add up, verdicts that are the gate's, and what cannot be compared."""
+"""The compare page: parts that add up, the gate's verdicts, and runs that cannot be compared."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from overlapscope.gate.policy import Policy
 from overlapscope.gate.verdict import judge
 from overlapscope_dashboards.compare import figures as view
 from overlapscope_dashboards.compare.page import compare_address
-from overlapscope_dashboards.runs.site import Site, query_of
+from overlapscope_dashboards.runs.site import Site, parse_query
 from overlapscope_dashboards.server import router
 from tests.support.compared_runs import Job, jobs, run_of
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
@@ -23,9 +23,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
 
 
-def shown(site: Site, base: str, candidate: str) -> router.Shown:
+def shown(site: Site, base: str, candidate: str) -> router.RenderedPage:
     path, _, query = compare_address(base, candidate).partition("?")
-    return router.show(site, path, query_of(query))
+    return router.show(site, path, parse_query(query))
 
 
 def test_two_runs_are_compared_as_compare_and_gate_do(site: Site) -> None:
@@ -47,7 +47,7 @@ def test_every_waterfall_goes_from_the_base_to_the_candidate(base: Job, candidat
     comparison = compare([replicate(run_of(base), "a")], [replicate(run_of(candidate), "b")])
     for drawn in view.waterfalls(comparison):
         at = drawn.base_ns
-        for each in drawn.falls:
+        for each in drawn.rows:
             assert each.from_ns == at
             at += each.candidate_ns - each.base_ns
             assert each.to_ns == at
@@ -63,7 +63,7 @@ def test_a_run_against_itself_has_not_changed(site: Site) -> None:
     assert "regressed" not in re.sub(r"baseline|regressed ms", "", said)
 
 
-def test_runs_without_times_are_told_so_and_shown_as_far_as_they_are_known(tmp_path: Path) -> None:
+def test_runs_without_times_say_so_and_are_shown_as_far_as_they_are_known(tmp_path: Path) -> None:
     folder_of_runs(tmp_path)
     log = tmp_path / "log"
     log.mkdir()

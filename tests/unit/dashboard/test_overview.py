@@ -1,4 +1,4 @@
-"""What the overview shows of many ranks and steps: few cells, and none that hides the worst."""
+"""The overview of many ranks and steps: few cells, and the maximum stays visible."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from overlapscope.analysis.analyze import Analysis
 from overlapscope.report.model import Chart, Series
 from overlapscope.timeline.columns import NONE
 from overlapscope_dashboards.pages import overview as page
-from overlapscope_dashboards.parts.charts import MAX_ROWS, twin
+from overlapscope_dashboards.parts.charts import MAX_ROWS, chart_table
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.views import overview as view
 from tests.support.dashboard_runs import folder_of_runs, ids, words
@@ -25,25 +25,25 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return site.run(ids(site)["baseline"]).analysis
 
 
-def grid_of(values: list[list[int]]) -> view.Grid:
+def grid_of(values: list[list[int]]) -> view.RankStepGrid:
     """Return a grid of ranks 10, 11, ... and steps 100, 101, ..."""
     cells = np.array(values, np.int64).reshape(len(values), len(values[0]))
     ranks, steps = (tuple(range(first, first + size)) for first, size in zip((10, 100), cells.shape, strict=True))
-    return view.Grid(ranks=ranks, steps=steps, exposed_ns=cells)
+    return view.RankStepGrid(ranks=ranks, steps=steps, exposed_ns=cells)
 
 
 def test_few_ranks_and_steps_have_a_cell_each(analysis: Analysis) -> None:
     found = view.grid(analysis)
     assert found is not None
-    told = {
+    result = {
         (info.rank, each.step): each.exposed_comm_ns for info in analysis.ranks for each in info.steps if each.complete
     }
     assert {(r, s): int(ns) for r, row in zip(found.ranks, found.exposed_ns, strict=True)
-            for s, ns in zip(found.steps, row, strict=True)} == told  # fmt: skip
+            for s, ns in zip(found.steps, row, strict=True)} == result  # fmt: skip
     drawn = view.heat_map(found, 120, 200)
     assert (drawn.words, drawn.rows, drawn.columns) == ("", ("0", "1"), tuple(map(str, found.steps)))
-    trace = page.heat(drawn)["data"][0]
-    assert trace["z"][1][2] == pytest.approx((told[1, found.steps[2]] or 0) / 1e6, abs=5e-4)
+    trace = page.draw_heat_map(drawn)["data"][0]
+    assert trace["z"][1][2] == pytest.approx((result[1, found.steps[2]] or 0) / 1e6, abs=5e-4)
     assert "customdata" not in trace
 
 
@@ -67,8 +67,8 @@ def test_one_bad_step_of_one_rank_of_a_thousand_is_still_seen(analysis: Analysis
     found = view.grid(many)
     assert found is not None
     drawn = view.heat_map(found, page.MAX_MAP_ROWS, page.MAX_MAP_COLUMNS)
-    assert drawn.words == "Each cell is the most of 9 ranks beside each other."
-    trace = page.heat(drawn)["data"][0]
+    assert drawn.words == "Each cell is the maximum of 9 neighbouring ranks."
+    trace = page.draw_heat_map(drawn)["data"][0]
     assert len(to_json(trace)) < 500_000
     row, column = np.argwhere(np.array(trace["z"]) == 77).tolist()[0]
     assert trace["y"][row] == "693 to 701"
@@ -118,7 +118,7 @@ def test_a_table_of_a_long_chart_is_cut_and_says_so() -> None:
         title="Steps", words="", kind="lines", axis="ms", categories=tuple(map(str, range(1_000))),
         series=(Series(name="step", values=tuple(float(at) for at in range(1_000))),),
     )  # fmt: skip
-    said = words(twin(long))
+    said = words(chart_table(long))
     assert f"The first {MAX_ROWS} of 1000: overlapscope analyze RUN --json has all." in said
     assert "199.000" in said
     assert "200.000" not in said

@@ -21,7 +21,7 @@ STANDS = """() => document.querySelector("main[aria-busy=false] h1")
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """An open page, and what it did that it should not."""
+    """An open page, and the errors it caused."""
 
     page: Any
     address: str
@@ -73,12 +73,12 @@ def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit:
     visit.page.wait_for_function("() => location.search.includes('hook=16-bit')")
     visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText != was", arg=before)
     visit.stands()
-    changed = visit.lead()
-    assert "129.109 ms instead of 140.533 ms" in changed
+    run_revision = visit.lead()
+    assert "129.109 ms instead of 140.533 ms" in run_revision
     assert "bf16_compress_hook" in visit.page.inner_text(".code pre")
     visit.page.reload()
     visit.stands()
-    assert visit.lead() == changed
+    assert visit.lead() == run_revision
     visit.page.go_back()
     visit.page.wait_for_function("was => document.querySelector('.lead')?.innerText == was", arg=before)
     assert visit.wrong == []
@@ -87,7 +87,7 @@ def test_a_choice_changes_the_address_and_the_figures_and_can_be_reloaded(visit:
 def test_the_slider_is_moved_with_the_keyboard_and_keeps_its_focus(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In the place of a page that takes longer another one stands meanwhile, without a slider to keep it.
+    # While a page takes longer, a placeholder is shown, which has no slider.
     monkeypatch.setattr(app, "PATIENCE_S", PATIENCE_MS / 1e3)
     visit.go("regressed", "what-if", {"cap": "1", "late": "none"})
     before = visit.lead()

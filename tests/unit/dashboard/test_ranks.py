@@ -1,4 +1,4 @@
-"""What the page of ranks shows, without a browser."""
+"""The ranks page, without a browser."""
 
 from typing import Any
 
@@ -32,13 +32,13 @@ def _page(site: Site, **query: str) -> Any:
 
 def test_the_page_says_who_waited_and_that_nobody_is_to_blame(site: Site) -> None:
     said = words(_page(site).content)
-    assert "No rank held the others up for more than chance would have it." in said
+    assert "No straggler: no rank is late more often than chance explains." in said
     assert "72.262" in said
     assert "24 collectives matched across ranks." in said
-    assert "not recorded of these ranks: power, clock, utilisation" in said
+    assert "Not recorded for these ranks: power, clock, utilisation" in said
 
 
-def test_a_rank_that_is_not_there_is_told(site: Site) -> None:
+def test_a_rank_that_does_not_exist_is_reported(site: Site) -> None:
     shown = _page(site, ranks="0,7")
     assert shown.status == 404
     assert "no rank 7" in words(shown.content)
@@ -50,29 +50,30 @@ def test_a_rank_that_is_not_there_is_told(site: Site) -> None:
 def test_who_held_others_up_is_named_with_the_evidence(analysis: Analysis) -> None:
     held = Straggler(rank=1, held_by="data_loading", blame_ns=5_000_000, evidence={"calls": 9, "chance": 1e-9})
     skew = replace(analysis.skew, stragglers=[held])
-    told = replace(analysis, skew=skew)
-    assert view.lead(told) == (
-        "1 rank of 2 held the others up, rank 1 most, for 5.000 ms: it was between two steps, as in loading data."
+    result = replace(analysis, skew=skew)
+    assert view.lead(result) == (
+        "1 straggler among 2 ranks; rank 1 made other ranks wait 5.000 ms: "
+        "it was between two steps, as in loading data."
     )
-    (late,) = view.late(told)
-    assert "as in loading data" in late.said
+    (late,) = view.late(result)
+    assert "as in loading data" in late.sentence
     assert late.evidence == "arrived last at 9 calls; p < 0.0001"
 
 
 def test_why_nobody_is_named(analysis: Analysis) -> None:
     unmatched = replace(analysis, skew=replace(analysis.skew, ranks=[]))
-    assert "could be matched" in view.nobody(unmatched)
+    assert "could be matched" in view.why_no_straggler(unmatched)
     assert view.key_figures(unmatched) == []
     one = replace(analysis, ranks=analysis.ranks[:1])
-    assert "One rank was recorded" in view.nobody(one)
+    assert "Only one rank was recorded" in view.why_no_straggler(one)
 
 
-@pytest.mark.parametrize(("world", "told"), [(2, "all of them"), (None, "of how many is not known")])
+@pytest.mark.parametrize(("world", "expected"), [(2, "all of them"), (None, "world size not known")])
 def test_all_ranks_are_said_to_be_there_only_where_it_is_known_how_many_there_are(
-    analysis: Analysis, world: int | None, told: str
+    analysis: Analysis, world: int | None, expected: str
 ) -> None:
     some = replace(analysis, run=replace(analysis.run, world_size=world))
-    assert view.key_figures(some)[0][3] == told
+    assert view.key_figures(some)[0][3] == expected
 
 
 def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Analysis) -> None:
@@ -80,12 +81,12 @@ def test_thousands_of_ranks_share_bars_that_show_the_most_of_them(analysis: Anal
     many = 4_000
     ranks = [replace(info, rank=rank) for rank in range(many)]
     waited: list[SkewRank] = [replace(skew, rank=rank, wait_ns=rank % 97 * 1_000_000) for rank in range(many)]
-    told = replace(analysis, ranks=ranks, skew=replace(analysis.skew, ranks=waited))
-    bars = view.bars(view.rows(told), "wait_ns")
+    result = replace(analysis, ranks=ranks, skew=replace(analysis.skew, ranks=waited))
+    bars = view.bars(view.rows(result), "wait_ns")
     assert bars.width == 8
     assert len(bars.at) == 500
     assert list(bars.values_ms) == [max(rank % 97 for rank in range(at, at + 8)) for at in range(0, many, 8)]
-    assert bars.words[0] == "ranks 0 to 7, most: rank 7"
+    assert bars.words[0] == "ranks 0 to 7, maximum: rank 7"
 
 
 def test_a_rank_of_which_nothing_is_known_has_no_bar_and_no_nought(analysis: Analysis) -> None:
@@ -101,22 +102,22 @@ def test_ranks_are_chosen_by_address_else_by_what_they_did(analysis: Analysis) -
     many = [replace(analysis.ranks[0], rank=rank) for rank in range(40)]
     held = Straggler(rank=33, held_by="host", blame_ns=1, evidence={})
     skew = replace(analysis.skew, stragglers=[held])
-    told = replace(analysis, ranks=many, skew=skew)
-    assert view.chosen(None, told)[0] == (0, 1, 2, 33)
-    assert len(view.chosen(",".join(map(str, range(40))), told)[0]) == view.MAX_CHOSEN
+    result = replace(analysis, ranks=many, skew=skew)
+    assert view.chosen(None, result)[0] == (0, 1, 2, 33)
+    assert len(view.chosen(",".join(map(str, range(40))), result)[0]) == view.MAX_CHOSEN
 
 
 def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
-    run, clocks = opened.run, opened.together.clocks
+    run, clocks = opened.run, opened.cross_rank.clocks
     found = readings(run, clocks, [0, 1])
     axis = view.axis(run, clocks, [0, 1], found)
     assert axis.title == "seconds from the first step"
     assert axis.words == "shaded: every other step of rank 0"
     assert [each.number for each in axis.shaded] == run.ranks[0].steps.step.tolist()[::2]
-    assert axis.shaded[0].begins == 0
+    assert axis.shaded[0].start_s == 0
     table = run.ranks[0].steps
-    assert axis.shaded[-1].ends == pytest.approx((table.end_ns[-2] - table.start_ns[0]) / 1e9)
+    assert axis.shaded[-1].end_s == pytest.approx((table.end_ns[-2] - table.start_ns[0]) / 1e9)
     shown = view.panels(found, axis.origin_ns)
     last = (table.end_ns[-1] - table.start_ns[0]) / 1e9
     assert [each.title for each in shown] == ["load of the host, processes", "between steps, ms"]
@@ -127,7 +128,7 @@ def test_readings_stand_on_the_time_of_the_steps(site: Site) -> None:
 
 def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
-    clocks = opened.together.clocks
+    clocks = opened.cross_rank.clocks
     bare = {
         rank: replace(each.at_hand(), steps=make(Steps, 0, recording=[], step=[], start_ns=[], end_ns=[]))
         for rank, each in opened.run.ranks.items()
@@ -136,7 +137,7 @@ def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     found = readings(run, clocks, [0, 1])
     axis = view.axis(run, clocks, [0, 1], found)
     assert axis.title == "seconds from the first reading"
-    assert axis.words == "no steps were recorded of these ranks"
+    assert axis.words == "no steps were recorded for these ranks"
     seconds = [s for panel in view.panels(found, axis.origin_ns) for line in panel.lines for s in line.seconds]
     assert min(seconds) == 0
     raw = [each.telemetry.time_ns for each in bare.values()]
@@ -144,7 +145,7 @@ def test_without_steps_time_begins_with_the_first_reading(site: Site) -> None:
     assert max(seconds) <= longest / 1e9 + 0.1
 
 
-def test_of_many_steps_few_are_shaded_and_clocks_that_nothing_ties_are_told(site: Site) -> None:
+def test_of_many_steps_few_are_shaded_and_unconnected_clocks_are_reported(site: Site) -> None:
     opened = site.run(ids(site)["baseline"])
     many = np.arange(1_000)
     steps = make(Steps, 1_000, recording=0, step=many, start_ns=many * 1_000, end_ns=many * 1_000 + 900)
@@ -152,5 +153,5 @@ def test_of_many_steps_few_are_shaded_and_clocks_that_nothing_ties_are_told(site
         opened.run, ranks={rank: replace(each.at_hand(), steps=steps) for rank, each in opened.run.ranks.items()}
     )
     axis = view.axis(run, Clocks(tied={0: 0, 1: 1}), [0, 1], [])
-    assert axis.words.startswith("shaded: one step in 10 of rank 0; nothing ties the clocks")
+    assert axis.words.startswith("shaded: one step in 10 of rank 0; these ranks share no collective")
     assert [each.number for each in axis.shaded] == list(range(0, 1_000, 10))

@@ -1,4 +1,4 @@
-"""Who is answered, and what a browser may do with it."""
+"""Which requests are answered, and what a browser may do with the answers."""
 
 import logging
 import re
@@ -122,16 +122,16 @@ def test_a_log_record_is_one_printable_line_of_bounded_length_whatever_it_holds(
         int(hostile)
     error = (fault.type, fault.value, fault.tb)
     record = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed: %s", (hostile,), error)
-    line = security.OneLine().format(record)
+    line = security.OneLineFormatter().format(record)
     assert line.isprintable()
     assert "failed: /\\x1b]0;X" in line
     assert "ValueError: invalid literal" in line
     assert "in test_a_log_record" in line
     long = logging.LogRecord("x", logging.ERROR, __file__, 1, "begin %s end", ("x" * 1_000_000,), None)
-    told = security.OneLine().format(long)
-    assert len(told) <= security.MAX_LOGGED
-    assert "begin x" in told
-    assert told.endswith("x end")
+    result = security.OneLineFormatter().format(long)
+    assert len(result) <= security.MAX_LOGGED
+    assert "begin x" in result
+    assert result.endswith("x end")
 
 
 def test_a_fault_shows_no_traceback(client: Any) -> None:

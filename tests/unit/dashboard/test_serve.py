@@ -1,4 +1,4 @@
-"""What really listens: real sockets, the token, and a Perfetto build beside it."""
+"""The running server: real sockets, the token, and a Perfetto UI build."""
 
 import http.client
 import re
@@ -17,7 +17,7 @@ import pytest
 from overlapscope.cli.main import main
 from overlapscope.errors import InputError, UsageError
 from overlapscope_dashboards.server.serve import perfetto_app, serve
-from overlapscope_dashboards.server.sockets import bound, close
+from overlapscope_dashboards.server.sockets import bind_all, close
 from tests.support.dashboard_runs import folder_of_runs, served
 
 
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 
 def two_addresses(monkeypatch: pytest.MonkeyPatch, second: str) -> None:
-    """Let localhost stand for two addresses of this machine, as it does where IPv6 is on."""
+    """Make localhost resolve to two addresses of this machine, as with IPv6."""
     plain = socket.getaddrinfo
 
     def both(host: Any, *given: Any, **named: Any) -> list[Any]:
@@ -83,12 +83,12 @@ def test_a_name_of_two_addresses_is_served_on_one_port_of_both(tmp_path: Path, m
 
 
 def test_an_address_that_this_machine_has_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    two_addresses(monkeypatch, "192.0.2.1")  # of a network that is for documentation only
-    sockets, port = bound("localhost", 0)
+    two_addresses(monkeypatch, "192.0.2.1")  # from a network reserved for documentation (RFC 5737)
+    sockets, port = bind_all("localhost", 0)
     assert [each.getsockname() for each in sockets] == [("127.0.0.1", port)]
     close(sockets)
     with pytest.raises(OSError, match="assign"):
-        bound("192.0.2.1", 0)
+        bind_all("192.0.2.1", 0)
 
 
 def test_a_port_that_is_taken_on_one_of_two_addresses_is_refused_and_a_free_one_found(
@@ -97,8 +97,8 @@ def test_a_port_that_is_taken_on_one_of_two_addresses_is_refused_and_a_free_one_
     two_addresses(monkeypatch, "127.0.0.2")
     with socket.create_server(("127.0.0.2", 0)) as other:
         with pytest.raises(OSError, match="in use"):
-            bound("localhost", other.getsockname()[1])
-        sockets, port = bound("localhost", 0)
+            bind_all("localhost", other.getsockname()[1])
+        sockets, port = bind_all("localhost", 0)
         assert len({each.getsockname()[1] for each in sockets} | {port}) == 1
         assert len(sockets) == 2
         close(sockets)
@@ -116,7 +116,7 @@ def test_a_port_that_is_none_and_a_path_that_is_not_there_are_said(
 SERVER = """
 import sys
 from pathlib import Path
-from overlapscope_dashboards import app, serve
+from overlapscope_dashboards.server import app, serve
 {before}
 serve.serve([Path(sys.argv[1])], host="127.0.0.1", port=0, say=lambda served: print(served.url, flush=True))
 """
@@ -129,7 +129,7 @@ app.router.exists = broken
 
 @contextmanager
 def server_process(folder: Path, before: str = "") -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
-    """Serve from a process of its own; give its port."""
+    """Serve from a separate process; yield its port and the process."""
     command = [sys.executable, "-c", SERVER.format(before=before), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -141,7 +141,7 @@ def server_process(folder: Path, before: str = "") -> Iterator[tuple[int, "subpr
 
 @contextmanager
 def idle_connections(port: int, number: int) -> Iterator[list[socket.socket]]:
-    """Hold connections that send nothing, or a part of a request."""
+    """Open connections that send nothing, or a part of a request."""
     with ExitStack() as held:
         made = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(number)]
         for each in made[::2]:
@@ -228,5 +228,5 @@ def test_a_perfetto_build_is_served_to_this_machine_alone(build: Path) -> None:
 def test_a_folder_without_a_build_is_refused_and_so_is_another_host(build: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"index\.html.*perfetto-ui\.zip"):
         perfetto_app(tmp_path)
-    with pytest.raises(UsageError, match="this machine alone"):
+    with pytest.raises(UsageError, match="only this machine"):
         serve([tmp_path], host="0.0.0.0", port=0, perfetto=build, say=print)

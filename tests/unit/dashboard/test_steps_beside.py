@@ -1,4 +1,4 @@
-"""The same step of two runs above each other: what is paired, what is drawn, and what is said where nothing can be."""
+"""The same step of two runs: pairing of collectives, the figure, and messages where there is no such step."""
 
 import base64
 import re
@@ -14,27 +14,33 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analyze import StepBreakdown
 from overlapscope.timeline.columns import COMM, NONE
-from overlapscope_dashboards.compare.steps import asked_for, choose
-from overlapscope_dashboards.runs.open_run import Opened
-from overlapscope_dashboards.runs.site import Site, Unknown
+from overlapscope_dashboards.compare.steps import choose_step, query_for_choice
+from overlapscope_dashboards.runs.open_run import OpenRun
+from overlapscope_dashboards.runs.site import NotFound, Site
 from overlapscope_dashboards.server import router
-from overlapscope_dashboards.timeline.side_by_side import Side, draw_beside, side_of, spent, whole_steps
+from overlapscope_dashboards.timeline.side_by_side import (
+    StepSide,
+    complete_steps,
+    draw_side_by_side,
+    side_of,
+    state_durations,
+)
 from overlapscope_dashboards.timeline.source import source_of
-from overlapscope_dashboards.views.paired_calls import Call, Link, linked
+from overlapscope_dashboards.views.paired_calls import CallPairing, StepCall, pair_calls
 from tests.support.dashboard_runs import folder_of_runs, hostile_traces, ids, words
 
 EVIL = '<img src=x onerror="alert(1)">'
 
 
-def call(start: int, *, op: str = "all_reduce", size: int | None = 8, ns: int = 10, **more: Any) -> Call:
-    return Call(op=op, dtype="float32", size_bytes=size, group_size=2, start_ns=start, end_ns=start + ns, **more)
+def call(start: int, *, op: str = "all_reduce", size: int | None = 8, ns: int = 10, **more: Any) -> StepCall:
+    return StepCall(op=op, dtype="float32", size_bytes=size, group_size=2, start_ns=start, end_ns=start + ns, **more)
 
 
 # --- which collectives are the same ---------------------------------------------------------------------------------
 
 
 def test_calls_of_one_kind_are_paired_in_order_of_time() -> None:
-    found = linked([call(20, size=4), call(0), call(10)], [call(5, size=4), call(11), call(1)])
+    found = pair_calls([call(20, size=4), call(0), call(10)], [call(5, size=4), call(11), call(1)])
     pairs = {(link.base[0].start_ns, link.candidate[0].start_ns) for link in found.links}
     assert pairs == {(0, 1), (10, 11), (20, 5)}
     assert not found.only_base
@@ -43,25 +49,25 @@ def test_calls_of_one_kind_are_paired_in_order_of_time() -> None:
 
 def test_buckets_that_were_cut_in_another_way_are_one_piece() -> None:
     ours, theirs = [call(at, size=8, ns=5) for at in (0, 10, 20)], [call(40, size=24, ns=60)]
-    (link,) = linked(ours, theirs).links
+    (link,) = pair_calls(ours, theirs).links
     assert link.size_bytes == 24
     assert link.pieces() == [((0, 5), (40, 60)), ((10, 15), (60, 80)), ((20, 25), (80, 100))]
 
 
 def test_what_carries_other_bytes_or_does_something_else_has_no_partner() -> None:
-    found = linked([call(0, size=8), call(1, op="broadcast")], [call(0, size=16), call(1, size=None)])
+    found = pair_calls([call(0, size=8), call(1, op="broadcast")], [call(0, size=16), call(1, size=None)])
     assert not found.links
     assert [each.op for each in found.only_base] == ["all_reduce", "broadcast"]
     assert [each.size_bytes for each in found.only_candidate] == [16, None]
 
 
 def test_what_changed_most_is_by_exposed_time_where_that_is_known_else_by_length() -> None:
-    known = Link(base=(call(0, exposed_ns=3),), candidate=(call(0, ns=99, exposed_ns=10),))
+    known = CallPairing(base=(call(0, exposed_ns=3),), candidate=(call(0, ns=99, exposed_ns=10),))
     assert known.change_ns == 7
-    assert Link(base=(call(0, exposed_ns=3),), candidate=(call(0, ns=99),)).change_ns == 89
+    assert CallPairing(base=(call(0, exposed_ns=3),), candidate=(call(0, ns=99),)).change_ns == 89
     ours = [call(at, exposed_ns=0) for at in (0, 20)]
     theirs = [call(0, exposed_ns=2), call(20, exposed_ns=9)]
-    assert [link.base[0].start_ns for link in linked(ours, theirs).links] == [20, 0]
+    assert [link.base[0].start_ns for link in pair_calls(ours, theirs).links] == [20, 0]
 
 
 calls = st.lists(
@@ -71,8 +77,10 @@ calls = st.lists(
 
 
 @given(calls, calls)
-def test_every_call_is_in_one_place_and_links_carry_the_same_bytes(ours: list[Call], theirs: list[Call]) -> None:
-    found = linked(ours, theirs)
+def test_every_call_is_in_one_place_and_links_carry_the_same_bytes(
+    ours: list[StepCall], theirs: list[StepCall]
+) -> None:
+    found = pair_calls(ours, theirs)
     for side, given_, alone in (("base", ours, found.only_base), ("candidate", theirs, found.only_candidate)):
         placed = [each for link in found.links for each in getattr(link, side)]
         assert Counter([*placed, *alone]) == Counter(given_)
@@ -96,42 +104,42 @@ def steps_of(**lengths: int) -> dict[int, tuple[int, int]]:
 
 def test_nobody_asked_the_step_whose_difference_is_the_middle_one_is_shown() -> None:
     ours, theirs = steps_of(s3=10, s4=10, s5=10), steps_of(s3=90, s4=11, s5=20, s6=1)
-    found = choose({}, ([0, 1], [1, 2]), (lambda _: ours, lambda _: theirs))
+    found = choose_step({}, ([0, 1], [1, 2]), (lambda _: ours, lambda _: theirs))
     assert not isinstance(found, str)
-    assert (found.rank, found.step, found.usual) == (1, 5, True)
+    assert (found.rank, found.step, found.is_default) == (1, 5, True)
     assert found.ranks == (1,)
-    asked = choose({"step": "4", "rank": "1"}, ([0, 1], [1, 2]), (lambda _: ours, lambda _: theirs))
+    asked = choose_step({"step": "4", "rank": "1"}, ([0, 1], [1, 2]), (lambda _: ours, lambda _: theirs))
     assert not isinstance(asked, str)
-    assert (asked.step, asked.candidate, asked.usual) == (4, (0, 11), False)
+    assert (asked.step, asked.candidate, asked.is_default) == (4, (0, 11), False)
 
 
-def test_runs_without_a_common_rank_or_step_are_told_so() -> None:
-    nothing = choose({}, ([0, 1], [4, 6]), (lambda _: {}, lambda _: {}))
-    assert nothing == (
+def test_runs_without_a_common_rank_or_step_say_so() -> None:
+    no_details = choose_step({}, ([0, 1], [4, 6]), (lambda _: {}, lambda _: {}))
+    assert no_details == (
         "No rank was recorded in both runs: ranks 0 to 1 in the base, ranks 4 to 6 (2 of them) in the candidate."
     )
-    apart = choose({}, ([0], [0]), (lambda _: steps_of(s1=1, s2=1), lambda _: steps_of(s7=1)))
+    apart = choose_step({}, ([0], [0]), (lambda _: steps_of(s1=1, s2=1), lambda _: steps_of(s7=1)))
     assert apart == (
-        "No step of the same number is whole in both runs on rank 0: of rank 0 the base has steps 1 to 2, the "
+        "No step of the same number is complete in both runs on rank 0: of rank 0 the base has steps 1 to 2, the "
         "candidate step 7."
     )
-    assert "no step" in str(choose({}, ([0], [0]), (lambda _: {}, lambda _: {})))
+    assert "no step" in str(choose_step({}, ([0], [0]), (lambda _: {}, lambda _: {})))
 
 
 @pytest.mark.parametrize("asked", [{"step": "9"}, {"rank": "9"}, {"step": "x"}, {"rank": "-1"}, {"step": "9" * 400}])
-def test_a_step_or_rank_that_is_not_there_is_told_with_what_there_is(asked: dict[str, str]) -> None:
-    with pytest.raises(Unknown) as told:
-        choose(asked, ([0], [0]), (lambda _: steps_of(s1=1), lambda _: steps_of(s1=1)))
-    assert told.value.there
-    assert len(str(told.value)) < 100
+def test_a_step_or_rank_that_does_not_exist_is_reported_with_alternatives(asked: dict[str, str]) -> None:
+    with pytest.raises(NotFound) as result:
+        choose_step(asked, ([0], [0]), (lambda _: steps_of(s1=1), lambda _: steps_of(s1=1)))
+    assert result.value.alternatives
+    assert len(str(result.value)) < 100
 
 
 def test_what_is_typed_becomes_the_address_and_what_is_shown_does_not() -> None:
     search = "?base=a&candidate=b&step=4"
-    assert asked_for("4", "0", [4, 0], search) is None
-    assert asked_for("7", "0", [4, 0], search) == "?base=a&candidate=b&step=7&rank=0"
-    assert asked_for("", " 1 ", [4, 0], search) == "?base=a&candidate=b&rank=1"
-    assert asked_for("7", "0", None, search) is None
+    assert query_for_choice("4", "0", [4, 0], search) is None
+    assert query_for_choice("7", "0", [4, 0], search) == "?base=a&candidate=b&step=7&rank=0"
+    assert query_for_choice("", " 1 ", [4, 0], search) == "?base=a&candidate=b&rank=1"
+    assert query_for_choice("7", "0", None, search) is None
 
 
 # --- on the page ----------------------------------------------------------------------------------------------------
@@ -143,45 +151,45 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def pair(site: Site) -> tuple[Opened, Opened]:
+def pair(site: Site) -> tuple[OpenRun, OpenRun]:
     known = ids(site)
     return site.run(known["baseline"]), site.run(known["regressed"])
 
 
-def sides(pair: tuple[Opened, Opened], step: int, rank: int) -> tuple[Side, Side]:
+def sides(pair: tuple[OpenRun, OpenRun], step: int, rank: int) -> tuple[StepSide, StepSide]:
     ours, theirs = (
-        side_of(each.name, source_of(each), rank, step, whole_steps(source_of(each), rank)[step]) for each in pair
+        side_of(each.name, source_of(each), rank, step, complete_steps(source_of(each), rank)[step]) for each in pair
     )
     return ours, theirs
 
 
-def step_info(opened: Opened, rank: int, step: int) -> StepBreakdown:
+def step_info(opened: OpenRun, rank: int, step: int) -> StepBreakdown:
     return next(each for info in opened.analysis.ranks if info.rank == rank for each in info.steps if each.step == step)
 
 
-def page(site: Site, base: str = "baseline", candidate: str = "regressed", **query: str) -> router.Shown:
+def page(site: Site, base: str = "baseline", candidate: str = "regressed", **query: str) -> router.RenderedPage:
     known = ids(site)
     return router.show(site, "/compare", {"base": known[base], "candidate": known[candidate], **query})
 
 
-def test_states_of_a_step_are_those_of_the_analysis(pair: tuple[Opened, Opened]) -> None:
+def test_states_of_a_step_are_those_of_the_analysis(pair: tuple[OpenRun, OpenRun]) -> None:
     for opened, side in zip(pair, sides(pair, 5, 1), strict=True):
-        told, own = step_info(opened, 1, 5), spent(side)
-        assert side.length_ns == told.window_ns
+        result, own = step_info(opened, 1, 5), state_durations(side)
+        assert side.length_ns == result.window_ns
         assert (own["exposed"], own["hidden"], own["compute"], own["idle"]) == (
-            told.exposed_comm_ns, told.overlapped_ns, told.compute_only_ns, told.idle_ns,
+            result.exposed_comm_ns, result.overlapped_ns, result.compute_only_ns, result.idle_ns,
         )  # fmt: skip
         assert side.calls is not None
-        assert sum(each.exposed_ns or 0 for each in side.calls) == told.exposed_comm_ns
+        assert sum(each.exposed_ns or 0 for each in side.calls) == result.exposed_comm_ns
 
 
-def numbers(told: dict[str, str]) -> Any:
-    return np.frombuffer(base64.b64decode(told["bdata"]), {"u1": "<u1", "f8": "<f8"}[told["dtype"]])
+def numbers(result: dict[str, str]) -> Any:
+    return np.frombuffer(base64.b64decode(result["bdata"]), {"u1": "<u1", "f8": "<f8"}[result["dtype"]])
 
 
-def test_every_span_in_view_is_drawn_once_in_its_run_from_where_its_step_began(pair: tuple[Opened, Opened]) -> None:
+def test_every_span_in_view_is_drawn_once_in_its_run_from_where_its_step_began(pair: tuple[OpenRun, OpenRun]) -> None:
     ours, theirs = sides(pair, 5, 0)
-    figure = draw_beside(ours, theirs, []).figure
+    figure = draw_side_by_side(ours, theirs, []).figure
     left, right = figure["layout"]["xaxis"]["range"]
     labels = dict(zip(figure["layout"]["yaxis"]["tickvals"], figure["layout"]["yaxis"]["ticktext"], strict=True))
     border = next(at for at, label in labels.items() if label == "<b>candidate</b>")
@@ -209,11 +217,11 @@ def test_every_span_in_view_is_drawn_once_in_its_run_from_where_its_step_began(p
     assert border > 3
 
 
-def test_a_link_is_marked_on_both_runs_where_its_calls_ran(pair: tuple[Opened, Opened]) -> None:
+def test_a_link_is_marked_on_both_runs_where_its_calls_ran(pair: tuple[OpenRun, OpenRun]) -> None:
     ours, theirs = sides(pair, 5, 0)
     assert ours.calls is not None
     assert theirs.calls is not None
-    found = linked(ours.calls, theirs.calls)
+    found = pair_calls(ours.calls, theirs.calls)
     (link,) = found.links
     assert (len(link.base), len(link.candidate)) == (4, 1)
     assert link.size_bytes == 18_898_944
@@ -221,7 +229,7 @@ def test_a_link_is_marked_on_both_runs_where_its_calls_ran(pair: tuple[Opened, O
     assert exposed[0] is not None
     assert exposed[1] is not None
     assert link.change_ns == exposed[1] - exposed[0]
-    figure = draw_beside(ours, theirs, [link]).figure
+    figure = draw_side_by_side(ours, theirs, [link]).figure
     (ribbon,) = [each for each in figure["layout"]["shapes"] if each["type"] == "path"]
     assert ribbon["path"].count("M") == 5 + 4
     marks = [each for each in figure["layout"]["annotations"] if each["text"] == "<b>1</b>"]
@@ -251,7 +259,7 @@ def test_the_page_shows_the_step_of_its_address_and_leads_to_both_timelines(site
         assert f'"t0": {query["t0"]}, "t1": {query["t1"]}, "ranks": "1"' in laid.data  # type: ignore[attr-defined]
     unknown = page(site, step="99")
     assert unknown.status == 404
-    assert "Step 99 of rank 0 is not whole in both runs." in words(unknown.content)
+    assert "Step 99 of rank 0 is not complete in both runs." in words(unknown.content)
     assert "&step=3&rank=0" in str(unknown.content)
 
 
@@ -264,9 +272,9 @@ def test_names_of_traces_stay_text_where_two_runs_stand_above_each_other(tmp_pat
     site = Site([tmp_path / "evil"])
     (run,) = ids(site).values()
     opened = site.run(run)
-    ours, theirs = sides((opened, opened), next(iter(whole_steps(source_of(opened), 0))), 0)
+    ours, theirs = sides((opened, opened), next(iter(complete_steps(source_of(opened), 0))), 0)
     assert ours.calls is not None
     assert theirs.calls is not None
-    drawn = str(draw_beside(ours, theirs, linked(ours.calls, theirs.calls).links).figure)
+    drawn = str(draw_side_by_side(ours, theirs, pair_calls(ours.calls, theirs.calls).links).figure)
     assert "onerror" in drawn
     assert "<img" not in drawn

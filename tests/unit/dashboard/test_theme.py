@@ -1,4 +1,4 @@
-"""Colours: one palette in figures and in the style sheet, told apart from both papers and by colour-blind eyes."""
+"""Colours: one palette in figures and style sheet, distinct from both backgrounds and for colour-blind readers."""
 
 import re
 from itertools import combinations
@@ -69,8 +69,8 @@ def test_every_cause_has_a_look_of_its_own_in_the_page() -> None:
         [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
     ],
 )
-def test_what_lies_side_by_side_is_told_apart_by_colour_blind_eyes(seen: list[list[float]]) -> None:
-    """Of the parts of a step; of those that are nearer each other, one has a pattern."""
+def test_neighbouring_colours_are_distinct_for_colour_blind_eyes(seen: list[list[float]]) -> None:
+    """Checks the parts of a step; of similar colours, one has a pattern."""
     for one, other in combinations(("compute", "hidden", "exposed"), 2):
         first, second = (
             [sum(a * b for a, b in zip(row, linear(COLOURS[name]), strict=True)) for row in seen]

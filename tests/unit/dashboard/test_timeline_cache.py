@@ -1,4 +1,4 @@
-"""What is kept of a large run beside it: it goes through no link, and only what is whole is taken from it."""
+"""The timeline cache of a large run: links are never followed, and only a complete cache is used."""
 
 import errno
 import json
@@ -16,8 +16,8 @@ import pytest
 from overlapscope.analysis.clock_offsets import Clocks
 from overlapscope.analysis.occupancy import STATES
 from overlapscope.timeline.store.manifest import RankEntry, read_manifest, recorded_ranks
-from overlapscope_dashboards.runs.catalog import changed, find
-from overlapscope_dashboards.timeline.cache import FOLDER, _windows, keep, occupancy_of_folder
+from overlapscope_dashboards.runs.catalog import find, run_revision
+from overlapscope_dashboards.timeline.cache import FOLDER, _windows, load_states, save_states
 from tests.support.dashboard_runs import copy_run
 from tests.unit.timeline.test_interrupted_writing import killed
 
@@ -32,7 +32,7 @@ def entries(run: Path) -> list[RankEntry]:
 
 
 def shown(run: Path) -> dict[int, list[int]]:
-    return {rank: at.tolist() for rank, (at, _) in occupancy_of_folder(run, entries(run), "one").states.items()}
+    return {rank: at.tolist() for rank, (at, _) in load_states(run, entries(run), "one").states.items()}
 
 
 def test_a_run_whose_name_is_not_utf_8_is_read_and_kept(run: Path) -> None:
@@ -58,13 +58,13 @@ def test_spans_that_the_run_is_read_without_are_not_shown_either(run: Path, dama
 
 @pytest.mark.parametrize("name", ["told.part", "told.json"])
 def test_nothing_is_written_through_a_link_in_the_kept_folder(run: Path, tmp_path: Path, name: str) -> None:
-    kept = occupancy_of_folder(run, entries(run), "one")
+    kept = load_states(run, entries(run), "one")
     outside = tmp_path / "outside"
     outside.write_bytes((run / FOLDER / "told.json").read_bytes())
     before = outside.read_bytes()
     (run / FOLDER / name).unlink(missing_ok=True)
     (run / FOLDER / name).symlink_to(outside)
-    keep(run, kept.states, Clocks(), "one")
+    save_states(run, kept.states, Clocks(), "one")
     assert outside.read_bytes() == before
 
 
@@ -75,7 +75,7 @@ def test_a_kept_folder_that_is_a_link_is_left_alone(run: Path, tmp_path: Path) -
     (run / FOLDER).symlink_to(outside)
     before = {each.name: each.read_bytes() for each in outside.iterdir()}
     assert shown(run) == good
-    keep(run, occupancy_of_folder(run, entries(run), "two").states, Clocks(), "one")
+    save_states(run, load_states(run, entries(run), "two").states, Clocks(), "one")
     assert {each.name: each.read_bytes() for each in outside.iterdir()} == before
     assert (run / FOLDER).is_symlink()
     assert not list(run.glob(f"{FOLDER}.*"))
@@ -91,7 +91,7 @@ def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name:
     (run / FOLDER / name).unlink()
     (run / FOLDER / name).symlink_to(tmp_path / name)
     assert shown(run) == good
-    assert not (run / FOLDER / name).is_symlink()  # made anew
+    assert not (run / FOLDER / name).is_symlink()  # written again
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_kept_file_that_is_a_link_is_not_read(run: Path, tmp_path: Path, name:
 )
 def test_kept_bounds_and_ranks_that_cannot_be_are_not_taken(run: Path, change: dict[str, list[int]]) -> None:
     good = shown(run)
-    told = run / FOLDER / "told.json"
-    content = json.loads(told.read_bytes())
+    result = run / FOLDER / "told.json"
+    content = json.loads(result.read_bytes())
     if "first" in change:
         change = {"first": [*change["first"][:-1], content["first"][-1]]}
-    told.write_text(json.dumps({**content, **change}), encoding="utf-8")
+    result.write_text(json.dumps({**content, **change}), encoding="utf-8")
     assert shown(run) == good
 
 
@@ -143,14 +143,14 @@ def test_a_broken_header_of_a_kept_file_is_made_anew(run: Path, header: bytes) -
 def test_where_the_copy_on_one_clock_cannot_be_written_the_older_one_does_not_take_its_place(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = occupancy_of_folder(run, entries(run), "one")
+    before = load_states(run, entries(run), "one")
     later = {rank: (at + rank, state) for rank, (at, state) in before.states.items()}
 
     def full(**_: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    kept = keep(run, later, Clocks(), "one")
+    kept = save_states(run, later, Clocks(), "one")
     assert kept.clocks == Clocks()
     assert {rank: at.tolist() for rank, (at, _) in kept.states.items()} == {
         rank: at.tolist() for rank, (at, _) in later.items()
@@ -161,7 +161,7 @@ def test_where_the_copy_on_one_clock_cannot_be_written_the_older_one_does_not_ta
 
 
 def with_column(run: Path, name: str, change: Any) -> None:
-    """Write one column of rank 1's spans anew."""
+    """Replace one column of rank 1's spans."""
     file = run / "rank_00001" / "spans.parquet"
     table = pq.read_table(file)
     column = pa.array(change(table.column(name).to_pylist()), table.schema.field(name).type)
@@ -188,7 +188,7 @@ def test_spans_that_no_rank_can_have_cost_that_rank(run: Path, name: str, change
 
 def test_a_span_of_no_known_kind_is_in_no_state(run: Path) -> None:
     with_column(run, "kind", lambda values: [None] * len(values))
-    (at, state) = occupancy_of_folder(run, entries(run), "one").states[1]
+    (at, state) = load_states(run, entries(run), "one").states[1]
     assert at.size == 2 * len(set(pq.read_table(run / "rank_00001" / "spans.parquet")["recording"].to_pylist()))
     assert set(state.tolist()) == {STATES.index("idle"), STATES.index("unrecorded")}
 
@@ -208,7 +208,7 @@ def test_no_spans_are_read_outside_of_folders_of_ranks(run: Path) -> None:
     for table in ("spans", "recordings"):
         shutil.copy(run / "rank_00001" / f"{table}.parquet", run.parent)
     second.folder = ".."
-    assert list(occupancy_of_folder(run, [first, second], "one").states) == [0]
+    assert list(load_states(run, [first, second], "one").states) == [0]
 
 
 # --- whose, and of what ----------------------------------------------------------------------------------------------
@@ -218,21 +218,21 @@ def test_states_that_other_code_made_are_made_anew(run: Path) -> None:
     good = shown(run)
     at = np.load(run / FOLDER / "at.npy")
     np.save(run / FOLDER / "at.npy", at + 1)
-    assert shown(run) != good  # what is kept is taken
-    told = run / FOLDER / "told.json"
-    content = json.loads(told.read_bytes())
-    told.write_text(json.dumps({**content, "made_by": "0" * 32}), encoding="utf-8")
+    assert shown(run) != good  # the cache is used
+    result = run / FOLDER / "told.json"
+    content = json.loads(result.read_bytes())
+    result.write_text(json.dumps({**content, "made_by": "0" * 32}), encoding="utf-8")
     assert shown(run) == good
 
 
 def test_a_file_of_equal_size_and_time_makes_another_revision(run: Path) -> None:
-    (place,) = find([run]).places
-    before, file = changed(place)[0], run / "rank_00001" / "spans.parquet"
+    (place,) = find([run]).runs
+    before, file = run_revision(place)[0], run / "rank_00001" / "spans.parquet"
     state, content = file.stat(), bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert changed(place)[0] != before
+    assert run_revision(place)[0] != before
 
 
 def test_what_a_killed_dashboard_was_writing_is_removed_by_the_next_one(run: Path) -> None:
@@ -246,5 +246,5 @@ with held_folder(Path({str(run)!r}), {FOLDER!r} + ".") as folder:
 """
     killed(code)
     assert len(list(run.glob(f"{FOLDER}.*"))) == 1
-    occupancy_of_folder(run, entries(run), "two")
+    load_states(run, entries(run), "two")
     assert list(run.glob(f"{FOLDER}.*")) == []

@@ -1,4 +1,4 @@
-"""Why communication was exposed, where too many spans are in view to draw each."""
+"""Causes of exposed communication with too many spans in view to draw each."""
 
 import base64
 
@@ -10,23 +10,23 @@ from overlapscope.analysis.occupancy import STATES
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline import view
 from overlapscope_dashboards.timeline.figure import draw
+from overlapscope_dashboards.timeline.lane_drawing import cause_times
 from overlapscope_dashboards.timeline.lane_rows import lower_rows
-from overlapscope_dashboards.timeline.overview_strip import cause_times
-from overlapscope_dashboards.timeline.query import asked
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.query import parse_timeline_query
+from overlapscope_dashboards.timeline.source import TimelineSource
 from overlapscope_dashboards.timeline.window import edges
 from tests.support.dashboard_runs import folder_of_runs, ids
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> TimelineSource:
     site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
-    return Source(site.run(ids(site)["regressed"]))
+    return TimelineSource(site.run(ids(site)["regressed"]))
 
 
 @pytest.mark.parametrize("t0", [0, 200_000_000])
-def test_times_by_cause_are_those_of_the_pieces_and_add_up_to_what_is_exposed(source: Source, t0: int) -> None:
-    window = asked({"t0": t0, "t1": t0 + 150_000_000}, source.whole, source.ranks)
+def test_times_by_cause_are_those_of_the_pieces_and_add_up_to_what_is_exposed(source: TimelineSource, t0: int) -> None:
+    window = parse_timeline_query({"t0": t0, "t1": t0 + 150_000_000}, source.whole, source.ranks)
     bins = edges(window.window, 700)
     for rank in source.ranks:
         spent = cause_times(source, window, rank, bins)
@@ -37,15 +37,15 @@ def test_times_by_cause_are_those_of_the_pieces_and_add_up_to_what_is_exposed(so
                 by_hand[list(CAUSES).index(cause), at] = inside[inside > 0].sum()
         assert (spent == by_hand).all()
         assert spent.any()
-        own = source.now.occupancy[source.ranks.index(rank)].spent(bins + source.origin_ns)
+        own = source.snapshot.occupancy[source.ranks.index(rank)].spent(bins + source.origin_ns)
         assert spent[:, 1:-1].sum(axis=0).tolist() == pytest.approx(own[1:-1, STATES.index("exposed")], abs=2)
 
 
 def test_the_row_of_causes_is_never_empty_where_something_was_exposed(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    source: TimelineSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlapscope_dashboards.timeline.overview_strip.MAX_SPANS", 10)
-    whole = asked({}, source.whole, source.ranks)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.lane_drawing.MAX_SPANS", 10)
+    whole = parse_timeline_query({}, source.whole, source.ranks)
     (lanes,) = [each for each in draw(source, whole, 700).figure["data"] if each["name"] == "lanes"]
     shape = [int(each) for each in lanes["z"]["shape"].split(",")]
     cells = np.frombuffer(base64.b64decode(lanes["z"]["bdata"]), np.uint8).reshape(shape)
@@ -55,11 +55,11 @@ def test_the_row_of_causes_is_never_empty_where_something_was_exposed(
             spent = cause_times(source, whole, row.rank, edges(whole.window, 700))
             assert ((cells[at] >= len(STATES)) == spent.any(axis=0)).all()
             place = int(np.flatnonzero(cells[at])[0])
-            told = view.point(source, whole, 700, {"row": at, "bin": place, "part": "lanes"})
-            assert told.title.endswith("why exposed")
-            assert len(told.parts) == int((spent[:, place] > 0).sum())
+            result = view.point(source, whole, 700, {"row": at, "bin": place, "part": "lanes"})
+            assert result.title.endswith("causes of exposed time")
+            assert len(result.parts) == int((spent[:, place] > 0).sum())
             empty = int(np.flatnonzero(cells[at] == 0)[0])
-            told = view.point(source, whole, 700, {"row": at, "bin": empty, "part": "lanes"})
-            assert told.parts == ["nothing was exposed"]
+            result = view.point(source, whole, 700, {"row": at, "bin": empty, "part": "lanes"})
+            assert result.parts == ["no exposed time"]
         else:
             assert (cells[at] < len(STATES)).all()

@@ -1,4 +1,4 @@
-"""What is linked across ranks when something of the timeline is pointed at: buckets and steps."""
+"""Buckets and steps that are marked across ranks on hover in the timeline."""
 
 from typing import Any
 
@@ -7,30 +7,30 @@ import pytest
 from msgspec.structs import replace
 
 from overlapscope.timeline.columns import COMM, COMPUTE, NONE
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site
 from overlapscope_dashboards.timeline import view
-from overlapscope_dashboards.timeline.query import asked
-from overlapscope_dashboards.timeline.source import Source
+from overlapscope_dashboards.timeline.query import parse_timeline_query
+from overlapscope_dashboards.timeline.source import TimelineSource
 from tests.support.dashboard_runs import folder_of_runs, ids
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
     return site.run(ids(site)["baseline"])
 
 
 @pytest.fixture(scope="module")
-def source(opened: Opened) -> Source:
-    return Source(opened)
+def source(opened: OpenRun) -> TimelineSource:
+    return TimelineSource(opened)
 
 
-def pointed_at(source: Source, rank: int, row: int) -> view.Pointed:
-    return view.point(source, asked({}, source.whole, source.ranks), 1_000, {"key": f"{rank}:{row}"})
+def pointed_at(source: TimelineSource, rank: int, row: int) -> view.PointerDetails:
+    return view.point(source, parse_timeline_query({}, source.whole, source.ranks), 1_000, {"key": f"{rank}:{row}"})
 
 
-def all_reduces(opened: Opened, rank: int, step: int) -> list[int]:
+def all_reduces(opened: OpenRun, rank: int, step: int) -> list[int]:
     """Return a span of each all-reduce of a step, in order of launch."""
     own = opened.run.ranks[rank]
     calls = np.flatnonzero(own.collectives.step == step)
@@ -38,18 +38,20 @@ def all_reduces(opened: Opened, rank: int, step: int) -> list[int]:
     return [int(np.flatnonzero((own.spans.collective == call) & (own.spans.kind == COMM))[0]) for call in calls]
 
 
-def lines(pointed: view.Pointed) -> list[dict[str, Any]]:
+def lines(pointed: view.PointerDetails) -> list[dict[str, Any]]:
     return [mark for mark in pointed.links if mark["type"] == "line"]
 
 
-def test_an_all_reduce_says_which_bucket_it_carries_and_marks_when_it_was_ready(source: Source, opened: Opened) -> None:
+def test_an_all_reduce_says_which_bucket_it_carries_and_marks_when_it_was_ready(
+    source: TimelineSource, opened: OpenRun
+) -> None:
     spans = all_reduces(opened, 1, 6)
-    told = opened.run.ranks[1].recorded["ddp"]
-    assert len(spans) == len(told["bucket_parameters"]) == 4
+    result = opened.run.ranks[1].recorded["ddp"]
+    assert len(spans) == len(result["bucket_parameters"]) == 4
     for number, row in enumerate(spans):
         found = pointed_at(source, 1, row)
         said = " · ".join(found.parts)
-        named = told["bucket_parameters"][number]
+        named = result["bucket_parameters"][number]
         assert f"bucket {number + 1} of 4: 4 gradients, 4.506 MiB, module.{named[0]} to module.{named[-1]}" in said
         times = []
         for rank in (0, 1):
@@ -65,12 +67,12 @@ def test_an_all_reduce_says_which_bucket_it_carries_and_marks_when_it_was_ready(
         assert [mark["x0"] for mark in lines(found)] == pytest.approx(times)
 
 
-def test_of_an_all_reduce_whose_bucket_is_not_known_nothing_is_said(opened: Opened) -> None:
+def test_of_an_all_reduce_whose_bucket_is_not_known_nothing_is_said(opened: OpenRun) -> None:
     unknown = {
         rank: replace(own.at_hand(), recorded={}, gradients=replace(own.gradients, elements=own.gradients.elements + 1))
         for rank, own in opened.run.ranks.items()
     }
-    own = Source(opened)
+    own = TimelineSource(opened)
     assert own.figures is not None
     own.figures = replace(own.figures, run=replace(opened.run, ranks=unknown))
     found = pointed_at(own, 1, all_reduces(opened, 1, 6)[0])
@@ -79,11 +81,11 @@ def test_of_an_all_reduce_whose_bucket_is_not_known_nothing_is_said(opened: Open
     assert not lines(found)
 
 
-def test_a_span_of_a_step_brackets_the_step_on_every_rank(source: Source, opened: Opened) -> None:
+def test_a_span_of_a_step_brackets_the_step_on_every_rank(source: TimelineSource, opened: OpenRun) -> None:
     spans = opened.run.ranks[0].spans
     row = int(np.flatnonzero((spans.kind == COMPUTE) & (spans.step == 5))[2])
     found = pointed_at(source, 0, row)
-    assert found.parts[-1] == "step 5 is bracketed on 2 ranks"
+    assert found.parts[-1] == "step 5 is marked on 2 ranks"
     expected = []
     for rank in (0, 1):
         table = opened.run.ranks[rank].steps
@@ -95,8 +97,8 @@ def test_a_span_of_a_step_brackets_the_step_on_every_rank(source: Source, opened
         assert drawn == [pytest.approx(each) for each in expected]
 
 
-def test_a_span_of_no_step_links_nothing(opened: Opened) -> None:
-    own = Source(opened)
+def test_a_span_of_no_step_links_nothing(opened: OpenRun) -> None:
+    own = TimelineSource(opened)
     assert own.figures is not None
     first = opened.run.ranks[0]
     row = int(np.flatnonzero(first.spans.kind == COMPUTE)[5])

@@ -1,4 +1,4 @@
-"""The timeline of whole runs: what is drawn and said is what the analysis says; then in a real browser."""
+"""The timeline of whole runs: figures and text agree with the analysis; then in a real browser."""
 
 import base64
 import gzip
@@ -22,20 +22,20 @@ from overlapscope.report.perfetto.tracks import on_common_clock
 from overlapscope.timeline.columns import COMM, NONE
 from overlapscope.timeline.run import Run
 from overlapscope.timeline.store.load_save import save_run
-from overlapscope_dashboards.runs.open_run import Opened
+from overlapscope_dashboards.runs.open_run import OpenRun
 from overlapscope_dashboards.runs.site import Site, run_address
 from overlapscope_dashboards.server import router
 from overlapscope_dashboards.server.app import create_app
 from overlapscope_dashboards.server.serve import perfetto_app
 from overlapscope_dashboards.timeline import source as source_module
 from overlapscope_dashboards.timeline import view
-from overlapscope_dashboards.timeline.cache import FOLDER, occupancy_of_folder
-from overlapscope_dashboards.timeline.figure import Drawn, draw
+from overlapscope_dashboards.timeline.cache import FOLDER, load_states
+from overlapscope_dashboards.timeline.figure import DrawnTimeline, draw
 from overlapscope_dashboards.timeline.heat_map import map_rows
-from overlapscope_dashboards.timeline.labels import in_view
-from overlapscope_dashboards.timeline.query import Asked, asked
-from overlapscope_dashboards.timeline.source import Source, source_of
-from overlapscope_dashboards.timeline.window import Window
+from overlapscope_dashboards.timeline.labels import times_in_window
+from overlapscope_dashboards.timeline.query import TimelineQuery, parse_timeline_query
+from overlapscope_dashboards.timeline.source import TimelineSource, source_of
+from overlapscope_dashboards.timeline.window import TimeWindow
 from tests.support.builders import full_timeline
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids
 
@@ -43,36 +43,36 @@ EVIL = '<img src=x onerror="alert(1)">&lt;b&gt;<a href="javascript:alert(1)">'
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     site = Site([folder_of_runs(tmp_path_factory.mktemp("runs"))])
     return site.run(ids(site)["baseline"])
 
 
 @pytest.fixture(scope="module")
-def source(opened: Opened) -> Source:
-    return Source(opened)
+def source(opened: OpenRun) -> TimelineSource:
+    return TimelineSource(opened)
 
 
-def whole(source: Source, **query: object) -> Asked:
-    return asked(query, source.whole, source.ranks)
+def whole(source: TimelineSource, **query: object) -> TimelineQuery:
+    return parse_timeline_query(query, source.whole, source.ranks)
 
 
-def figures(drawn: Drawn, kind: str) -> list[dict[str, Any]]:
+def figures(drawn: DrawnTimeline, kind: str) -> list[dict[str, Any]]:
     return [trace for trace in drawn.figure["data"] if trace["type"] == kind]
 
 
-def numbers(told: dict[str, str]) -> Any:
-    values = np.frombuffer(base64.b64decode(told["bdata"]), {"u1": "<u1", "f8": "<f8"}[told["dtype"]])
-    return values.reshape([int(each) for each in told["shape"].split(",")]) if "shape" in told else values
+def numbers(result: dict[str, str]) -> Any:
+    values = np.frombuffer(base64.b64decode(result["bdata"]), {"u1": "<u1", "f8": "<f8"}[result["dtype"]])
+    return values.reshape([int(each) for each in result["shape"].split(",")]) if "shape" in result else values
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, opened: Opened) -> None:
-    window = Window(start_ns=100_000_001, end_ns=250_000_003)
-    spent = in_view(source, window, source.ranks)
-    clocks = opened.together.clocks
+def test_times_in_view_are_the_breakdown_of_the_same_window(source: TimelineSource, opened: OpenRun) -> None:
+    window = TimeWindow(start_ns=100_000_001, end_ns=250_000_003)
+    spent = times_in_window(source, window, source.ranks)
+    clocks = opened.cross_rank.clocks
     for rank, timeline in opened.run.ranks.items():
         cover = Coverage.of(timeline.spans)
         moved = Coverage(
@@ -81,22 +81,24 @@ def test_times_in_view_are_the_breakdown_of_the_same_window(source: Source, open
                 for part in (cover.comm, cover.compute, cover.copy)
             )
         )
-        told = moved.breakdown((window.start_ns + source.origin_ns, window.end_ns + source.origin_ns))
+        result = moved.breakdown((window.start_ns + source.origin_ns, window.end_ns + source.origin_ns))
         ours = dict(zip(STATES, spent[rank], strict=True))
-        assert ours["exposed"] == told.exposed_comm_ns
-        assert ours["hidden"] == told.overlapped_ns
-        assert ours["compute"] == told.compute_only_ns
-        assert ours["idle"] + ours["unrecorded"] == told.idle_ns
-        assert told.exposed_comm_ns > 0
+        assert ours["exposed"] == result.exposed_comm_ns
+        assert ours["hidden"] == result.overlapped_ns
+        assert ours["compute"] == result.compute_only_ns
+        assert ours["idle"] + ours["unrecorded"] == result.idle_ns
+        assert result.exposed_comm_ns > 0
 
 
-def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Source) -> None:
+def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: TimelineSource) -> None:
     drawn = draw(source, whole(source), 1_000)
     assert drawn.detailed
     rows = dict(
         zip(drawn.figure["layout"]["yaxis2"]["tickvals"], drawn.figure["layout"]["yaxis2"]["ticktext"], strict=True)
     )
-    exposed_ns = sum(spent[STATES.index("exposed")] for spent in in_view(source, source.whole, source.ranks).values())
+    exposed_ns = sum(
+        spent[STATES.index("exposed")] for spent in times_in_window(source, source.whole, source.ranks).values()
+    )
     why = [trace for trace in figures(drawn, "bar") if trace["width"] == 0.5]
     assert all("why exposed" in rows[place] for trace in why for place in numbers(trace["y"]).tolist())
     assert sum(numbers(trace["x"]).sum() for trace in why) == pytest.approx(exposed_ns / 1e6, abs=1e-3)
@@ -104,10 +106,10 @@ def test_exposed_pieces_and_causes_drawn_add_up_to_the_exposed_time(source: Sour
     assert numbers(pieces["x"]).sum() >= exposed_ns / 1e6 - 1e-3
 
 
-def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: Opened) -> None:
+def test_every_span_in_view_is_drawn_once_where_it_ran(source: TimelineSource, opened: OpenRun) -> None:
     view_ = whole(source, t0=10_000_000, t1=60_000_000)
     drawn = draw(source, view_, 1_000)
-    told = {
+    result = {
         key: (start, length)
         for trace in figures(drawn, "bar")
         if trace.get("customdata") and trace["width"] != 0.5
@@ -120,15 +122,17 @@ def test_every_span_in_view_is_drawn_once_where_it_ran(source: Source, opened: O
         start, end = (source.aligned(rank, each) for each in (timeline.spans.start_ns, timeline.spans.end_ns))
         for row in np.flatnonzero((start < 60_000_000) & (end > 10_000_000)).tolist():
             expected[f"{rank}:{row}"] = (start[row] / 1e6, (end[row] - start[row]) / 1e6)
-    assert told.keys() == expected.keys()
-    assert len(told) == drawn.spans > 50
+    assert result.keys() == expected.keys()
+    assert len(result) == drawn.spans > 50
     for key, (start, length) in expected.items():
-        assert told[key] == pytest.approx((start, length), abs=1e-6)
+        assert result[key] == pytest.approx((start, length), abs=1e-6)
 
 
-def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_too_many_spans_are_in_view_it_says_how_many(
+    source: TimelineSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = draw(source, whole(source), 1_000)
-    monkeypatch.setattr("overlapscope_dashboards.timeline.overview_strip.MAX_SPANS", 100)
+    monkeypatch.setattr("overlapscope_dashboards.timeline.lane_drawing.MAX_SPANS", 100)
     many = draw(source, whole(source), 1_000)
     assert many.spans == few.spans
     assert not many.detailed
@@ -139,7 +143,9 @@ def test_where_too_many_spans_are_in_view_it_says_how_many(source: Source, monke
     assert "zoom in to see kernels (1,416 in view)" in view._note(source, many)
 
 
-def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(source: Source, opened: Opened) -> None:
+def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(
+    source: TimelineSource, opened: OpenRun
+) -> None:
     timeline = opened.run.ranks[0]
     row = int(np.flatnonzero((timeline.spans.kind == COMM) & (timeline.spans.collective != NONE))[3])
     pointed = view.point(source, whole(source), 1_000, {"key": f"0:{row}"})
@@ -151,7 +157,7 @@ def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(source:
     assert "algbw" in said
     assert "the same call on 2 ranks" in said
     call = int(timeline.spans.collective[row])
-    split = next(each for each in opened.together.splits if call in each.block.rows[each.block.ranks.index(0)])
+    split = next(each for each in opened.cross_rank.splits if call in each.block.rows[each.block.ranks.index(0)])
     column = split.block.rows[split.block.ranks.index(0)].tolist().index(call)
     wait = int(split.block.end_ns[0, column] - split.block.start_ns[0, column] - split.transfer_ns[column])
     assert ("waited" in said) == (wait >= 0)
@@ -166,18 +172,18 @@ def test_a_span_says_what_is_known_of_it_and_marks_its_call_on_all_ranks(source:
               {"row": 99, "bin": 0, "part": "map"},
               {"row": 0, "bin": 10**9, "part": "map"}, {"row": -1, "bin": -1}, {"row": None, "bin": "a"}],
 )  # fmt: skip
-def test_a_pointer_at_nothing_says_so(source: Source, probe: dict[str, Any]) -> None:
-    assert view.point(source, whole(source), 1_000, probe) == view.nothing(whole(source))
+def test_a_pointer_at_nothing_says_so(source: TimelineSource, probe: dict[str, Any]) -> None:
+    assert view.point(source, whole(source), 1_000, probe) == view.no_details(whole(source))
 
 
-def test_a_cell_says_its_exact_times(source: Source) -> None:
-    told = view.point(source, whole(source), 1_000, {"row": 0, "bin": 3, "part": "map"})
-    assert told.title.startswith("rank 0 at ")
+def test_a_cell_says_its_exact_times(source: TimelineSource) -> None:
+    result = view.point(source, whole(source), 1_000, {"row": 0, "bin": 3, "part": "map"})
+    assert result.title.startswith("rank 0 at ")
     assert len(map_rows(len(source.ranks))) == 2
-    assert any("compute only" in each for each in told.parts)
+    assert any("compute only" in each for each in result.parts)
 
 
-def test_names_that_are_found_are_counted_and_the_window_jumps_to_them(source: Source, opened: Opened) -> None:
+def test_names_that_are_found_are_counted_and_the_window_jumps_to_them(source: TimelineSource, opened: OpenRun) -> None:
     first = view.show(source, whole(source, q="ALL_REDUCE"), 1_000)
     named = sum(
         sum("all_reduce" in timeline.names[code] for code in timeline.spans.name.tolist() if code >= 0)
@@ -206,7 +212,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     opened = site.run(ids(site)["evil"])
     own = source_of(opened)
     assert any(EVIL[:20] in name for name, *_ in view.show(own, whole(own, q=EVIL), 1_000).listed)
-    drawn = draw(Source(opened), asked({}, Source(opened).whole, [0, 1]), 1_000)
+    drawn = draw(TimelineSource(opened), parse_timeline_query({}, TimelineSource(opened).whole, [0, 1]), 1_000)
     text = to_json(drawn.figure)
     assert "onerror" in text
     for sign in ("<img", "<a href"):
@@ -217,7 +223,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 
 def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: TimelineSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("overlapscope_dashboards.runs.site.PATIENCE_S", 60)
     client = create_app([folder_of_runs(tmp_path)]).server.test_client()
@@ -225,14 +231,14 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
     asked_for = {"t0": 100_000_000, "t1": 250_000_000, "ranks": "1", "mode": "exposed"}
     answer = client.get(f"{address}/view", query_string={**asked_for, "width": 800}).data
     length = int.from_bytes(answer[:4], "little")
-    told = json.loads(answer[4 : 4 + length])
+    result = json.loads(answer[4 : 4 + length])
     shown = view.show(source, whole(source, **asked_for), 800)
     assert answer[4 + length :] == b"".join(each.cells for each in shown.rasters)
-    assert [each["rows"] * each["bins"] for each in told["rasters"]] == [len(each.cells) for each in shown.rasters]
-    assert told["state"] == {**asked_for, "q": ""}
-    assert told["note"] == shown.note
-    assert told["twin"] == shown.twin
-    assert [each["state"] for each in told["amounts"]] == [each.state for each in shown.amounts]
+    assert [each["rows"] * each["bins"] for each in result["rasters"]] == [len(each.cells) for each in shown.rasters]
+    assert result["state"] == {**asked_for, "q": ""}
+    assert result["note"] == shown.note
+    assert result["twin"] == shown.twin
+    assert [each["state"] for each in result["amounts"]] == [each.state for each in shown.amounts]
     for wrong, words in (("ranks=77", "No rank"), ("mode=x", "no mode")):
         refused = client.get(f"{address}/view?{wrong}")
         assert refused.status_code == 200
@@ -245,30 +251,30 @@ def test_an_answer_holds_the_view_and_its_cells_and_says_what_is_not_there(
 
 
 def test_a_large_run_shows_the_same_before_it_is_read_and_from_what_was_kept(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: TimelineSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_run(tmp_path / "run")
     monkeypatch.setattr(source_module, "LARGE", 1)
     site = Site([tmp_path / "run"])
-    place = site.places().places[0].id
+    place = site.find_runs().runs[0].id
     before = site.run(place).revision
-    first = Source(site.run(place))
+    first = TimelineSource(site.run(place))
     assert first.clocks is None
-    assert "run" not in site.run(place)._known
-    assert not first.waiting
-    first.work_out()
+    assert "run" not in site.run(place)._results
+    assert not first.is_working
+    first.start_analysis()
     assert first._thread is not None
     first._thread.join(60)
-    second = Source(Site([tmp_path / "run"]).run(place))  # another process would do the same
+    second = TimelineSource(Site([tmp_path / "run"]).run(place))  # as another process would
     for each in (first, second):
         assert each.clocks is not None
         assert each.origin_ns == source.origin_ns
-        for ours, theirs in zip(each.now.occupancy, source.now.occupancy, strict=True):
+        for ours, theirs in zip(each.snapshot.occupancy, source.snapshot.occupancy, strict=True):
             assert ours.at_ns.tolist() == theirs.at_ns.tolist()
             assert ours.state.tolist() == theirs.state.tolist()
     assert second.figures is None
     assert second.lanes(1).lanes[0].start_ns.tolist() == source.lanes(1).lanes[0].start_ns.tolist()
-    assert Site([tmp_path / "run"]).run(place).revision == before  # what is kept is no part of the run
+    assert Site([tmp_path / "run"]).run(place).revision == before  # the cache is not part of the run
 
 
 def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
@@ -277,7 +283,7 @@ def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
     copy_run(tmp_path / "run")
     monkeypatch.setattr(source_module, "LARGE", 1)
     site = Site([tmp_path / "run"])
-    own = Source(site.run(site.places().places[0].id))
+    own = TimelineSource(site.run(site.find_runs().runs[0].id))
     length = own.whole.length_ns
     drawn_from_cells = []
     for first, last in (
@@ -286,12 +292,12 @@ def test_a_map_of_cells_and_one_of_states_are_the_times_of_each_rank(
         (length // 5, length // 5 + length // 90),
     ):
         asked_for = whole(own, t0=first, t1=last)
-        bins = own.now.bins(asked_for.window, 1_000)
-        drawn_from_cells.append(own.now.coarse is not None and own.now.coarse.over(bins) is not None)
-        each_rank = [each.spent(bins + own.origin_ns) for each in own.now.occupancy]
-        assert own.now.spent(bins).tolist() == [spent.T.tolist() for spent in each_rank]
+        bins = own.snapshot.bins(asked_for.window, 1_000)
+        drawn_from_cells.append(own.snapshot.coarse is not None and own.snapshot.coarse.over(bins) is not None)
+        each_rank = [each.spent(bins + own.origin_ns) for each in own.snapshot.occupancy]
+        assert own.snapshot.spent(bins).tolist() == [spent.T.tolist() for spent in each_rank]
         drawn = draw(own, asked_for, 1_000)
-        inside = in_view(own, asked_for.window, own.ranks)
+        inside = times_in_window(own, asked_for.window, own.ranks)
         assert drawn.spent_ns == np.sum(list(inside.values()), axis=0).tolist()
         cells = np.frombuffer(drawn.rasters[0].cells, np.uint8).reshape(len(own.ranks), -1)
         for row, spent in zip(cells, each_rank, strict=True):
@@ -310,13 +316,13 @@ def test_a_fault_in_the_background_is_said_and_ends_the_waiting(
     monkeypatch.setattr(source_module, "causes_of", fail)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     site = Site([tmp_path / "run"])
-    own = Source(site.run(site.places().places[0].id))
-    own.work_out()
+    own = TimelineSource(site.run(site.find_runs().runs[0].id))
+    own.start_analysis()
     assert own._thread is not None
     own._thread.join(60)
-    assert not own.waiting
+    assert not own.is_working
     shown = view.show(own, whole(own), 1_000)
-    assert "causes and links cannot be shown: a fault" in shown.note
+    assert "causes and matched calls are not available: an internal error" in shown.note
     assert not shown.coming
 
 
@@ -326,16 +332,16 @@ def test_what_became_known_while_a_view_was_drawn_is_still_to_come(
     copy_run(tmp_path / "run")
     monkeypatch.setattr(source_module, "LARGE", 1)
     site = Site([tmp_path / "run"])
-    own = Source(site.run(site.places().places[0].id))
-    plain = view.in_view
+    own = TimelineSource(site.run(site.find_runs().runs[0].id))
+    plain = view.times_in_window
 
     def known(*given: Any) -> Any:
-        own.work_out()
+        own.start_analysis()
         assert own._thread is not None
         own._thread.join(60)
         return plain(*given)
 
-    monkeypatch.setattr(view, "in_view", known)
+    monkeypatch.setattr(view, "times_in_window", known)
     assert view.show(own, whole(own), 1_000).coming
     assert not view.show(own, whole(own), 1_000).coming
 
@@ -346,29 +352,29 @@ def test_a_reader_has_states_and_their_begin_of_the_same_clocks(
     copy_run(tmp_path / "run")
     monkeypatch.setattr(source_module, "LARGE", 1)
     site = Site([tmp_path / "run"])
-    own = Source(site.run(site.places().places[0].id))
-    before = own.now
-    told = (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy])
-    own.work_out()
+    own = TimelineSource(site.run(site.find_runs().runs[0].id))
+    before = own.snapshot
+    result = (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy])
+    own.start_analysis()
     assert own._thread is not None
     own._thread.join(60)
-    assert own.now is not before
-    assert (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy]) == told
+    assert own.snapshot is not before
+    assert (before.clocks, before.origin_ns, [each.at_ns.tolist() for each in before.occupancy]) == result
 
 
 def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
-    opened = Site([run]).run(Site([run]).places().places[0].id)
+    opened = Site([run]).run(Site([run]).find_runs().runs[0].id)
     entries = opened.entries
-    good = occupancy_of_folder(run, entries, "one")
+    good = load_states(run, entries, "one")
     kept = run / FOLDER
 
     def same() -> None:
-        told = occupancy_of_folder(run, entries, "one")
-        assert told.coarse is not None
+        result = load_states(run, entries, "one")
+        assert result.coarse is not None
         assert good.coarse is not None
-        assert told.coarse.spent.tolist() == good.coarse.spent.tolist()
-        assert [(rank, at.tolist()) for rank, (at, _) in told.states.items()] == [
+        assert result.coarse.spent.tolist() == good.coarse.spent.tolist()
+        assert [(rank, at.tolist()) for rank, (at, _) in result.states.items()] == [
             (rank, at.tolist()) for rank, (at, _) in good.states.items()
         ]
 
@@ -401,7 +407,9 @@ def test_what_was_kept_of_other_files_or_is_damaged_is_made_anew(tmp_path: Path)
 # --- a window for Perfetto --------------------------------------------------------------------------------------------
 
 
-def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, source: Source, tmp_path: Path) -> None:
+def test_a_window_for_perfetto_holds_what_has_a_part_in_it(
+    opened: OpenRun, source: TimelineSource, tmp_path: Path
+) -> None:
     app = create_app([folder_of_runs(tmp_path)])
     client = app.server.test_client()
     address = run_address(ids(Site([tmp_path]))["baseline"], "timeline")
@@ -428,7 +436,7 @@ def test_a_window_for_perfetto_holds_what_has_a_part_in_it(opened: Opened, sourc
 
 
 def start(application: Any) -> tuple[str, Any]:
-    """Serve an application from a thread; gives its address, and what to close."""
+    """Serve an application from a thread; return its address and the server to close."""
     from waitress.server import create_server  # noqa: PLC0415 - only where there is a browser
 
     server = create_server(application, host="127.0.0.1", port=0, threads=4)
@@ -487,7 +495,7 @@ def test_from_the_overview_to_a_span_and_back_by_its_address(browser: Any, serve
     page.wait_for_function("() => document.getElementById('timeline-hits').textContent.startsWith('1 of ')")
     said = page.locator("#timeline-pointed").text_content()
     assert "algbw" in said
-    assert "the same call on 2 ranks is outlined" in said
+    assert "the same call on 2 ranks is marked" in said
     page.wait_for_function("() => document.querySelectorAll('#timeline-figure .shapelayer path').length > 2")
     found = query(page)
     assert int(found["t1"][0]) - int(found["t0"][0]) < 400_000_000
@@ -623,14 +631,14 @@ def test_a_hand_over_to_perfetto_that_fails_says_why(browser: Any, tmp_path: Pat
     said = "words => document.getElementById('timeline-said').textContent.includes(words)"
     button = page.get_by_role("button", name="Open in Perfetto")
     button.wait_for()
-    busy = {"status": 503, "body": "Other windows are being written; ask again.\n"}
+    busy = {"status": 503, "body": "Other windows are being written; try again.\n"}
     page.route("**/window.json.gz*", lambda route: route.fulfill(**busy))
     button.click()
-    page.wait_for_function(said, arg="did not get this window: Other windows are being written; ask again.")
+    page.wait_for_function(said, arg="could not load this window: Other windows are being written; try again.")
     page.unroute("**/window.json.gz*")
     page.route("**/window.json.gz*", lambda route: route.abort())
     button.click()
-    page.wait_for_function(said, arg="did not get this window: the server does not answer.")
+    page.wait_for_function(said, arg="could not load this window: the server does not answer.")
     page.evaluate("window.open = () => null")
     button.click()
     page.wait_for_function(said, arg="allow pop-ups for this page")

@@ -1,4 +1,4 @@
-"""What the timeline shows, against loops over single nanoseconds and single spans."""
+"""Timeline values, checked against loops over single nanoseconds and single spans."""
 
 from itertools import pairwise
 
@@ -10,27 +10,35 @@ from hypothesis import strategies as st
 from overlapscope.analysis.breakdown import Coverage
 from overlapscope.analysis.occupancy import STATES, Occupancy
 from overlapscope.timeline.columns import COMM, COMPUTE, COPY
-from overlapscope_dashboards.runs.site import Unknown
+from overlapscope_dashboards.runs.site import NotFound
 from overlapscope_dashboards.timeline import coarse_sums as coarse_module
 from overlapscope_dashboards.timeline import heat_map as heat_module
-from overlapscope_dashboards.timeline.coarse_sums import SPARE, Coarse, cell_width, cells
-from overlapscope_dashboards.timeline.heat_map import DOMINATING, FULL, MODES, heat, map_rows, rows_of, spent_by_row
+from overlapscope_dashboards.timeline.coarse_sums import SPARE_CELLS, CoarseSums, cell_width, cells
+from overlapscope_dashboards.timeline.heat_map import (
+    DOMINATING,
+    FULL,
+    MODES,
+    map_cells,
+    map_rows,
+    share_rows,
+    time_by_row,
+)
 from overlapscope_dashboards.timeline.lanes import MAX_LANES, MAX_RANKS, lanes_of, pieces, state_cells
-from overlapscope_dashboards.timeline.query import MAX_TEXT, asked, spelled
-from overlapscope_dashboards.timeline.search import from_here, hits
-from overlapscope_dashboards.timeline.window import MAX_BINS, SHORTEST_NS, Window, around, bin_width, edges, within
+from overlapscope_dashboards.timeline.query import MAX_TEXT, format_ranks, parse_timeline_query
+from overlapscope_dashboards.timeline.search import find_spans, next_hit
+from overlapscope_dashboards.timeline.window import MAX_BINS, SHORTEST_NS, TimeWindow, around, bin_width, edges, within
 from tests.support.builders import EPOCH_NS, Span, full_timeline, instants, spans_table, timeline
 
 kinds = st.sampled_from((COMPUTE, COMM, COPY))
 some_spans = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12), kinds, st.integers(0, 3)).map(
-        lambda told: Span(start=told[0], end=told[0] + told[1], kind=told[2], lane=told[3])
+        lambda result: Span(start=result[0], end=result[0] + result[1], kind=result[2], lane=result[3])
     ),
     max_size=14,
 )
-"""Spans that overlap, touch, nest, and some without length."""
+"""Spans that overlap, touch or nest, some of zero length."""
 at_edges = st.lists(instants, min_size=2, max_size=12).map(sorted)
-whole = Window(start_ns=0, end_ns=1_000_000)
+whole = TimeWindow(start_ns=0, end_ns=1_000_000)
 
 
 def occupancy(spans: list[Span]) -> Occupancy:
@@ -53,7 +61,7 @@ def state_at(spans: list[Span], moment: int) -> str:
 
 @given(st.integers(0, 10**15), st.integers(1, 10**15), st.integers(-5, 5_000))
 def test_bins_cover_the_window_on_a_grid_and_are_about_as_many_as_pixels(start: int, length: int, pixels: int) -> None:
-    window = Window(start_ns=start, end_ns=start + length)
+    window = TimeWindow(start_ns=start, end_ns=start + length)
     found = edges(window, pixels)
     width = bin_width(length, pixels)
     assert (np.diff(found) == width).all()
@@ -67,7 +75,7 @@ def test_bins_cover_the_window_on_a_grid_and_are_about_as_many_as_pixels(start: 
 @given(st.integers(0, 10**15), st.integers(1, 10**15), st.integers(1, 4_000), st.integers(0, 50))
 def test_bins_of_two_cells_and_more_are_whole_cells(start: int, length: int, pixels: int, shift: int) -> None:
     plain, cell = bin_width(length, pixels), 1 << shift
-    found = edges(Window(start_ns=start, end_ns=start + length), pixels, cell)
+    found = edges(TimeWindow(start_ns=start, end_ns=start + length), pixels, cell)
     width = int(found[1] - found[0])
     assert width % cell == 0 if plain >= 2 * cell else width == plain
     assert plain <= width < plain + cell
@@ -78,7 +86,7 @@ def test_bins_of_two_cells_and_more_are_whole_cells(start: int, length: int, pix
 
 @given(st.integers(0, 10**12), st.integers(10_000, 10**12), st.integers(0, 10**9))
 def test_windows_of_one_length_share_their_bins(start: int, length: int, moved: int) -> None:
-    one, other = (edges(Window(start_ns=at, end_ns=at + length), 1_000) for at in (start, start + moved))
+    one, other = (edges(TimeWindow(start_ns=at, end_ns=at + length), 1_000) for at in (start, start + moved))
     both = np.intersect1d(one, other)
     reach = (one >= other[0]) & (one <= other[-1])
     assert both.size == reach.sum()
@@ -106,7 +114,7 @@ def test_a_jump_to_a_span_shows_all_of_it(start: int, length: int) -> None:
 
 @given(st.integers(1, 300), st.integers(1, 64))
 def test_every_rank_is_in_one_row(ranks: int, most: int) -> None:
-    rows = rows_of(ranks, most)
+    rows = share_rows(ranks, most)
     assert [rank for row in rows for rank in row] == list(range(ranks))
     assert len(rows) <= most
     assert len({len(row) for row in rows[:-1]}) <= 1
@@ -119,24 +127,24 @@ def test_every_rank_is_in_one_row(ranks: int, most: int) -> None:
 def test_cells_are_what_counting_nanoseconds_gives(
     ranks: list[list[Span]], first: int, width: int, bins: int, most: int, mode: str, exact: bool
 ) -> None:
-    rows = rows_of(len(ranks), most)
+    rows = share_rows(len(ranks), most)
     at = [first + width * each for each in range(bins + 1)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heat_module, "_EXACT", 1 << 53 if exact else 0)  # sums of floats, and of whole numbers
-        spent = spent_by_row([occupancy(spans) for spans in ranks], rows, np.array(at, np.int64))
-    ours = heat(spent, mode)
+        spent = time_by_row([occupancy(spans) for spans in ranks], rows, np.array(at, np.int64))
+    ours = map_cells(spent, mode)
     for row, places in enumerate(rows):
         for bin_, (start, end) in enumerate(pairwise(at)):
-            told = [state_at(ranks[place], moment) for place in places for moment in range(start, end)]
-            recorded = [state for state in told if state != "unrecorded"]
+            result = [state_at(ranks[place], moment) for place in places for moment in range(start, end)]
+            recorded = [state for state in result if state != "unrecorded"]
             cell = int(ours[row, bin_])
             if mode == DOMINATING:
-                most_time = max((told.count(state) for state in STATES), default=0)
-                assert told.count(STATES[cell]) == most_time
+                most_time = max((result.count(state) for state in STATES), default=0)
+                assert result.count(STATES[cell]) == most_time
             elif not recorded:
                 assert cell == 0
             else:
-                share = told.count(mode) / len(recorded)
+                share = result.count(mode) / len(recorded)
                 assert (cell == 1) == (share == 0)
                 assert abs((cell - 1) / (FULL - 1) - share) <= 1 / (FULL - 1) + 1e-9
 
@@ -148,23 +156,23 @@ def test_bins_of_whole_cells_are_the_sums_of_their_states(
     given_states = [occupancy(spans) for spans in ranks]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coarse_module, "CELLS", 8)
-        coarse = Coarse.of(given_states, -3, length)
+        coarse = CoarseSums.of(given_states, -3, length)
         assert coarse is not None
         assert coarse.cell_ns == cell_width(length) == 1 << max(-(-length // 8) - 1, 0).bit_length()
-        assert coarse.spent.shape[2] == cells(length) >= -(-length // coarse.cell_ns) + SPARE
+        assert coarse.spent.shape[2] == cells(length) >= -(-length // coarse.cell_ns) + SPARE_CELLS
     bins = (first // each + np.arange(7)) * each * coarse.cell_ns
     found = coarse.over(bins)
     inside = bins[-1] <= coarse.spent.shape[2] * coarse.cell_ns
     assert (found is not None) == inside
     if found is not None:
-        assert found.tolist() == spent_by_row(given_states, map_rows(len(ranks)), bins - 3).tolist()
+        assert found.tolist() == time_by_row(given_states, map_rows(len(ranks)), bins - 3).tolist()
     assert coarse.over(bins - coarse.cell_ns * 10_000) is None
     assert coarse.cell_ns == 1 or coarse.over(bins + 1) is None
 
 
 def test_a_run_whose_cells_would_overflow_has_none() -> None:
     states = [occupancy([Span(start=0, end=40, kind=COMM)])]
-    assert Coarse.of(states, 0, 8_000 << 32) is None
+    assert CoarseSums.of(states, 0, 8_000 << 32) is None
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
@@ -192,19 +200,19 @@ def test_lanes_show_exposed_where_no_lane_computes(spans: list[Span], at: list[i
     for lane, own_cells in zip(lanes.lanes, cells, strict=True):
         own = [span for span in spans if span.lane == lane.lane]
         for bin_, (start, end) in enumerate(pairwise(at)):
-            told = []
+            result = []
             for moment in range(start, end):
                 on = {span.kind for span in own if span.start <= moment < span.end}
                 if COMPUTE in on:
-                    told.append("compute")
+                    result.append("compute")
                 elif COMM in on:
-                    told.append("hidden" if state_at(spans, moment) == "hidden" else "exposed")
+                    result.append("hidden" if state_at(spans, moment) == "hidden" else "exposed")
                 elif COPY in on:
-                    told.append("copy")
-            if not told:
+                    result.append("copy")
+            if not result:
                 assert own_cells[bin_] == 0
             else:
-                assert told.count(STATES[own_cells[bin_]]) == max(told.count(state) for state in STATES)
+                assert result.count(STATES[own_cells[bin_]]) == max(result.count(state) for state in STATES)
 
 
 @given(some_spans)
@@ -244,7 +252,7 @@ def test_names_are_found_whatever_their_case_in_order_of_time() -> None:
     given_times = [
         (each, each.spans.start_ns - EPOCH_NS - 100 * each.rank, each.spans.end_ns - EPOCH_NS) for each in ranks
     ]
-    found = hits(given_times, "ALLREDUCE")
+    found = find_spans(given_times, "ALLREDUCE")
     expected = sorted(
         (int(start[row]), each.rank, row)
         for each, start, _ in given_times
@@ -252,19 +260,19 @@ def test_names_are_found_whatever_their_case_in_order_of_time() -> None:
         if each.spans.name[row] >= 0 and "AllReduce" in each.names[each.spans.name[row]]
     )
     assert list(zip(found.start_ns.tolist(), found.rank.tolist(), found.row.tolist(), strict=True)) == expected
-    assert hits(given_times, "nccl:all_reduce").number == 2  # by the host operation around the launch
-    assert hits(given_times, "<IMG").number == 2
-    assert hits(given_times, "no such name").number == 0
-    assert hits(given_times, "  ").number == 0
+    assert find_spans(given_times, "nccl:all_reduce").count == 2  # by the host operation around the launch
+    assert find_spans(given_times, "<IMG").count == 2
+    assert find_spans(given_times, "no such name").count == 0
+    assert find_spans(given_times, "  ").count == 0
 
 
 @given(st.lists(st.integers(0, 50), max_size=8).map(sorted), st.integers(-5, 60), st.sampled_from((1, -1)))
 def test_from_a_time_the_next_one_found_is_the_nearest_that_way(starts: list[int], now: int, step: int) -> None:
     column = np.array(starts, np.int64)
     empty = np.zeros(len(starts), np.int64)
-    found = hits([], "x")
+    found = find_spans([], "x")
     found = type(found)(rank=empty, row=empty, start_ns=column, end_ns=column)
-    at = from_here(found, None, now, step)
+    at = next_hit(found, None, now, step)
     if not starts:
         assert at is None
         return
@@ -272,39 +280,41 @@ def test_from_a_time_the_next_one_found_is_the_nearest_that_way(starts: list[int
     before = [place for place, start in enumerate(starts) if start < now]
     wanted = (later[:1] or [0]) if step > 0 else (before[-1:] or [len(starts) - 1])
     assert [at] == wanted
-    assert from_here(found, at, 0, 1) == (wanted[0] + 1) % len(starts)
+    assert next_hit(found, at, 0, 1) == (wanted[0] + 1) % len(starts)
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
 def test_an_address_says_the_whole_view() -> None:
-    told = asked({"t0": "1000", "t1": "5000", "ranks": "0-2, 7", "mode": "exposed", "q": "gemm"}, whole, list(range(8)))
-    assert told.window == Window(start_ns=1_000, end_ns=5_000)
-    assert told.ranks == (0, 1, 2, 7)
-    assert spelled(told.ranks) == "0-2,7"
-    assert (told.mode, told.text) == ("exposed", "gemm")
+    result = parse_timeline_query(
+        {"t0": "1000", "t1": "5000", "ranks": "0-2, 7", "mode": "exposed", "q": "gemm"}, whole, list(range(8))
+    )
+    assert result.window == TimeWindow(start_ns=1_000, end_ns=5_000)
+    assert result.ranks == (0, 1, 2, 7)
+    assert format_ranks(result.ranks) == "0-2,7"
+    assert (result.mode, result.text) == ("exposed", "gemm")
 
 
 @pytest.mark.parametrize("value", ["", "x", "1e400", "-", "9" * 40, None, 1.5e300, True, float("nan"), [], {}])
 def test_a_time_that_is_none_shows_the_whole_run(value: object) -> None:
-    assert asked({"t0": value, "t1": value}, whole, [0]).window == whole
+    assert parse_timeline_query({"t0": value, "t1": value}, whole, [0]).window == whole
 
 
 def test_ranks_and_modes_that_there_are_not_say_what_there_is() -> None:
-    with pytest.raises(Unknown, match="No rank '9'") as unknown:
-        asked({"ranks": "9"}, whole, [3, 5])
-    assert [label for label, _ in unknown.value.there] == ["rank 3", "rank 5"]
-    with pytest.raises(Unknown, match="no mode"):
-        asked({"mode": "<script>"}, whole, [0])
+    with pytest.raises(NotFound, match="No rank '9'") as unknown:
+        parse_timeline_query({"ranks": "9"}, whole, [3, 5])
+    assert [label for label, _ in unknown.value.alternatives] == ["rank 3", "rank 5"]
+    with pytest.raises(NotFound, match="no mode"):
+        parse_timeline_query({"mode": "<script>"}, whole, [0])
 
 
 def test_no_more_ranks_or_text_than_can_be_shown_are_taken() -> None:
-    told = asked({"ranks": "0-999999999", "q": "x" * 10_000}, whole, list(range(100)))
-    assert len(told.ranks) == MAX_RANKS
-    assert len(told.text) == MAX_TEXT
+    result = parse_timeline_query({"ranks": "0-999999999", "q": "x" * 10_000}, whole, list(range(100)))
+    assert len(result.ranks) == MAX_RANKS
+    assert len(result.text) == MAX_TEXT
 
 
 @given(st.sets(st.integers(0, 60), min_size=1, max_size=MAX_RANKS))
 def test_spelled_ranks_are_read_again(ranks: set[int]) -> None:
-    assert asked({"ranks": spelled(sorted(ranks))}, whole, range(61)).ranks == tuple(sorted(ranks))
+    assert parse_timeline_query({"ranks": format_ranks(sorted(ranks))}, whole, range(61)).ranks == tuple(sorted(ranks))

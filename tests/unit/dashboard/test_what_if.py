@@ -1,4 +1,4 @@
-"""What the pages What-if and Recommendations show, without a browser."""
+"""The what-if and recommendations pages, without a browser."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from overlapscope.whatif.ddp_recording import RecordedCase, from_run
 from overlapscope.whatif.ddp_step import HALF, Settings
 from overlapscope.whatif.search import with_cap
 from overlapscope_dashboards.pages import what_if as page
-from overlapscope_dashboards.runs.site import Site, query_of, run_address
+from overlapscope_dashboards.runs.site import Site, parse_query, run_address
 from overlapscope_dashboards.server import router
-from overlapscope_dashboards.views import recommendations as told
+from overlapscope_dashboards.views import recommendations as advice_view
 from overlapscope_dashboards.views import what_if as view
 from tests.support.dashboard_runs import copy_run, folder_of_runs, ids, words
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="module")
 def case(site: Site) -> RecordedCase:
     opened = site.run(ids(site)["regressed"])
-    return from_run(opened.run, opened.together)
+    return from_run(opened.run, opened.cross_rank)
 
 
 def _page(site: Site, name: str, run: str = "regressed", **query: str) -> Any:
@@ -37,10 +37,10 @@ def _page(site: Site, name: str, run: str = "regressed", **query: str) -> Any:
 
 def test_settings_are_the_address(case: RecordedCase) -> None:
     base = case.baseline
-    assert view.settings_of({}, base) == base
-    assert view.settings_of({"cap": "5"}, base) == with_cap(base, 5.0)
+    assert view.read_settings({}, base) == base
+    assert view.read_settings({"cap": "5"}, base) == with_cap(base, 5.0)
     asked = {"cap": "2.5", "hook": "16-bit", "views": "yes", "passes": "4", "sync": "last", "link": "2", "late": "none"}
-    assert view.settings_of(asked, base) == Settings(
+    assert view.read_settings(asked, base) == Settings(
         ddp=replace(base.ddp, bucket_cap_mb=2.5), gradient_as_bucket_view=True, accumulation=4, no_sync=True,
         communicated=HALF, link_speed=2.0, late_ranks=False,
     )  # fmt: skip
@@ -52,23 +52,23 @@ def test_settings_are_the_address(case: RecordedCase) -> None:
      {"link": "inf"}, {"hook": "8-bit"}, {"views": ""}, {"sync": "last"}, {"late": "some"}],
 )  # fmt: skip
 def test_a_value_that_makes_no_sense_changes_nothing(case: RecordedCase, query: dict[str, str]) -> None:
-    assert view.settings_of(query, case.baseline) == case.baseline
+    assert view.read_settings(query, case.baseline) == case.baseline
 
 
 def test_every_choice_leads_to_an_address_that_says_it(case: RecordedCase) -> None:
     start = {"cap": "5", "passes": "2", "for": "horovod", "other": "x"}
-    asked = view.settings_of(start, case.baseline)
+    asked = view.read_settings(start, case.baseline)
     choices = view.choices(case, asked)
     assert [each.name for each in choices] == ["hook", "views", "passes", "sync", "link", "late"]
     for each in choices:
         assert [chosen for _, _, chosen in each.options].count(True) == 1
         for _, value, chosen in each.options:
-            address = run_address("id", "what-if", view.with_knob(start, each.name, value))
-            query = query_of(address.partition("?")[2])
+            address = run_address("id", "what-if", view.change_setting(start, each.name, value))
+            query = parse_query(address.partition("?")[2])
             assert query["cap"] == "5"
             assert query["for"] == "horovod"
             assert "other" not in query
-            assert (view.settings_of(query, case.baseline) == asked) == chosen, (each.name, value)
+            assert (view.read_settings(query, case.baseline) == asked) == chosen, (each.name, value)
 
 
 def test_the_page_says_what_a_cap_would_save(site: Site) -> None:
@@ -76,14 +76,14 @@ def test_the_page_says_what_a_cap_would_save(site: Site) -> None:
     assert "A step would take 126.335 ms instead of 140.533 ms (measured)" in said
     assert "DistributedDataParallel(model, bucket_cap_mb=1)" in said
     assert "reduce_bucket_size" in words(_page(site, "what-if", cap="1", **{"for": "deepspeed"}).content)
-    assert "No setting alone brings this about" in words(_page(site, "what-if", link="2").content)
+    assert "No setting achieves this on its own" in words(_page(site, "what-if", link="2").content)
     assert "that saves 0.000 ms, 0.0 % (" in words(_page(site, "what-if", cap="25").content)
     assert "It changes numerics." in words(_page(site, "what-if", hook="16-bit").content)
-    assert "ms a pass instead of" in words(_page(site, "what-if", passes="4").content)
+    assert "ms per pass instead of" in words(_page(site, "what-if", passes="4").content)
 
 
 def test_as_recorded_shows_what_was_measured(site: Site, case: RecordedCase) -> None:
-    asked = view.ask(case, case.baseline)
+    asked = view.replay_settings(case, case.baseline)
     assert not asked.changed
     assert asked.before == asked.after
     assert view.lead(asked).startswith("A step takes 140.533 ms (measured)")
@@ -92,8 +92,8 @@ def test_as_recorded_shows_what_was_measured(site: Site, case: RecordedCase) -> 
 
 def test_settings_are_replayed_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    plain = view.ask
-    monkeypatch.setattr(page.view, "ask", lambda *given: asked.append(given) or plain(*given))
+    plain = view.replay_settings
+    monkeypatch.setattr(page.view, "replay_settings", lambda *given: asked.append(given) or plain(*given))
     fresh = Site(site.roots)
     for framework in ("ddp", "megatron", "ddp"):
         _page(fresh, "what-if", cap="5", **{"for": framework})
@@ -105,21 +105,21 @@ def test_a_recording_that_cannot_be_replayed_says_why(site: Site) -> None:
     alone = replace(opened.run, ranks={rank: replace(each.at_hand(), gradients=type(each.gradients)(
         **{name: getattr(each.gradients, name)[:0] for name in each.gradients.__struct_fields__}
     )) for rank, each in opened.run.ranks.items()})  # fmt: skip
-    opened._known["run"] = alone
+    opened._results["run"] = alone
     said = words(page.layout(opened, {}))
     assert "cannot be replayed" in said
     assert "gradients" in said
     assert "overlapscope.profile" in said
 
 
-def test_flat_regions_are_told_in_mebibytes(case: RecordedCase) -> None:
-    curve = view.ask(case, with_cap(case.baseline, 5.0)).curve
-    near = [cap for low, high in view.flat_ranges(curve) for cap in curve.caps_mb if low <= cap <= high]
+def test_flat_regions_are_given_in_mebibytes(case: RecordedCase) -> None:
+    curve = view.replay_settings(case, with_cap(case.baseline, 5.0)).curve
+    near = [cap for low, high in view.best_cap_ranges(curve) for cap in curve.caps_mb if low <= cap <= high]
     assert near == list(curve.flat_mb)
     apart = replace(curve, flat_mb=(1.0, 2.0, 12.0))
-    assert view.flat_words(apart).startswith("Caps of 1 to 2 or 12 MiB")
-    assert view.flat_words(replace(curve, flat_mb=())) == ""
-    assert "cap of 5 MiB" in view.flat_words(replace(curve, flat_mb=(5.0,)))
+    assert view.best_caps_sentence(apart).startswith("Caps of 1 to 2 or 12 MiB")
+    assert view.best_caps_sentence(replace(curve, flat_mb=())) == ""
+    assert "cap of 5 MiB" in view.best_caps_sentence(replace(curve, flat_mb=(5.0,)))
     assert [row[-1] for row in view.curve_rows(curve)].count("yes") == len(curve.flat_mb)
 
 
@@ -128,14 +128,15 @@ def test_flat_regions_are_told_in_mebibytes(case: RecordedCase) -> None:
 
 def test_all_recommendations_stand_with_gain_risk_apply_and_verify(site: Site) -> None:
     said = words(_page(site, "recommendations").content)
-    assert "14.198 ms a step to gain: Set bucket_cap_mb=1." in said
-    for each in ("saves 14.198 ms a step", "Numerics changes: hold the loss", "overlapscope compare", "bucket_cap.md",
-                 "assumptions, varied within their ranges", "predicted step 126.335 ms; exposed comm 16.421 ms",
+    assert "14.198 ms per step to gain: Set bucket_cap_mb=1." in said
+    for each in ("saves 14.198 ms per step", "Numerics changes: compare the loss", "overlapscope compare",
+                 "bucket_cap.md", "assumptions, varied within their ranges",
+                 "predicted step 126.335 ms; exposed comm 16.421 ms",
                  "bf16_compress_hook", "interference is not identified"):  # fmt: skip
         assert each in said, each
     chosen = words(_page(site, "recommendations", **{"for": "horovod"}).content)
     assert "HOROVOD_FUSION_THRESHOLD=1048576" in chosen
-    assert "It is told for DDP only." in chosen
+    assert "Available for DDP only." in chosen
 
 
 def _recommendation(**given: Any) -> Recommendation:
@@ -148,48 +149,49 @@ def _recommendation(**given: Any) -> Recommendation:
 
 
 def test_a_bound_is_no_gain_and_memory_has_a_direction() -> None:
-    (bound,) = told.shown([_recommendation(gain_high_ns=2_000_000)], told.Now())
-    assert bound.gain == "at most 2.000 ms: what its cause takes today"
-    assert bound.interval is None
+    (bind_all,) = advice_view.shown([_recommendation(gain_high_ns=2_000_000)], advice_view.CurrentStep())
+    assert bind_all.gain == "at most 2.000 ms: the time its cause takes now"
+    assert bind_all.interval is None
     facts = [
-        dict(told.shown([_recommendation(memory_bytes=each)], told.Now())[0].facts) for each in (-5_000_000, 5_000_000)
+        dict(advice_view.shown([_recommendation(memory_bytes=each)], advice_view.CurrentStep())[0].facts)
+        for each in (-5_000_000, 5_000_000)
     ]
     assert [each["Memory"] for each in facts] == ["5.0 MB less on each rank", "5.0 MB more on each rank"]
-    assert dict(bound.facts)["Memory"] == "as it is"
+    assert dict(bind_all.facts)["Memory"] == "unchanged"
 
 
 def test_a_framework_without_words_of_its_own_shows_another_ones() -> None:
-    (both,) = told.shown([_recommendation(apply={"ddp": "a", "horovod": "b"})], told.Now())
-    assert told.code_for(both, "horovod") == ("horovod", "Horovod", "b")
-    assert told.code_for(both, "fsdp2") == ("ddp", "DDP", "a")
-    assert told.code_for(told.shown([_recommendation()], told.Now())[0], "ddp") is None
-    assert told.frameworks([both]) == ["ddp", "horovod"]
+    (both,) = advice_view.shown([_recommendation(apply={"ddp": "a", "horovod": "b"})], advice_view.CurrentStep())
+    assert advice_view.code_for(both, "horovod") == ("horovod", "Horovod", "b")
+    assert advice_view.code_for(both, "fsdp2") == ("ddp", "DDP", "a")
+    assert advice_view.code_for(advice_view.shown([_recommendation()], advice_view.CurrentStep())[0], "ddp") is None
+    assert advice_view.frameworks([both]) == ["ddp", "horovod"]
 
 
 def test_without_anything_to_gain_that_is_said_first() -> None:
-    assert told.lead([]) == "Nothing to recommend."
-    assert told.lead([_recommendation(verdict="no_change", title="Leave it")]) == "Leave it."
-    assert "trial" in told.lead([_recommendation(verdict="trial")])
+    assert advice_view.lead([]) == "Nothing to recommend."
+    assert advice_view.lead([_recommendation(verdict="no_change", title="Leave it")]) == "Leave it."
+    assert "trial" in advice_view.lead([_recommendation(verdict="trial")])
 
 
 def test_earlier_predictions_are_held_against_what_was_measured() -> None:
-    def one(measured_ns: int) -> told.Earlier:
-        return told.Earlier(settings="bucket_cap_mb=1", predicted_ns=100_000_000, low_ns=90_000_000,
+    def one(measured_ns: int) -> advice_view.MeasuredPrediction:
+        return advice_view.MeasuredPrediction(settings="bucket_cap_mb=1", predicted_ns=100_000_000, low_ns=90_000_000,
                             high_ns=110_000_000,
                             measured_ns=measured_ns, run="b", made_at="2026-11-20")  # fmt: skip
 
     tested = [one(100_000_000), one(125_000_000)]
-    assert told.earlier_words(tested) == "1 of 2 measured predictions inside the interval, mean error 10.0 %."
-    assert told.earlier_words([]) == ""
-    assert [row[-2:] for row in told.earlier_rows(tested)] == [("+0.0 %", "inside"), ("-20.0 %", "outside")]
+    assert advice_view.earlier_words(tested) == "1 of 2 measured predictions inside the interval, mean error 10.0 %."
+    assert advice_view.earlier_words([]) == ""
+    assert [row[-2:] for row in advice_view.earlier_rows(tested)] == [("+0.0 %", "inside"), ("-20.0 %", "outside")]
 
 
 def test_the_page_tells_what_later_runs_measured_of_this_ones_predictions(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     site = Site([run])
-    (place,) = site.places().places
+    (place,) = site.find_runs().runs
     address = run_address(place.id, "recommendations")
-    assert "No earlier prediction of this run was measured" in words(router.show(site, address, {}).content)
+    assert "No earlier prediction for this run was measured" in words(router.show(site, address, {}).content)
     made = Prediction(
         made_at="2026-01-02", version="0.1.0", verdict="change", recommended=True, present={"bucket_cap_mb": 25.0},
         present_step_ns=120_000_000, ranks=2, gradient_bytes=64, knobs={"bucket_cap_mb": 4.0}, step_ns=90_000_000,
@@ -204,4 +206,4 @@ def test_the_page_tells_what_later_runs_measured_of_this_ones_predictions(tmp_pa
     said = words(router.show(site, address, {}).content)
     assert "predictions.json: holds no predictions" in said
     assert f"{run}/predictions.json" not in said
-    assert "Besides" in said
+    assert "Notes" in said
