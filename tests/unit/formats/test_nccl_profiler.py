@@ -269,7 +269,7 @@ def test_a_file_without_collectives_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dump"
     path.write_text(json.dumps(LIFECYCLE))
     assert READER.recognises(head_of(path))
-    with pytest.raises(InputError, match="tells of no collective"):
+    with pytest.raises(InputError, match="holds no collective"):
         READER.read(path, ReadContext())
 
 
@@ -336,7 +336,7 @@ def test_a_call_without_clock_or_of_unknown_ranks_lacks_its_time_or_size(tmp_pat
     reading = read_text(tmp_path, json.dumps({**call, "details": details}))
     assert (calls_of(reading, 0)["elements"], calls_of(reading, 0)["bytes"]) == ([None], [None])
     assert rows_of(reading, "measurements") == []
-    assert any(each.startswith("1 of 1 calls carry no clock") for each in reading.source.warnings)
+    assert any(each.startswith("1 of 1 calls have no device time") for each in reading.source.warnings)
 
 
 # --- objects and hostile input --------------------------------------------------------------------------------------

@@ -288,11 +288,11 @@ def test_other_files_are_not_claimed(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"rocprofiler-sdk-tool": [', "is not whole JSON"),
+        ('{"rocprofiler-sdk-tool": [', "is not complete JSON"),
         ('{"rocprofiler-sdk-tool": []}', "holds no device work; record with --kernel-trace"),
         ('{"rocprofiler-sdk-tool": [3, null, {}]}', "holds no device work"),
         ('{"rocprofiler-sdk-tool": {"agents": 5, "strings": [], "buffer_records": 7}}', "holds no device work"),
-        ('{"rocprofiler-sdk-tool": [' + "[" * 100_000, "is not whole JSON"),
+        ('{"rocprofiler-sdk-tool": [' + "[" * 100_000, "is not complete JSON"),
     ],
 )
 def test_what_cannot_be_used_says_why(tmp_path: Path, text: str, what: str) -> None:
