@@ -190,7 +190,7 @@ def test_the_real_sample_has_two_whole_negotiations_and_no_share() -> None:
     source = analysis.sources[0]
     assert (source.format, source.events, source.dropped, source.truncated) == ("horovod", len(events), 0, False)
     ticks_outside = sum(e["ph"] == "X" and e["pid"] not in begun for e in events)  # one inside is written belatedly
-    assert f"{len(begun) - len(ended)} negotiations or operations have no end and were left out" in source.warnings
+    assert f"{len(begun) - len(ended)} negotiations or operations without an end were left out" in source.warnings
     assert any(warning.startswith(f"{ticks_outside} ready ticks") for warning in source.warnings)
 
 
@@ -232,7 +232,7 @@ def test_a_file_cut_in_an_event_tells_what_precedes_it(tmp_path: Path) -> None:
     assert analysis.sources[0].truncated
     assert figures(analysis)["a", "transfer_us"] == 20
     assert ("b", "calls") not in figures(analysis)
-    assert "1 negotiations or operations have no end and were left out" in analysis.sources[0].warnings
+    assert "1 negotiations or operations without an end were left out" in analysis.sources[0].warnings
 
 
 def test_a_name_with_quotes_is_mended(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_timeline_that_begins_inside_an_operation_counts_from_the_next_one_on(
     writer.operate("t", 110, [("NCCL_ALLREDUCE", 110, 130)], 130)
     analysis = analyzed(writer.text(), tmp_path)
     assert figures(analysis)["t", "transfer_us"] == 20
-    assert "1 ends have no beginning" in analysis.sources[0].warnings
+    assert "1 ends without a beginning" in analysis.sources[0].warnings
 
 
 def test_it_shows_no_overlap_and_no_rank(tmp_path: Path) -> None:

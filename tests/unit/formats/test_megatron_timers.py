@@ -295,7 +295,7 @@ def test_texts_that_only_speak_of_timers_are_not_claimed(text: str, tmp_path: Pa
 def test_a_log_whose_only_line_is_broken_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(iteration(3, 50.0).replace("50.0", "nan"))
-    with pytest.raises(InputError, match="holds no line of deepspeed_comms or megatron_timers"):
+    with pytest.raises(InputError, match="holds no complete line of deepspeed_comms or megatron_timers"):
         read_inputs([path])
 
 
