@@ -463,7 +463,7 @@ def test_versions_that_lack_keys_are_read(tmp_path: Path, version: str) -> None:
 
 def test_a_version_of_the_future_is_read_with_a_doubt(tmp_path: Path) -> None:
     reading = read_dump(tmp_path, dump(CALLS, groups=PAIR, version="3.0"))
-    assert "newer than those known" in reading.source.warnings[0]
+    assert "newer than the known ones" in reading.source.warnings[0]
     assert size(reading.timelines[0].collectives) == 4
 
 
@@ -521,7 +521,7 @@ def test_other_files_are_left_to_others(tmp_path: Path) -> None:
 
 def test_what_holds_no_dump_is_refused(tmp_path: Path) -> None:
     for content in ([], {}, {"version": "2.10"}, "text", 7):
-        with pytest.raises(InputError, match="is no flight-recorder dump"):
+        with pytest.raises(InputError, match="is not a flight-recorder dump"):
             read(write_pickle(tmp_path / "x", content))
 
 

@@ -20,10 +20,10 @@ from overlapscope.errors import InputError, OverlapScopeError
 from overlapscope.ingest.formats.nccl_log import READER, recognises
 from overlapscope.ingest.formats.nccl_log import scan as nccl_scan
 from overlapscope.ingest.formats.nccl_log.calls import DTYPES
-from overlapscope.ingest.formats.nccl_log.communicators import Communicator as Member
-from overlapscope.ingest.formats.nccl_log.communicators import Communicators, find_world, name_communicators
-from overlapscope.ingest.formats.nccl_log.text_columns import Text
-from overlapscope.ingest.formats.nccl_log.tuning import Choice, Choices, Events, match
+from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicator as Member
+from overlapscope.ingest.formats.nccl_log.communicators import LoggedCommunicators, find_world, name_communicators
+from overlapscope.ingest.formats.nccl_log.text_columns import TextBlock
+from overlapscope.ingest.formats.nccl_log.tuning import CallsAndChoices, TuningChoice, TuningChoices, match
 from overlapscope.ingest.read_run import read_inputs
 from overlapscope.ingest.reader import HEAD_BYTES, Head, ReadContext, Reading
 from overlapscope.ingest.registry import head_of, reader_of
@@ -252,7 +252,7 @@ def test_calls_of_communicators_that_no_line_introduced_are_kept(tmp_path: Path)
     assert timeline.rank == UNKNOWN_RANK
     groups = spelled(timeline.collectives, timeline.names)["group"]
     assert groups == ["8 ranks", "2 ranks", "8 ranks #2"]
-    assert any("cannot be told" in warning for warning in reading.source.warnings)
+    assert any("cannot be determined" in warning for warning in reading.source.warnings)
 
 
 @pytest.mark.parametrize("bias", ["(nil)", "0x7f5b6dec9900"])
@@ -330,7 +330,7 @@ def test_without_a_communicator_of_all_processes_ranks_are_unknown(tmp_path: Pat
     assert all(group.ranks is None for group in reading.groups)
     assert {each["rank"] for each in rows(reading, "members")} == {None}
     (said,) = reading.source.warnings
-    assert "which ranks its processes are cannot be told: no communicator holds them all" in said
+    assert "the ranks of its processes cannot be determined: no communicator contains them all" in said
 
 
 def test_a_communicator_of_a_part_is_not_the_world_where_calls_tell_of_a_larger_one(tmp_path: Path) -> None:
@@ -574,7 +574,7 @@ def test_symmetric_kernels_and_copy_engines_are_choices_too(tmp_path: Path) -> N
     assert reading.source.dropped == 0
 
 
-def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
+def by_pairs(events: list[dict[str, Any]], choices: TuningChoices) -> list[Any]:
     """Find the choices of calls one by one."""
     found: list[Any] = [None] * len(events)
     runs: list[list[int]] = []
@@ -611,10 +611,10 @@ def by_pairs(events: list[dict[str, Any]], choices: Choices) -> list[Any]:
 @settings(max_examples=300)
 @given(st.data())
 def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
-    choices = Choices()
+    choices = TuningChoices()
     whole = data.draw(st.booleans())
     codes = [
-        choices.code(Choice(*said, whole))
+        choices.code(TuningChoice(*said, whole))
         for said in (("RING", "LL", 4), ("TREE", "LL", 4), ("RING", "SIMPLE", 8), ("RING", "LL", 2))
     ]
     small = st.integers(0, 1)
@@ -652,7 +652,9 @@ def test_choices_are_matched_as_one_by_one(data: st.DataObject) -> None:
         for name in ("process", "communicator", "op", "batch", "choice")
     }
     sizes = {name: np.array([each[name] for each in events], np.int64) for name in ("whole", "part")}
-    told = match(Events(call=np.array([each["call"] for each in events]), **columns, **sizes), choices).tolist()
+    told = match(
+        CallsAndChoices(call=np.array([each["call"] for each in events]), **columns, **sizes), choices
+    ).tolist()
     given_ = [None if code < 0 else choices.all[code] for code in told]
     assert [each and (each.algorithm, each.protocol, each.channels) for each in given_] == by_pairs(events, choices)
 
@@ -742,7 +744,7 @@ def test_connections_made_later_belong_to_the_communicator_they_fit(tmp_path: Pa
     reading = read(tmp_path, *twice)
     (odd,) = [each for each in rows(reading, "connections") if each["transport"].startswith("SHM")]
     assert odd["communicator"] is None
-    assert any("do not say of which communicator" in each for each in reading.source.warnings)
+    assert any("do not state their communicator" in each for each in reading.source.warnings)
 
 
 def test_rings_and_trees_of_rccl_name_their_communicator_behind_them(tmp_path: Path) -> None:
@@ -882,7 +884,7 @@ def test_times_of_the_library_are_launches_and_times_of_collectors_are_not(tmp_p
 def test_times_are_decoded_as_the_calendar_has_them(moment: datetime, digits: int) -> None:
     part = f"{moment.microsecond * 1000:09d}"[:digits]
     text = moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{part}" if digits else "")
-    held = Text(1 << 10)
+    held = TextBlock(1 << 10)
     later = [
         moment,
         moment.replace(second=59),
@@ -1305,7 +1307,7 @@ def test_many_communicators_take_no_time_by_their_number_squared() -> None:
     """Sixteen times as many took 256 times as long."""
 
     def seconds(number: int) -> float:
-        log = Communicators()
+        log = LoggedCommunicators()
         process = log.process("node-0", 1)
         for order in range(number):
             log.add(Member(process=process, pointer=order, size=8, member=3, device=3, order=order))
