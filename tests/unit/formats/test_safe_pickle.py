@@ -173,7 +173,7 @@ CUT = "ends in the middle or is damaged"
         (b"\x80\x022.", "DUP"),
     ],
 )
-def test_damage_is_told_with_its_place(content: bytes, said: str) -> None:
+def test_damage_is_reported_with_its_place(content: bytes, said: str) -> None:
     with pytest.raises(InputError, match=r"^dump: byte \d+: the pickle ") as caught:
         decoded(content)
     assert said in str(caught.value)

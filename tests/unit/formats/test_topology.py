@@ -348,7 +348,7 @@ def test_two_hosts_in_two_files_are_not_one(tmp_path: Path) -> None:
     assert topology_findings(join_facts([sound.facts, sound.facts])) == []
 
 
-def test_two_hosts_in_one_file_are_told_apart(tmp_path: Path) -> None:
+def test_two_hosts_in_one_file_are_distinguished(tmp_path: Path) -> None:
     (one,) = found(matrix(8, mesh) + matrix(8, without([5])), tmp_path)
     assert "matrix 2" in one
 
@@ -468,7 +468,7 @@ def test_slots_without_a_majority_raise_no_alarm(tmp_path: Path) -> None:
     assert alarms(system(gpu(0, speed="", width=0), gpu(1), gpu(2), gpu(3)), tmp_path) == []
 
 
-def test_fused_hosts_are_told_apart(tmp_path: Path) -> None:
+def test_fused_hosts_are_distinguished(tmp_path: Path) -> None:
     hosts = "".join(
         f'<cpu host_hash="{name}" numaid="0">{"".join(gpu(dev, 14 if dev == short else 18) for dev in range(8))}</cpu>'
         for name, short in (("0xa", None), ("0xb", 2))
