@@ -12,7 +12,6 @@ from overlapscope.errors import InputError
 from overlapscope.ingest.reader import SQLITE_MAGIC, Head, ReadContext, Reader, Reading, lazy
 from overlapscope.timeline.run import Source
 
-_TRACE_FORMAT: Final = "ascend"
 _MARKS: Final = (
     rb'"ts"\s*:\s*"\d+(?:\.\d+)?(?:\\t)?"'
     rb'|"name"\s*:\s*"(?:Ascend Hardware|Overlap Analysis|CANN)"'
@@ -29,10 +28,7 @@ def is_trace(head: Head) -> bool:
     return text[:1] == b"[" and b'"ph"' in text and re.search(_MARKS, text) is not None
 
 
-TRACE = Reader(
-    format=_TRACE_FORMAT, recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend")
-)
-_COMMUNICATION_FORMAT: Final = "ascend_communication"
+TRACE = Reader(format="ascend", recognises=is_trace, read=lazy("overlapscope.ingest.formats.ascend.reader:read_ascend"))
 
 
 def is_communication(head: Head) -> bool:
@@ -44,11 +40,10 @@ def is_communication(head: Head) -> bool:
 
 
 COMMUNICATION = Reader(
-    format=_COMMUNICATION_FORMAT,
+    format="ascend_communication",
     recognises=is_communication,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_communication"),
 )
-_DATABASE_FORMAT = "ascend_database"
 _DATABASE_TABLES = (
     b"RANK_DEVICE_MAP",
     b"COMPUTE_TASK_INFO",
@@ -80,8 +75,7 @@ def refuse_database(path: Path, context: ReadContext) -> Reading:
     )
 
 
-DATABASE = Reader(format=_DATABASE_FORMAT, recognises=is_database, read=refuse_database)
-_INFO_FORMAT: Final = "ascend_info"
+DATABASE = Reader(format="ascend_database", recognises=is_database, read=refuse_database)
 
 
 def is_info(head: Head) -> bool:
@@ -94,9 +88,8 @@ def is_info(head: Head) -> bool:
 
 
 INFO = Reader(
-    format=_INFO_FORMAT, recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
+    format="ascend_info", recognises=is_info, read=lazy("overlapscope.ingest.formats.ascend.side_files:read_info")
 )
-_KERNELS_FORMAT: Final = "ascend_kernels"
 _KERNEL_TITLES: Final = {"Name", "Accelerator Core", "Start Time(us)", "Duration(us)"}
 
 
@@ -110,11 +103,10 @@ def is_kernel_table(head: Head) -> bool:
 
 
 KERNELS = Reader(
-    format=_KERNELS_FORMAT,
+    format="ascend_kernels",
     recognises=is_kernel_table,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_kernels"),
 )
-_STEP_TIMES_FORMAT: Final = "ascend_step_times"
 _STEP_TITLES: Final = {"Step", "Computing", "Communication(Not Overlapped)", "Overlapped"}
 
 
@@ -128,7 +120,7 @@ def is_step_table(head: Head) -> bool:
 
 
 STEP_TIMES = Reader(
-    format=_STEP_TIMES_FORMAT,
+    format="ascend_step_times",
     recognises=is_step_table,
     read=lazy("overlapscope.ingest.formats.ascend.side_files:read_step_times"),
 )

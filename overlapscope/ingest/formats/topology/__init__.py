@@ -5,8 +5,6 @@ from typing import Final
 
 from overlapscope.ingest.reader import Head, Reader, lazy
 
-_MATRIX_FORMAT: Final = "topo-matrix"
-
 
 def holds_some(head: Head) -> bool:
     """Return whether a text holds a matrix, with a row that fits its header, whatever else it holds."""
@@ -32,12 +30,11 @@ def is_matrix(head: Head) -> bool:
 
 
 MATRIX = Reader(
-    format=_MATRIX_FORMAT,
+    format="topo-matrix",
     recognises=is_matrix,
     read=lazy("overlapscope.ingest.formats.topology.matrix:read_topo_matrix"),
     holds_some=holds_some,
 )
-_XML_FORMAT: Final = "nccl-topology"
 _BEGIN: Final = r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--(?:[^-]|-(?!->))*+-->\s*+)*+<system\s+version\s*="
 
 
@@ -47,5 +44,5 @@ def is_xml(head: Head) -> bool:
 
 
 XML = Reader(
-    format=_XML_FORMAT, recognises=is_xml, read=lazy("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml")
+    format="nccl-topology", recognises=is_xml, read=lazy("overlapscope.ingest.formats.topology.xml_dump:read_topo_xml")
 )
